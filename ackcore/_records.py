@@ -1,0 +1,207 @@
+"""What a ledger hands out: constants, rows, and tables of parallel numpy columns.
+
+Both backends return these same classes, so a caller never sees which one ran.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+#: Message kinds in a ``tasks`` column; a task >= 0 is an INIT by that spout task.
+ACK = -1
+FAIL = -2
+RESET = -3
+
+#: Bits of ``Entry.flags``.
+FLAG_FAILED = 1
+FLAG_TASKS_DIFFER = 2
+
+
+class Status(enum.IntEnum):
+    """What became of a root: kinds of outcomes, and statuses of settling.
+
+    ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT`` are the kinds that `Ledger.apply` and its
+    sisters report; settling decides between all but ``RESET_TIMEOUT``.
+    """
+
+    OPEN = 0
+    ACKED = 1
+    FAILED = 2
+    RESET_TIMEOUT = 3
+    EXPIRED = 4
+    ORPHAN = 5
+    ANOMALY = 6
+
+
+OPEN = Status.OPEN
+ACKED = Status.ACKED
+FAILED = Status.FAILED
+RESET_TIMEOUT = Status.RESET_TIMEOUT
+EXPIRED = Status.EXPIRED
+ORPHAN = Status.ORPHAN
+ANOMALY = Status.ANOMALY
+
+_STATUSES = tuple(Status)
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+UInt8s = npt.NDArray[np.uint8]
+
+
+class LedgerFull(RuntimeError):
+    """A call might have taken a ledger past its ``max_entries``; nothing was applied."""
+
+
+class Outcome(NamedTuple):
+    """What a message brought about for one root."""
+
+    root_id: int
+    task: int
+    kind: Status
+    elapsed_ms: int | None
+
+
+class Entry(NamedTuple):
+    """One pending root: a row of `Entries`."""
+
+    root_id: int
+    val: int
+    task: int
+    inits: int
+    flags: int
+    age: int
+    first_ms: int | None
+    last_ms: int | None
+
+
+class Decision(NamedTuple):
+    """One decided root: a row of `Settled`."""
+
+    root_id: int
+    status: Status
+    val: int
+    task: int
+    inits: int
+    flags: int
+    first_ms: int | None
+    last_ms: int | None
+
+
+class Stats(NamedTuple):
+    """Counters of one ledger since it was made; unpickling keeps them.
+
+    ``second_inits`` counts INITs (and merged rows with an init) of a root that already had
+    one; ``orphans`` entries that expired without an init; ``expired_untaken`` entries that
+    left at a turn and that nobody took before the next; ``growths`` how often the table
+    was laid out anew in more memory (always 0 in the Python backend).
+    """
+
+    second_inits: int
+    orphans: int
+    expired_untaken: int
+    growths: int
+
+
+Row = TypeVar("Row")
+
+
+class _Table(Generic[Row]):
+    """Parallel columns of one length; a column that a ledger does not keep is None."""
+
+    __slots__ = ()
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns that are there, by name, uncopied: what ``numpy.savez`` wants."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        return {name: column for name, column in named if column is not None}
+
+    def _lists(self) -> list[list[Any]]:
+        columns = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return [[None] * len(self) if column is None else column.tolist() for column in columns]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Row]:
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class Outcomes(_Table[Outcome]):
+    """Outcomes of one call, in the order in which they came about.
+
+    ``root_ids`` int64, ``tasks`` int32, ``kinds`` uint8 (see `Status`), and
+    ``elapsed_ms`` int64: the time since the root's first message, None without a clock.
+    Iterating gives `Outcome` rows.
+    """
+
+    root_ids: Int64s
+    tasks: Int32s
+    kinds: UInt8s
+    elapsed_ms: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.root_ids)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        for root_id, task, kind, elapsed_ms in zip(*self._lists(), strict=True):
+            yield Outcome(root_id, task, _STATUSES[kind], elapsed_ms)
+
+
+@dataclass(slots=True, eq=False)
+class Entries(_Table[Entry]):
+    """Pending roots as columns: what a ledger is saved as, loaded from, and merged with.
+
+    ``root_ids`` and ``vals`` int64; ``tasks`` int32 (-1 until the init); ``inits`` uint8
+    (0, 1, or 2 for more); ``flags`` uint8 (``FLAG_FAILED``, ``FLAG_TASKS_DIFFER``);
+    ``ages`` uint8: turns since the entry was last put in the newest bucket; ``first_ms``
+    and ``last_ms`` int64: times of the first and last message, None without a clock.
+    Iterating gives `Entry` rows.
+    """
+
+    root_ids: Int64s
+    vals: Int64s
+    tasks: Int32s
+    inits: UInt8s
+    flags: UInt8s
+    ages: UInt8s
+    first_ms: Int64s | None = None
+    last_ms: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.root_ids)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for row in zip(*self._lists(), strict=True):
+            yield Entry(*row)
+
+
+@dataclass(slots=True, eq=False)
+class Settled(_Table[Decision]):
+    """What one `Ledger.settle` decided; what is still open stays in the ledger.
+
+    Columns as in `Entries`, with ``statuses`` uint8 (see `Status`).
+    Iterating gives `Decision` rows.
+    """
+
+    root_ids: Int64s
+    statuses: UInt8s
+    vals: Int64s
+    tasks: Int32s
+    inits: UInt8s
+    flags: UInt8s
+    first_ms: Int64s | None = None
+    last_ms: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.root_ids)
+
+    def __iter__(self) -> Iterator[Decision]:
+        for root_id, status, *rest in zip(*self._lists(), strict=True):
+            yield Decision(root_id, _STATUSES[status], *rest)
