@@ -1,0 +1,45 @@
+"""Build the one extension module, ackcore._native, from pyx/.
+
+Environment: ACKCORE_CHECKED=1 checks bounds, ACKCORE_SANITIZE=1 adds ASan and UBSan,
+ACKCORE_ANNOTATE=1 leaves Cython's annotated listing beside the generated C.
+"""
+
+import os
+import sys
+from glob import glob
+
+import numpy as np
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+CHECKED = os.environ.get("ACKCORE_CHECKED") == "1"
+SANITIZE = os.environ.get("ACKCORE_SANITIZE") == "1"
+ANNOTATE = os.environ.get("ACKCORE_ANNOTATE") == "1"
+
+# Never -march=native: wheels travel, so the kernel picks its SIMD level when it is imported.
+cflags = [] if sys.platform == "win32" else ["-O1" if CHECKED else "-O3"]
+sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+if SANITIZE:
+    cflags += ["-g", "-fno-omit-frame-pointer", *sanitizers]
+
+native = Extension(
+    "ackcore._native",
+    ["pyx/_native.pyx"],
+    include_dirs=["pyx", np.get_include()],
+    depends=sorted(glob("pyx/*.h") + glob("pyx/*.pxd")),
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    extra_compile_args=cflags,
+    extra_link_args=sanitizers if SANITIZE else [],
+)
+
+setup(
+    ext_modules=cythonize(
+        [native],
+        include_path=["pyx"],
+        # Generated C stays out of the tree; a checked build differs in its C, so it has a place
+        # of its own and neither is taken for the other's.
+        build_dir="build/cython-checked" if CHECKED else "build/cython",
+        annotate=ANNOTATE,
+        compiler_directives={"boundscheck": CHECKED},
+    )
+)
