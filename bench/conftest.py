@@ -1,0 +1,136 @@
+"""What every benchmark shares: interleaved rounds, and a summary of ratios against their bounds."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ackcore
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One claim: how two contestants compare, round by round, and what is asked of that."""
+
+    name: str
+    per_round: tuple[float, ...]
+    bound: float | None
+    at_most: bool
+
+    def line(self, width: int) -> str:
+        """One row of the summary: median, spread, bound, verdict."""
+        median = statistics.median(self.per_round)
+        spread = f"{min(self.per_round):.2f} .. {max(self.per_round):.2f}"
+        rounds = f"{len(self.per_round)} rounds"
+        row = f"{self.name:<{width}}  {median:8.2f} x   {spread:>20}   {rounds:>9}"
+        if self.bound is None:
+            return row
+        met = median <= self.bound if self.at_most else median >= self.bound
+        sign = "<=" if self.at_most else ">="
+        return f"{row}   required {sign} {self.bound:g}: {'met' if met else 'MISSED'}"
+
+
+RATIOS = pytest.StashKey[list[Ratio]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer ``--quick``: small sizes and few rounds, to see that the benches still run."""
+    parser.addoption("--quick", action="store_true", help="small sizes, few rounds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the ratios of this run in the configuration, where the summary finds them."""
+    config.stash[RATIOS] = []
+
+
+@pytest.fixture(scope="session")
+def quick(pytestconfig: pytest.Config) -> bool:
+    """Whether this run is only to see that the benches work."""
+    return bool(pytestconfig.getoption("quick"))
+
+
+@pytest.fixture(scope="session")
+def report_ratio(pytestconfig: pytest.Config) -> Callable[..., None]:
+    """``report_ratio(name, ratios, bound=None, at_most=False)`` adds a row to the summary.
+
+    ``ratios`` holds one ratio per interleaved round; the summary prints their median and
+    spread with the bound next to them. A run is never failed for a bound: a loaded machine
+    would decide then, not the code.
+    """
+    rows = pytestconfig.stash[RATIOS]
+
+    def report(
+        name: str, ratios: Sequence[float], bound: float | None = None, at_most: bool = False
+    ) -> None:
+        rows.append(Ratio(name, tuple(ratios), bound, at_most))
+
+    return report
+
+
+@pytest.fixture(scope="session")
+def interleaved() -> Callable[..., dict[str, list[float]]]:
+    """``interleaved(contestants, rounds, clock)`` times callables in turn: A B C, A B C, ...
+
+    Returns the seconds of each contestant, round by round, so that ratios can be taken
+    within a round: a slow spell of the machine then hits both sides of a ratio. The default
+    clock counts this thread's own CPU time; pass ``time.perf_counter`` for work done in
+    other threads or processes.
+    """
+
+    def run(
+        contestants: dict[str, Callable[[], object]],
+        rounds: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> dict[str, list[float]]:
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(rounds):
+            for name, work in contestants.items():
+                start = clock()
+                work()
+                seconds[name].append(clock() - start)
+        return seconds
+
+    return run
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the ratios of this run, and on what they were measured."""
+    rows = config.stash[RATIOS]
+    if not rows:
+        return
+    terminalreporter.section("ratios: median of the rounds, lowest .. highest")
+    terminalreporter.line(machine())
+    if config.getoption("quick"):
+        terminalreporter.line("--quick: too few rounds and too small sizes to judge a bound by")
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        terminalreporter.line(row.line(width))
+
+
+def machine() -> str:
+    """Name what a figure belongs to: processor, Python, numpy, commit."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = f"{len(models)} x {models[0]}" if models else platform.processor()
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return (
+        f"{cpu}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"numpy {np.__version__}, ackcore {ackcore.__version__} {git.stdout.strip()}"
+    )
