@@ -1,0 +1,102 @@
+# Every target sets up what it needs by itself, in .venv/ and build/; `make help` lists them.
+# Needed beforehand: Python >= 3.11 with its headers, a C compiler, and Java >= 17 for Spark.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test build lint bench bench-quick mutations sanitize sdist wheel test-all clean
+
+# Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
+ARGS ?=
+K ?=
+
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
+
+# Spark's workers must run the interpreter that the extension was built for.
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+# Pins what is installed here, and what builds it.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: .venv/.built ## word count over a million lines, every one accounted for (ARGS="--lines 100000")
+	@.ci/need java >/dev/null
+	@$(PY) -m ackcore.examples.word_count $(ARGS)
+
+test: .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
+	@.ci/need java >/dev/null
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)
+
+build: .venv/.built ## compile ackcore._native in place
+
+lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stubs against the built module
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m cython_lint pyx
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest ackcore._native
+
+bench: .venv/.built .venv/.bench ## measure; ends with each ratio beside its bound (K=..., ARGS=...)
+	@.ci/need java >/dev/null
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) bench $(ARGS)
+
+bench-quick: .venv/.built .venv/.bench ## the same in small, to see that the benches still run
+	@.ci/need java >/dev/null
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) bench --quick $(ARGS)
+
+mutations: .venv/.built ## put known bugs in, one by one, and see each caught by its test
+	@.ci/need java >/dev/null
+	@$(PY) tests/mutations.py $(ARGS)
+
+# PYTHONMALLOC: ASan sees only what malloc hands out. Leaks: an interpreter that exits frees little.
+sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in build/sanitize
+	ACKCORE_SANITIZE=1 $(PY) setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	PYTHONPATH=build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
+	$(PYTEST) tests -m "not spark and not faults" $(ARGS)
+
+sdist: .venv/.tools
+	@rm -rf dist
+	@$(PY) -m build -q --sdist --no-isolation
+
+wheel: sdist ## sdist, wheel from it, and the tests on what the wheel installs beside numpy alone
+	@.ci/wheel $(PY)
+
+test-all: sdist ## the same with pyarrow, on each of Python 3.11, 3.12 and 3.13 that is here
+	@for version in 3.11 3.12 3.13; do \
+	    if python=$$(.ci/need python $$version); then .ci/wheel "$$python" pyarrow || exit 1; fi; \
+	done
+
+clean: ## remove all that the other targets made
+	rm -rf .venv build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find ackcore tests bench -name __pycache__ -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- set-up, each step done once
+
+$(PY):
+	@python=$$(.ci/need python) && echo "ackcore: making .venv with $$python" && \
+	    "$$python" -m venv --clear .venv
+
+.venv/.tools: pyproject.toml constraints.txt | $(PY)
+	@echo "ackcore: installing what it needs into .venv (pyspark is large: minutes, the first time)"
+	@$(PY) -m pip install -q --upgrade pip
+	@$(PY) -m pip install -q --group build --group test $$($(PY) -c 'import tomllib; \
+	    project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []))')
+	@touch $@
+
+.venv/.built: .venv/.tools setup.py $(wildcard pyx/*)
+	@.ci/need cc >/dev/null
+	@echo "ackcore: compiling ackcore._native"
+	@$(PY) -m pip install -q --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	@touch $@
+
+.venv/.lint .venv/.bench: .venv/.%: .venv/.tools
+	@$(PY) -m pip install -q --group $*
+	@touch $@
