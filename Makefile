@@ -94,7 +94,7 @@ $(PY):
 .venv/.built: .venv/.tools setup.py $(wildcard pyx/*)
 	@.ci/need cc >/dev/null
 	@echo "ackcore: compiling ackcore._native"
-	@$(PY) -m pip install -q --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	@PIP_BUILD_CONSTRAINT= $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 .venv/.lint .venv/.bench: .venv/.%: .venv/.tools
