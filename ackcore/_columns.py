@@ -1,0 +1,361 @@
+"""What is accepted as a column or a number, and in which words anything else is refused.
+
+Both backends come here for all but the commonest arguments, so they accept and refuse alike.
+A column is never copied: what is returned shares its memory and may be read-only.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._records import (
+    FLAG_FAILED,
+    FLAG_TASKS_DIFFER,
+    RESET,
+    Entries,
+    Int32s,
+    Int64s,
+    LedgerFull,
+    UInt8s,
+)
+
+MAX_TASK = 2**31 - 1
+MIN_BUCKETS, MAX_BUCKETS = 2, 126
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+#: Marks of the machine's own byte order in a buffer's format; no mark means the same.
+_NATIVE_ORDER = "@=" + ("<" if sys.byteorder == "little" else ">")
+
+
+class _Kind(NamedTuple):
+    """What the items of a column must be."""
+
+    words: str
+    dtype: np.dtype[Any]
+    formats: str  # struct's letters; the width is checked apart, since ctypes has its own idea
+    arrow: tuple[str, ...]
+
+    @property
+    def signs(self) -> str:
+        """The numpy dtype kinds that are taken: 64-bit ids are patterns, so both."""
+        return "iu" if self.dtype == np.int64 else self.dtype.kind
+
+
+_IDS = _Kind("64-bit integers", np.dtype(np.int64), "qQlLnN", ("int64", "uint64"))
+_TASKS = _Kind("32-bit signed integers", np.dtype(np.int32), "ilq", ("int32",))
+_BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",))
+
+
+def id_column(column: Any, name: str) -> Int64s:
+    """Return a column of 64-bit integers, signed or not, as an int64 array on its memory."""
+    return _column(column, name, _IDS)
+
+
+def task_column(column: Any, name: str) -> Int32s:
+    """Return a column of 32-bit signed integers as an int32 array on its memory."""
+    return _column(column, name, _TASKS)
+
+
+def uint8_column(column: Any, name: str) -> UInt8s:
+    """Return a column of 8-bit unsigned integers as a uint8 array on its memory."""
+    return _column(column, name, _BYTES)
+
+
+def _column(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
+    # If pyarrow was never imported, this is none of its arrays.
+    arrow = sys.modules.get("pyarrow")
+    if isinstance(column, np.ndarray):
+        return _from_numpy(column, name, kind)
+    if arrow is not None and isinstance(column, (arrow.Array, arrow.ChunkedArray)):
+        return _from_arrow(column, name, kind)
+    return _from_buffer(column, name, kind)
+
+
+def _from_numpy(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[Any]:
+    if isinstance(column, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must not be a masked array, whose rows may be missing; "
+            "drop what is masked (.compressed()) first"
+        )
+    dtype = column.dtype
+    if dtype.kind not in kind.signs or dtype.itemsize != kind.dtype.itemsize or not dtype.isnative:
+        _refuse_items(name, kind, f"items of dtype {dtype.str if dtype.kind in 'iu' else dtype}")
+    _check_layout(name, column.ndim, column.flags.c_contiguous)
+    return _aligned(np.asarray(column), name, kind)
+
+
+def _from_arrow(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
+    if not hasattr(column, "buffers"):
+        raise TypeError(
+            f"{name} must be one piece of memory, got a ChunkedArray of {column.num_chunks}; "
+            "pass its chunks one by one, or .combine_chunks() first"
+        )
+    if str(column.type) not in kind.arrow:
+        _refuse_items(name, kind, f"an Arrow array of {column.type}")
+    if column.null_count:
+        raise ValueError(
+            f"{name} must not hold nulls, got {column.null_count} of {len(column)} rows; "
+            "fill or drop them first"
+        )
+    if len(column) == 0:
+        return np.empty(0, kind.dtype)
+    values = column.buffers()[1]
+    start = column.offset * kind.dtype.itemsize
+    return _aligned(np.frombuffer(values, kind.dtype, len(column), start), name, kind)
+
+
+def _from_buffer(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
+    try:
+        view = memoryview(column)
+    except TypeError:
+        way_out = (
+            f"pass {name}.to_numpy()"
+            if hasattr(column, "to_numpy")
+            else f"numpy.array(..., dtype=numpy.{kind.dtype}) makes one"
+        )
+        raise TypeError(
+            f"{name} must be an array or another buffer of {kind.words}, "
+            f"got {type(column).__name__}; {way_out}"
+        ) from None
+    order, letter = view.format[:-1], view.format[-1:]
+    if (
+        letter not in kind.formats
+        or view.itemsize != kind.dtype.itemsize
+        or (order and order not in _NATIVE_ORDER)
+    ):
+        _refuse_items(name, kind, f"items of format {view.format!r} ({view.itemsize} bytes)")
+    _check_layout(name, view.ndim, view.c_contiguous)
+    if len(view) == 0:
+        return np.empty(0, kind.dtype)
+    return _aligned(np.frombuffer(view, kind.dtype), name, kind)
+
+
+def _refuse_items(name: str, kind: _Kind, got: str) -> NoReturn:
+    raise TypeError(
+        f"{name} must hold {kind.words}, got {got}; cast the column to {kind.dtype} first"
+    )
+
+
+def _check_layout(name: str, ndim: int, c_contiguous: bool) -> None:
+    if ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got {ndim} dimensions")
+    if not c_contiguous:
+        raise ValueError(
+            f"{name} must be C-contiguous, got a strided column; "
+            "numpy.ascontiguousarray() copies it together"
+        )
+
+
+def _aligned(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[Any]:
+    if not column.flags.aligned:
+        raise ValueError(
+            f"{name} must start at a multiple of {kind.dtype.itemsize} bytes in memory; copy it first"
+        )
+    return column.view(kind.dtype)
+
+
+def same_length(**columns: Any) -> int:
+    """Return the length that all of the named columns have."""
+    (first, rows), *others = ((name, len(column)) for name, column in columns.items())
+    for name, length in others:
+        if length != rows:
+            raise ValueError(
+                f"{first} has {rows} rows and {name} has {length}; they must pair up row by row"
+            )
+    return rows
+
+
+def check_kinds(tasks: Int32s) -> None:
+    """Refuse a ``tasks`` column of messages that has anything below `RESET`."""
+    _refuse_rows(
+        "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
+    )
+
+
+def check_init_tasks(tasks: Int32s) -> None:
+    """Refuse a ``tasks`` column of INITs that has a negative."""
+    _refuse_rows("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
+
+
+def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
+    """Return entries whose columns are arrays and whose rows a ledger might hold.
+
+    Parameters
+    ----------
+    entries : Entries
+        What to check; its columns may be any that are accepted as columns.
+    buckets : int
+        Of the ledger: the ages must be below.
+    timed : bool
+        Whether the ledger has a clock, and hence the entries must have times.
+
+    Returns
+    -------
+    Entries
+        The same rows on the same memory, all columns numpy arrays.
+    """
+    if not isinstance(entries, Entries):
+        raise TypeError(f"entries must be ackcore.Entries, got {type(entries).__name__}")
+    if (entries.first_ms is None) != (entries.last_ms is None):
+        raise ValueError("entries must have both first_ms and last_ms or neither")
+    if timed and entries.first_ms is None:
+        raise ValueError(
+            "entries have no times and the ledger has a clock; "
+            "give them first_ms and last_ms, or use a ledger without a clock"
+        )
+    if not timed and entries.first_ms is not None:
+        raise ValueError(
+            "entries have times and the ledger has no clock; "
+            "give the ledger a clock, or set first_ms and last_ms to None"
+        )
+    checked = Entries(
+        id_column(entries.root_ids, "root_ids"),
+        id_column(entries.vals, "vals"),
+        task_column(entries.tasks, "tasks"),
+        uint8_column(entries.inits, "inits"),
+        uint8_column(entries.flags, "flags"),
+        uint8_column(entries.ages, "ages"),
+        id_column(entries.first_ms, "first_ms") if timed else None,
+        id_column(entries.last_ms, "last_ms") if timed else None,
+    )
+    same_length(**checked.columns())
+    tasks, inits, flags, ages = checked.tasks, checked.inits, checked.flags, checked.ages
+    _refuse_rows("tasks", tasks, tasks < -1, "a task, or -1 before the init")
+    _refuse_rows("inits", inits, inits > 2, "0, 1, or 2 for more")
+    _refuse_rows("inits", inits, (inits > 0) != (tasks >= 0), "> 0 exactly where tasks are >= 0")
+    _refuse_rows("flags", flags, flags > FLAG_FAILED | FLAG_TASKS_DIFFER, "in 0..3")
+    _refuse_rows(
+        "flags",
+        flags,
+        (flags & FLAG_TASKS_DIFFER != 0) & (inits != 2),
+        "without FLAG_TASKS_DIFFER where inits are below 2",
+    )
+    _refuse_rows("ages", ages, ages >= buckets, f"below the ledger's {buckets} buckets")
+    return checked
+
+
+def _refuse_rows(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")
+
+
+def times_column(times_ms: Any, timed: bool) -> Int64s | None:
+    """Return the ``times_ms`` of a fold, or None if there are none; refuse what is not kept."""
+    if times_ms is None:
+        return None
+    if not timed:
+        raise ValueError(
+            "times_ms was given and the ledger has no clock, so it keeps no times; "
+            "give the ledger a clock, or leave times_ms out"
+        )
+    return id_column(times_ms, "times_ms")
+
+
+def as_id(value: Any, name: str) -> int:
+    """Return an integer of 64 bits in either sign as a signed int."""
+    number = _as_int(value, name)
+    if not _INT64_MIN <= number < 2**64:
+        raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
+    return signed(number)
+
+
+def signed(bits: int) -> int:
+    """Return the low 64 bits of an int as a signed one."""
+    return ((bits - _INT64_MIN) & (2**64 - 1)) + _INT64_MIN
+
+
+def as_task(value: Any, name: str) -> int:
+    """Return a spout task as an int."""
+    return as_count(value, name, 0, MAX_TASK)
+
+
+def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """Return an integer in ``least..most``, or of at least ``least``, as an int."""
+    count = _as_int(value, name)
+    if most is not None and not least <= count <= most:
+        raise ValueError(f"{name} must be in {least}..{most}, got {count}")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {count}")
+    return count
+
+
+def as_ms(value: Any, name: str) -> int:
+    """Return a time in milliseconds as an int."""
+    ms = _as_int(value, name)
+    if not _INT64_MIN <= ms <= _INT64_MAX:
+        raise OverflowError(f"{name} must fit in 64 bits, got {ms}")
+    return ms
+
+
+def _as_int(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+
+
+def read_clock(clock: Callable[[], int]) -> int:
+    """Return the milliseconds that a ledger's clock shows."""
+    return as_ms(clock(), "the milliseconds that clock returns")
+
+
+def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
+    """Return the time such that a last message before it is past the time-out.
+
+    None if there is no time-out.  The result may lie below the 64-bit integers, and then
+    nothing is past it.
+    """
+    now = None if now_ms is None else as_ms(now_ms, "now_ms")
+    if timeout_ms is None:
+        return None
+    timeout = as_count(timeout_ms, "timeout_ms", 0)
+    if clock is None:
+        raise ValueError(
+            "timeout_ms was given and the ledger has no clock, so it keeps no times; "
+            "give the ledger a clock, or leave timeout_ms out"
+        )
+    return (read_clock(clock) if now is None else now) - timeout
+
+
+class Options(NamedTuple):
+    """A ledger's constructor arguments, checked."""
+
+    capacity: int
+    buckets: int
+    refresh_on_ack: bool
+    clock: Callable[[], int] | None
+    max_entries: int | None
+    seed: int | None
+
+
+def ledger_options(
+    capacity: Any, buckets: Any, refresh_on_ack: Any, clock: Any, max_entries: Any, seed: Any
+) -> Options:
+    """Return a ledger's constructor arguments, or refuse them."""
+    if clock is not None and not callable(clock):
+        raise TypeError(
+            f"clock must be a callable that returns milliseconds, got {type(clock).__name__}"
+        )
+    return Options(
+        as_count(capacity, "capacity", 1),
+        as_count(buckets, "buckets", MIN_BUCKETS, MAX_BUCKETS),
+        bool(refresh_on_ack),
+        clock,
+        None if max_entries is None else as_count(max_entries, "max_entries", 1),
+        None if seed is None else as_id(seed, "seed"),
+    )
+
+
+def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
+    """Raise for a call with ``new`` rows of roots that are none of the ``pending`` ones."""
+    raise LedgerFull(
+        f"{pending} roots are pending and {new} rows are of others, which may make more than "
+        f"max_entries={max_entries}; nothing was applied: try again when some have finished"
+    )

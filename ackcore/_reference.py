@@ -1,0 +1,565 @@
+"""The core in plain Python: what is correct.
+
+The twin of ``ackcore._native``, which must do exactly the same, only faster.  One dict from root
+id to entry, one list of what left at the last turn, one lock; nothing is lazy and nothing clever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore import _columns
+from ackcore._records import (
+    ACK,
+    ACKED,
+    ANOMALY,
+    EXPIRED,
+    FAIL,
+    FAILED,
+    FLAG_FAILED,
+    FLAG_TASKS_DIFFER,
+    OPEN,
+    ORPHAN,
+    RESET,
+    RESET_TIMEOUT,
+    Entries,
+    Entry,
+    Outcome,
+    Outcomes,
+    Settled,
+    Stats,
+    Status,
+)
+from ackcore._reference_ids import (
+    IdSource,
+    acker_task,
+    edge_id,
+    edge_ids,
+    root_id,
+    root_ids,
+    xor_by_parent,
+)
+
+__all__ = [
+    "IdSource",
+    "Ledger",
+    "acker_task",
+    "edge_id",
+    "edge_ids",
+    "root_id",
+    "root_ids",
+    "xor_by_parent",
+]
+
+UNSET = -1  # the task of an entry before its init
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One pending root.
+
+    ``turn`` is the ledger's turn in which the entry was last put in the newest bucket; the times
+    are 0 and never shown in a ledger without a clock.
+    """
+
+    val: int
+    task: int
+    inits: int
+    flags: int
+    turn: int
+    first_ms: int
+    last_ms: int
+
+
+class Ledger:
+    """Pending tuple trees, keyed by root id; see SEMANTICS for what the messages mean.
+
+    Parameters
+    ----------
+    capacity : int, default 1024
+        Entries to make room for up front; a ledger grows when it must.
+    buckets : int, default 3
+        Turns (`rotate`) after which an entry expires: 2..126.
+    refresh_on_ack : bool, default False
+        Whether every message moves its entry to the newest bucket, as early Storm did, and
+        not only FAIL and RESET.
+    clock : callable returning int, optional
+        The time in milliseconds, read once a call.  A ledger keeps times if it has one.
+    max_entries : int, optional
+        A call that might make more entries raises `LedgerFull` and applies nothing.
+    seed : int, optional
+        Ignored: a dict has its own.  The native ledger hashes with it.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 1024,
+        *,
+        buckets: int = 3,
+        refresh_on_ack: bool = False,
+        clock: Callable[[], int] | None = None,
+        max_entries: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._options = _columns.ledger_options(
+            capacity, buckets, refresh_on_ack, clock, max_entries, seed
+        )
+        self._pending: dict[int, _Pending] = {}
+        self._left: list[Entry] = []  # what expired at the last turn and was not taken yet
+        self._turn = 0
+        self._second_inits = self._orphans = self._expired_untaken = 0
+        self._lock = threading.Lock()
+
+    @property
+    def buckets(self) -> int:
+        """Turns after which an entry expires."""
+        return self._options.buckets
+
+    @property
+    def refresh_on_ack(self) -> bool:
+        """Whether every message moves its entry to the newest bucket."""
+        return self._options.refresh_on_ack
+
+    @property
+    def clock(self) -> Callable[[], int] | None:
+        """The clock, or None."""
+        return self._options.clock
+
+    @property
+    def max_entries(self) -> int | None:
+        """How many entries there may be, or None."""
+        return self._options.max_entries
+
+    @property
+    def capacity(self) -> int:
+        """Entries that there is room for now."""
+        return max(self._options.capacity, len(self._pending))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the pending entries take, roughly."""
+        with self._lock:
+            an_entry = sys.getsizeof(_Pending(0, 0, 0, 0, 0, 0, 0)) + 3 * sys.getsizeof(2**63)
+            return sys.getsizeof(self._pending) + an_entry * len(self._pending)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the ledger was made."""
+        with self._lock:
+            return self._stats()
+
+    @property
+    def tables(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """The arrays that hold the entries: none here."""
+        return ()
+
+    # Messages -------------------------------------------------------------------------------
+
+    def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
+        """Apply a mixed batch of messages, row by row.
+
+        Parameters
+        ----------
+        root_ids, vals : buffer of int64 or uint64, shape (n,), C-contiguous
+            Parallel columns.  Either dtype is the same 64 bits.
+        tasks : buffer of int32, shape (n,), C-contiguous
+            What each row is: a task >= 0 is an INIT by that spout task, the others are
+            ``ACK``, ``FAIL`` and ``RESET``, of which the last two ignore their val.
+
+        Returns
+        -------
+        Outcomes
+            What came of it, in the order of the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a column or the clock's answer is not what it must be.
+        LedgerFull
+            If there might be more than ``max_entries`` entries.
+
+        On any of these, nothing has been applied.
+        """
+        ids = _columns.id_column(root_ids, "root_ids")
+        xors = _columns.id_column(vals, "vals")
+        kinds = _columns.task_column(tasks, "tasks")
+        _columns.same_length(root_ids=ids, vals=xors, tasks=kinds)
+        _columns.check_kinds(kinds)
+        return self._apply_rows(ids.tolist(), xors.tolist(), kinds.tolist())
+
+    def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
+        """Apply a batch of INITs; as `apply`, with ``tasks`` >= 0."""
+        ids = _columns.id_column(root_ids, "root_ids")
+        xors = _columns.id_column(init_vals, "init_vals")
+        spouts = _columns.task_column(tasks, "tasks")
+        _columns.same_length(root_ids=ids, init_vals=xors, tasks=spouts)
+        _columns.check_init_tasks(spouts)
+        return self._apply_rows(ids.tolist(), xors.tolist(), spouts.tolist())
+
+    def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
+        """Apply a batch of ACKs; as `apply`."""
+        ids = _columns.id_column(root_ids, "root_ids")
+        xors = _columns.id_column(ack_vals, "ack_vals")
+        rows = _columns.same_length(root_ids=ids, ack_vals=xors)
+        return self._apply_rows(ids.tolist(), xors.tolist(), [ACK] * rows)
+
+    def fail_many(self, root_ids: Any) -> Outcomes:
+        """Apply a batch of FAILs; as `apply`."""
+        ids = _columns.id_column(root_ids, "root_ids")
+        return self._apply_rows(ids.tolist(), [0] * len(ids), [FAIL] * len(ids))
+
+    def reset_timeout_many(self, root_ids: Any) -> Outcomes:
+        """Apply a batch of RESETs; as `apply`."""
+        ids = _columns.id_column(root_ids, "root_ids")
+        return self._apply_rows(ids.tolist(), [0] * len(ids), [RESET] * len(ids))
+
+    def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
+        """Apply one INIT, by spout task ``task``; ids may be signed or not."""
+        root = _columns.as_id(root_id, "root_id")
+        val = _columns.as_id(init_val, "init_val")
+        return self._apply_one(root, val, _columns.as_task(task, "task"))
+
+    def ack(self, root_id: int, ack_val: int) -> Outcome | None:
+        """Apply one ACK; ids may be signed or not."""
+        root = _columns.as_id(root_id, "root_id")
+        return self._apply_one(root, _columns.as_id(ack_val, "ack_val"), ACK)
+
+    def fail(self, root_id: int) -> Outcome | None:
+        """Apply one FAIL; the id may be signed or not."""
+        return self._apply_one(_columns.as_id(root_id, "root_id"), 0, FAIL)
+
+    def reset_timeout(self, root_id: int) -> Outcome | None:
+        """Apply one RESET; the id may be signed or not."""
+        return self._apply_one(_columns.as_id(root_id, "root_id"), 0, RESET)
+
+    def _apply_one(self, root: int, val: int, task: int) -> Outcome | None:
+        return next(iter(self._apply_rows([root], [val], [task])), None)
+
+    def _apply_rows(self, roots: list[int], vals: list[int], tasks: list[int]) -> Outcomes:
+        now = None if self.clock is None else _columns.read_clock(self.clock)
+        with self._lock:
+            self._refuse_if_full(roots)
+            outcomes = [
+                outcome
+                for root, val, task in zip(roots, vals, tasks, strict=True)
+                if (outcome := self._message(root, val, task, now)) is not None
+            ]
+        ids, spouts, kinds, elapsed = _columns_of(outcomes, 4)
+        return Outcomes(
+            np.array(ids, np.int64),
+            np.array(spouts, np.int32),
+            np.array(kinds, np.uint8),
+            None if now is None else np.array(elapsed, np.int64),
+        )
+
+    def _refuse_if_full(self, roots: Iterable[int]) -> None:
+        if self.max_entries is None:
+            return
+        new = sum(root not in self._pending for root in roots)
+        if len(self._pending) + new > self.max_entries:
+            _columns.refuse_full(len(self._pending), new, self.max_entries)
+
+    def _message(self, root: int, val: int, task: int, now: int | None) -> Outcome | None:
+        """SEMANTICS 2, to the letter."""
+        time = 0 if now is None else now
+        entry = self._pending.get(root)
+        if entry is None:
+            entry = self._pending[root] = _Pending(0, UNSET, 0, 0, self._turn, time, time)
+        entry.last_ms = time
+        if task in (FAIL, RESET) or self.refresh_on_ack:
+            entry.turn = self._turn
+        if task == FAIL:
+            entry.flags |= FLAG_FAILED
+        elif task == ACK:
+            entry.val ^= val
+        elif task != RESET:
+            entry.val ^= val
+            self._count_init(entry, task)
+            entry.task = task
+
+        kind: Status | None = None
+        if entry.task >= 0:
+            if entry.val == 0:
+                kind = ACKED
+            elif entry.flags & FLAG_FAILED:
+                kind = FAILED
+            elif task == RESET:
+                kind = RESET_TIMEOUT
+        if kind is None:
+            return None
+        if kind is not RESET_TIMEOUT:
+            del self._pending[root]
+        elapsed = None if now is None else _columns.signed(now - entry.first_ms)
+        return Outcome(root, entry.task, kind, elapsed)
+
+    def _count_init(self, entry: _Pending, task: int) -> None:
+        if entry.inits > 0:
+            self._second_inits += 1
+            if entry.task != task:
+                entry.flags |= FLAG_TASKS_DIFFER
+        entry.inits = min(entry.inits + 1, 2)
+
+    # Time -----------------------------------------------------------------------------------
+
+    def rotate(self) -> None:
+        """Turn the wheel: entries of the oldest bucket leave, and may be taken by `expired`.
+
+        What left at the turn before and nobody took is dropped and counted.
+        """
+        with self._lock:
+            self._expired_untaken += len(self._left)
+            self._turn += 1
+            left = [
+                root
+                for root, entry in self._pending.items()
+                if self._turn - entry.turn >= self.buckets
+            ]
+            self._left = [self._row(root) for root in left]
+            self._orphans += sum(entry.task == UNSET for entry in self._left)
+            for root in left:
+                del self._pending[root]
+
+    def expired(self, limit: int | None = None) -> Entries:
+        """Take what left at the last turn: all that is still there, or up to ``limit`` entries."""
+        if limit is not None:
+            limit = _columns.as_count(limit, "limit", 0)
+        with self._lock:
+            taken, self._left = self._left[:limit], [] if limit is None else self._left[limit:]
+            return self._entries_of(taken)
+
+    # Folding and settling -------------------------------------------------------------------
+
+    def merge(self, entries: Entries) -> None:
+        """Fold another ledger's entries in, and decide nothing.
+
+        Parameters
+        ----------
+        entries : Entries
+            In any order, roots more than once included.  With times if this ledger has a
+            clock, without if not.
+        """
+        rows = _columns.check_entries(entries, self.buckets, self.clock is not None)
+        with self._lock:
+            self._refuse_if_full(rows.root_ids.tolist())
+            for row in rows:
+                self._fold(
+                    row.root_id,
+                    _Pending(
+                        row.val,
+                        row.task,
+                        row.inits,
+                        row.flags,
+                        self._turn - row.age,
+                        row.first_ms or 0,
+                        row.last_ms or 0,
+                    ),
+                )
+
+    def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
+        """Fold a mixed batch of messages in, and decide nothing.
+
+        Parameters
+        ----------
+        root_ids, vals, tasks
+            As in `apply`.
+        times_ms : buffer of int64, shape (n,), C-contiguous, optional
+            When each message was sent; now, if the ledger has a clock and this is not given.
+        """
+        ids = _columns.id_column(root_ids, "root_ids")
+        xors = _columns.id_column(vals, "vals")
+        kinds = _columns.task_column(tasks, "tasks")
+        given = _columns.times_column(times_ms, self.clock is not None)
+        if given is None:
+            _columns.same_length(root_ids=ids, vals=xors, tasks=kinds)
+        else:
+            _columns.same_length(root_ids=ids, vals=xors, tasks=kinds, times_ms=given)
+        _columns.check_kinds(kinds)
+        if given is not None:
+            times = given.tolist()
+        else:
+            now = 0 if self.clock is None else _columns.read_clock(self.clock)
+            times = [now] * len(ids)
+        rows = zip(ids.tolist(), xors.tolist(), kinds.tolist(), times, strict=True)
+        with self._lock:
+            self._refuse_if_full(ids.tolist())
+            for root, val, task, time in rows:
+                if task == FAIL:
+                    row = _Pending(0, UNSET, 0, FLAG_FAILED, self._turn, time, time)
+                elif task == RESET:
+                    row = _Pending(0, UNSET, 0, 0, self._turn, time, time)
+                elif task == ACK:
+                    row = _Pending(val, UNSET, 0, 0, self._turn, time, time)
+                else:
+                    row = _Pending(val, task, 1, 0, self._turn, time, time)
+                self._fold(root, row)
+
+    def _fold(self, root: int, row: _Pending) -> None:
+        """SEMANTICS 4: merge two rows of one root."""
+        entry = self._pending.get(root)
+        if row.inits == 2 or (row.inits and entry is not None and entry.inits):
+            self._second_inits += 1
+        if entry is None:
+            self._pending[root] = row
+            return
+        entry.flags |= row.flags
+        if entry.inits and row.inits and entry.task != row.task:
+            entry.flags |= FLAG_TASKS_DIFFER
+        entry.val ^= row.val
+        entry.task = max(entry.task, row.task)
+        entry.inits = min(entry.inits + row.inits, 2)
+        entry.turn = max(entry.turn, row.turn)
+        entry.first_ms = min(entry.first_ms, row.first_ms)
+        entry.last_ms = max(entry.last_ms, row.last_ms)
+
+    def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
+        """Test every entry once, and remove and return those that are decided.
+
+        Parameters
+        ----------
+        now_ms : int, optional
+            The time; the clock's if not given.
+        timeout_ms : int, optional
+            An entry whose last message is longer ago than this is past the time-out; without
+            it none is.  Needs a ledger with a clock.
+
+        Returns
+        -------
+        Settled
+            The decided roots in any order; the open ones stay.
+        """
+        deadline = _columns.deadline(now_ms, timeout_ms, self.clock)
+        with self._lock:
+            statuses = {
+                root: status
+                for root, entry in self._pending.items()
+                if (status := _decide(entry, deadline)) != OPEN
+            }
+            decided = self._entries_of([self._row(root) for root in statuses])
+            for root in statuses:
+                del self._pending[root]
+        return Settled(
+            decided.root_ids,
+            np.array(list(statuses.values()), np.uint8),
+            decided.vals,
+            decided.tasks,
+            decided.inits,
+            decided.flags,
+            decided.first_ms,
+            decided.last_ms,
+        )
+
+    # Looking inside, saving, loading --------------------------------------------------------
+
+    def entries(self) -> Entries:
+        """All pending entries, in any order."""
+        with self._lock:
+            return self._entries_of([self._row(root) for root in self._pending])
+
+    @classmethod
+    def from_entries(cls, entries: Entries, **arguments: Any) -> Ledger:
+        """Make a ledger of ``entries``; ``arguments`` are the constructor's."""
+        ledger = cls(**arguments)
+        ledger.merge(entries)
+        return ledger
+
+    def get(self, root_id: int) -> Entry | None:
+        """Return the entry of a root, or None if it is not pending."""
+        root = _columns.as_id(root_id, "root_id")
+        with self._lock:
+            return self._row(root) if root in self._pending else None
+
+    def oldest(self, n: int) -> Entries:
+        """Return up to ``n`` entries: by age, then by first message, then by root id."""
+        n = _columns.as_count(n, "n", 0)
+        with self._lock:
+            rows = [self._row(root) for root in self._pending]
+            rows.sort(key=lambda row: (-row.age, row.first_ms or 0, row.root_id))
+            return self._entries_of(rows[:n])
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._pending)
+
+    def __contains__(self, root_id: object) -> bool:
+        root = _columns.as_id(root_id, "root_id")
+        with self._lock:
+            return root in self._pending
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self)} pending, buckets={self.buckets})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._lock:
+            state = (
+                self._entries_of([self._row(root) for root in self._pending]),
+                self._entries_of(self._left),
+                self._stats(),
+            )
+        return _restore, (type(self), self._options, *state)
+
+    def _stats(self) -> Stats:
+        return Stats(self._second_inits, self._orphans, self._expired_untaken, 0)
+
+    def _row(self, root: int) -> Entry:
+        entry = self._pending[root]
+        age = self._turn - entry.turn
+        timed = self.clock is not None
+        return Entry(
+            root,
+            entry.val,
+            entry.task,
+            entry.inits,
+            entry.flags,
+            age,
+            entry.first_ms if timed else None,
+            entry.last_ms if timed else None,
+        )
+
+    def _entries_of(self, rows: Sequence[Entry]) -> Entries:
+        ids, vals, tasks, inits, flags, ages, first_ms, last_ms = _columns_of(rows, 8)
+        timed = self.clock is not None
+        return Entries(
+            np.array(ids, np.int64),
+            np.array(vals, np.int64),
+            np.array(tasks, np.int32),
+            np.array(inits, np.uint8),
+            np.array(flags, np.uint8),
+            np.array(ages, np.uint8),
+            np.array(first_ms, np.int64) if timed else None,
+            np.array(last_ms, np.int64) if timed else None,
+        )
+
+
+def _columns_of(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [[row[column] for row in rows] for column in range(width)]
+
+
+def _decide(entry: _Pending, deadline: int | None) -> Status:
+    """SEMANTICS 4: the first line of the table that holds."""
+    past = deadline is not None and entry.last_ms < deadline
+    if entry.inits == 0:
+        return ORPHAN if past else OPEN
+    if entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER:
+        return ANOMALY
+    if entry.val == 0:
+        return ACKED
+    if entry.flags & FLAG_FAILED:
+        return FAILED
+    return EXPIRED if past else OPEN
+
+
+def _restore(
+    cls: type[Ledger], options: _columns.Options, entries: Entries, left: Entries, stats: Stats
+) -> Ledger:
+    """Unpickle a ledger."""
+    ledger = cls.from_entries(entries, **options._asdict())
+    ledger._left = list(left)
+    ledger._second_inits, ledger._orphans, ledger._expired_untaken, _ = stats
+    return ledger
