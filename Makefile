@@ -94,7 +94,8 @@ $(PY):
 .venv/.built: .venv/.tools setup.py $(wildcard pyx/*)
 	@.ci/need cc >/dev/null
 	@echo "ackcore: compiling ackcore._native"
-	@PIP_BUILD_CONSTRAINT= $(PY) -m pip install -q --no-deps --no-build-isolation -e .
+	@mkdir -p build; PIP_BUILD_CONSTRAINT= $(PY) -m pip install --no-deps --no-build-isolation -e . \
+	    >build/install.log 2>&1 || { cat build/install.log; exit 1; }
 	@touch $@
 
 .venv/.lint .venv/.bench: .venv/.%: .venv/.tools
