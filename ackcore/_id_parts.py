@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,17 +24,6 @@ def is_one_for_all(value: object) -> bool:
     """Whether a column argument is a single integer that stands for every row."""
     # Arrays have __index__ as well, for the sake of those with one item.
     return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
-
-
-def as_count(value: Any, name: str, least: int, most: int) -> int:
-    """Return a single integer in ``least..most`` as an int."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
-    if not least <= count <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, got {count}")
-    return count
 
 
 def refuse_part(column: Any, name: str, bits: int) -> NoReturn:
@@ -65,11 +53,12 @@ def component_key(component: Any) -> int:
         In -2**63..2**63-1.
     """
     if isinstance(component, str):
-        return _hash_name(component)
+        return hash_name(component)
     return as_id(component, "component")
 
 
 @functools.lru_cache(maxsize=1024)
-def _hash_name(name: str) -> int:
+def hash_name(name: str) -> int:
+    """Return the 64 bits, signed, that a component's name is hashed to."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"ackcore.comp").digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,195 @@
+"""Which backend runs, what a backend is, and how others are found.
+
+``ACKCORE_BACKEND=native`` or ``python`` is an order: if it cannot be had, importing ackcore
+fails.  Unset (or empty) means native, else python with a warning that gives the cause.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from ackcore._records import Entries, Entry, Outcome, Outcomes, Settled, Stats
+
+#: The entry-point group under which other packages register a factory of ledgers.
+ENTRY_POINTS = "ackcore.backends"
+
+_OURS = {"native": "ackcore._native", "python": "ackcore._reference"}
+
+
+def _load(name: str) -> ModuleType:
+    module = importlib.import_module(_OURS[name])
+    if not hasattr(module, "Ledger"):
+        raise ImportError(f"{_OURS[name]} has no Ledger; build it anew")
+    return module
+
+
+def _choose() -> tuple[str, ModuleType]:
+    order = os.environ.get("ACKCORE_BACKEND") or None
+    if order is not None:
+        if order not in _OURS:
+            raise ImportError(f"ACKCORE_BACKEND must be 'native' or 'python', got {order!r}")
+        try:
+            return order, _load(order)
+        except Exception as error:
+            # A numpy of another ABI shows as ValueError or RuntimeError, not ImportError.
+            raise ImportError(
+                f"ACKCORE_BACKEND={order} cannot be had: {type(error).__name__}: {error}"
+            ) from error
+    try:
+        return "native", _load("native")
+    except Exception as error:
+        warnings.warn(
+            f"ackcore runs on its slow Python backend, as the native one cannot be had: "
+            f"{type(error).__name__}: {error}. ACKCORE_BACKEND=python accepts that, "
+            "ACKCORE_BACKEND=native makes it an error",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return "python", _load("python")
+
+
+#: "native" or "python", and the module of that backend.
+backend, implementation = _choose()
+
+if TYPE_CHECKING:
+    from ackcore._reference import Ledger as Ledger
+else:
+    Ledger = implementation.Ledger
+
+
+@runtime_checkable
+class AckerBackend(Protocol):
+    """What a framework calls: the methods of `ackcore.Ledger`, which says what each does.
+
+    Anything that has them and passes `ackcore.testing.check_backend` may stand in for a
+    ledger.  ``isinstance`` tells whether the names are there, not whether they work.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for before the table grows."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes."""
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the ledger was made."""
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        """Read-only views of the table's memory; empty where there are none."""
+
+    def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
+        """Apply a mixed batch of messages, in order."""
+
+    def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
+        """Apply a column of INITs."""
+
+    def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
+        """Apply a column of ACKs."""
+
+    def fail_many(self, root_ids: Any) -> Outcomes:
+        """Apply a column of FAILs."""
+
+    def reset_timeout_many(self, root_ids: Any) -> Outcomes:
+        """Apply a column of RESETs."""
+
+    def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
+        """Apply one INIT."""
+
+    def ack(self, root_id: int, ack_val: int) -> Outcome | None:
+        """Apply one ACK."""
+
+    def fail(self, root_id: int) -> Outcome | None:
+        """Apply one FAIL."""
+
+    def reset_timeout(self, root_id: int) -> Outcome | None:
+        """Apply one RESET."""
+
+    def rotate(self) -> None:
+        """Age every entry by one bucket."""
+
+    def expired(self, limit: int | None = None) -> Entries:
+        """Hand out what left at the last turn."""
+
+    def merge(self, entries: Entries) -> None:
+        """Fold entries in without deciding."""
+
+    def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
+        """Fold messages in without deciding."""
+
+    def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
+        """Decide once, and remove what was decided."""
+
+    def entries(self) -> Entries:
+        """Return the live entries."""
+
+    def get(self, root_id: int) -> Entry | None:
+        """Return one entry."""
+
+    def oldest(self, n: int) -> Entries:
+        """Return the n entries next to expire."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, root_id: object) -> bool: ...
+
+
+#: Makes a ledger: called with the arguments of `ackcore.Ledger`.
+BackendFactory = Callable[..., AckerBackend]
+
+
+def load_backend(name: str) -> BackendFactory:
+    """Return what makes the ledgers of a backend.
+
+    Parameters
+    ----------
+    name : str
+        ``"native"``, ``"python"``, or a name that an installed package registered under the
+        entry-point group ``ackcore.backends``.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `ackcore.Ledger` and returns an `AckerBackend`.
+
+    Raises
+    ------
+    ValueError
+        If no backend has this name, or several packages registered it.
+    ImportError
+        If it cannot be loaded; the cause is in the message and attached.
+    TypeError
+        If what is registered cannot be called.
+    """
+    try:
+        if name in _OURS:
+            return _load(name).Ledger  # type: ignore[no-any-return]
+        factory = _registered(name).load()
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(factory):
+        raise TypeError(f"backend {name!r} must be a callable that makes ledgers, got {factory!r}")
+    return factory  # type: ignore[no-any-return]
+
+
+def _registered(name: str) -> importlib.metadata.EntryPoint:
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    # One package found twice on the path gives equal entry points; that is no conflict.
+    found = {point.value: point for point in points.select(name=name)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise ValueError(f"several packages registered a backend {name!r}: {', '.join(sorted(found))}")
+    known = sorted({*_OURS, *points.names})
+    raise ValueError(f"no backend is called {name!r}; there are {', '.join(known)}")

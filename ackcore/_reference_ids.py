@@ -1,0 +1,213 @@
+"""The ids of `ackcore.ids` in plain Python: what the compiled ones must equal, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore import _id_parts as parts
+from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
+from ackcore._records import Int32s, Int64s
+
+_ALL_BITS = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(x: int) -> int:
+    x ^= x >> 30
+    x = x * 0xBF58476D1CE4E5B9 & _ALL_BITS
+    x ^= x >> 27
+    x = x * 0x94D049BB133111EB & _ALL_BITS
+    return x ^ x >> 31
+
+
+def _subkey(key: int, index: int) -> int:
+    return _mix(key + (index + 1) * _GOLDEN & _ALL_BITS)
+
+
+def _root(key: int, partition: int, offset: int, attempt: int) -> int:
+    x = partition << 48 | offset << 6 | attempt
+    x = _mix(x ^ _subkey(key, 0))
+    x = _mix(x + _subkey(key, 1) & _ALL_BITS)
+    return signed(x ^ _subkey(key, 2))
+
+
+def _edge(key: int, root: int, component: int, parent_edge: int, ordinal: int) -> int:
+    x = _mix((root ^ _subkey(key, 3)) & _ALL_BITS)
+    x = _mix((x + parent_edge ^ _subkey(component ^ key, 4)) & _ALL_BITS)
+    x = _mix(x + ordinal * _GOLDEN & _ALL_BITS)
+    return signed(x or _subkey(key, 5) | 1)
+
+
+def _task(root: int, n: int) -> int:
+    # Java's Long.hashCode, 31 added in 32 bits, and floorMod, which is Python's %.
+    code = (root ^ (root & _ALL_BITS) >> 32) + 31 & 0xFFFFFFFF
+    return ((code ^ 1 << 31) - (1 << 31)) % n
+
+
+Part = int | npt.NDArray[Any]
+
+
+def _same_length(**given: Part) -> None:
+    same_length(**{name: part for name, part in given.items() if not isinstance(part, int)})
+
+
+def _part(value: Any, name: str, bits: int, as_column: Callable[[Any, str], Any]) -> Part:
+    """One integer for all rows, checked; or a column, whose items are yet to be checked."""
+    if parts.is_one_for_all(value):
+        return as_count(value, name, 0, 2**bits - 1)
+    column: npt.NDArray[Any] = as_column(value, name)
+    return column
+
+
+def _rows(part: Part, name: str, bits: int) -> Iterable[int]:
+    if isinstance(part, int):
+        return itertools.repeat(part)
+    if ((part < 0) | (part >= 2**bits)).any():
+        parts.refuse_part(part, name, bits)
+    items: list[int] = part.tolist()
+    return items
+
+
+def root_id(key: int, partition: int, offset: int, attempt: int) -> int:
+    """Return the root id of one attempt at one record; see `ackcore.ids.root_id`."""
+    return _root(
+        as_id(key, "key"),
+        as_count(partition, "partition", 0, 2**parts.PARTITION_BITS - 1),
+        as_count(offset, "offset", 0, 2**parts.OFFSET_BITS - 1),
+        as_count(attempt, "attempt", 0, 2**parts.ATTEMPT_BITS - 1),
+    )
+
+
+def root_ids(key: int, partitions: Any, offsets: Any, attempts: Any) -> Int64s:
+    """Return the root ids of a column of records; see `ackcore.ids.root_ids`."""
+    key = as_id(key, "key")
+    partitions = _part(partitions, "partitions", parts.PARTITION_BITS, task_column)
+    offsets = id_column(offsets, "offsets")
+    attempts = _part(attempts, "attempts", parts.ATTEMPT_BITS, task_column)
+    _same_length(partitions=partitions, offsets=offsets, attempts=attempts)
+    partition_rows = _rows(partitions, "partitions", parts.PARTITION_BITS)
+    offset_rows = _rows(offsets, "offsets", parts.OFFSET_BITS)
+    attempt_rows = _rows(attempts, "attempts", parts.ATTEMPT_BITS)
+    rows = zip(partition_rows, offset_rows, attempt_rows, strict=False)
+    return np.array([_root(key, *row) for row in rows], np.int64)
+
+
+def edge_id(
+    key: int, root_id: int, component: str | int, parent_edge: int, ordinal: int
+) -> int:
+    """Return the id of one delivery; see `ackcore.ids.edge_id`."""
+    return _edge(
+        as_id(key, "key"),
+        as_id(root_id, "root_id"),
+        parts.component_key(component),
+        as_id(parent_edge, "parent_edge"),
+        as_count(ordinal, "ordinal", 0, 2**parts.ORDINAL_BITS - 1),
+    )
+
+
+def edge_ids(
+    key: int, root_ids: Any, component: str | int, parent_edges: Any, ordinals: Any
+) -> Int64s:
+    """Return the ids of a column of deliveries; see `ackcore.ids.edge_ids`."""
+    key = as_id(key, "key")
+    roots = id_column(root_ids, "root_ids")
+    component = parts.component_key(component)
+    parents: Part
+    if parts.is_one_for_all(parent_edges):
+        parents = as_id(parent_edges, "parent_edges")
+    else:
+        parents = id_column(parent_edges, "parent_edges")
+    ordinals = _part(ordinals, "ordinals", parts.ORDINAL_BITS, id_column)
+    _same_length(root_ids=roots, parent_edges=parents, ordinals=ordinals)
+    parent_rows = itertools.repeat(parents) if isinstance(parents, int) else parents.tolist()
+    ordinal_rows = _rows(ordinals, "ordinals", parts.ORDINAL_BITS)
+    rows = zip(roots.tolist(), parent_rows, ordinal_rows, strict=False)
+    edges = [_edge(key, root, component, parent, ordinal) for root, parent, ordinal in rows]
+    return np.array(edges, np.int64)
+
+
+def xor_by_parent(parents: Any, edges: Any, n: int) -> Int64s:
+    """Return the XOR of each parent's edges; see `ackcore.ids.xor_by_parent`."""
+    parents = id_column(parents, "parents")
+    edges = id_column(edges, "edges")
+    n = as_count(n, "n", 0, 2**63 - 1)
+    same_length(parents=parents, edges=edges)
+    xors = np.zeros(n, np.int64)
+    for row, (parent, edge) in enumerate(zip(parents.tolist(), edges.tolist(), strict=True)):
+        if not 0 <= parent < n:
+            parts.refuse_parent(row, parent, n)
+        xors[parent] ^= edge
+    return xors
+
+
+def acker_task(root_ids: Any, n: int) -> int | Int32s:
+    """Return the acker task of a root, or of each; see `ackcore.ids.acker_task`."""
+    if parts.is_one_for_all(root_ids):
+        root = as_id(root_ids, "root_ids")
+        return _task(root, as_count(n, "n", 1, 2**31 - 1))
+    roots = id_column(root_ids, "root_ids")
+    n = as_count(n, "n", 1, 2**31 - 1)
+    return np.array([_task(root, n) for root in roots.tolist()], np.int32)
+
+
+class IdSource:
+    """Ids for use in one process, each given once; see `ackcore.ids.IdSource`."""
+
+    __slots__ = ("_given", "_key", "_lock")
+
+    def __init__(self, key: int, given: int = 0) -> None:
+        self._key = as_id(key, "key")
+        self._given = as_count(given, "given", 0, _ALL_BITS)
+        self._lock = threading.Lock()
+
+    @property
+    def key(self) -> int:
+        """The key, signed."""
+        return self._key
+
+    @property
+    def given(self) -> int:
+        """How many ids have been given: the place at which a copy goes on."""
+        return self._given
+
+    def _take(self, n: int) -> int:
+        with self._lock:
+            before = self._given
+            if n > _ALL_BITS - before:
+                raise OverflowError(
+                    f"this source has given {before} ids and has no {n} left; use another key"
+                )
+            self._given = before + n
+        return before
+
+    def _id(self, count: int) -> int:
+        before, between = _subkey(self._key, 6), _subkey(self._key, 7)
+        x = _mix(_mix(count ^ before) + between & _ALL_BITS)
+        # Count 0, which is never drawn, goes to id 0; so no other count can.
+        return signed(x ^ _mix(_mix(before) + between & _ALL_BITS))
+
+    def next(self) -> int:
+        """Return the next id: an int in -2**63..2**63-1, never 0."""
+        return self._id(self._take(1) + 1)
+
+    def next_many(self, n: int) -> Int64s:
+        """Return the next ``n`` ids as an array of int64, the same as ``n`` calls of `next`."""
+        n = as_count(n, "n", 0, 2**63 - 1)
+        ids = np.empty(n, np.int64)
+        before = self._take(n)
+        for row in range(n):
+            ids[row] = self._id(before + 1 + row)
+        return ids
+
+    def __reduce__(self) -> tuple[type[IdSource], tuple[int, int]]:
+        return IdSource, (self._key, self._given)
+
+    def __repr__(self) -> str:
+        # The key is left out: who has it can tell every id that is to come.
+        return f"IdSource(given={self._given})"
