@@ -472,6 +472,3 @@ cdef class IdSource:
     def __repr__(self):
         # The key is left out: who has it can tell every id that is to come.
         return f"IdSource(given={self.given})"
-
-
-include "ledger.pxi"
