@@ -1,0 +1,56 @@
+"""How rows are dealt out to the shards of a shuffle, in numpy: the twin of pyx/pack.pxd.
+
+Fixed for ever, as that is: what one job wrote for a shard another may read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ackcore._columns import as_count, id_column
+from ackcore._records import Int64s
+
+MAX_SHARDS = 1 << 20
+
+_SPREAD = np.uint64(0x0E9846AF9B1A615D)
+
+
+def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
+    """Sort row numbers by the shard of their root.
+
+    The shard is a fixed hash of the root id that shares nothing with the hash of a ledger's
+    table nor with `ackcore.ids.acker_task`.
+
+    Parameters
+    ----------
+    root_ids : column of int64 or uint64, shape (m,)
+        The rows' roots.
+    n : int
+        Number of shards, in 1..2**20.
+
+    Returns
+    -------
+    order : numpy.ndarray of int64, shape (m,)
+        Row numbers: those of shard 0, then those of shard 1, each shard's in their old order.
+    counts : numpy.ndarray of int64, shape (n,)
+        How many rows each shard has.
+
+    Raises
+    ------
+    TypeError
+        If ``root_ids`` is not a column of 64-bit integers, or ``n`` no integer.
+    ValueError
+        If the column is not one-dimensional and C-contiguous, or ``n`` out of range.
+    """
+    roots = id_column(root_ids, "root_ids").view(np.uint64)
+    shards = as_count(n, "n", 1, MAX_SHARDS)
+    mixed = roots ^ (roots >> np.uint64(32))
+    mixed *= _SPREAD
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _SPREAD
+    mixed ^= mixed >> np.uint64(28)
+    of_row = (((mixed >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+    order = np.argsort(of_row, kind="stable").astype(np.int64, copy=False)
+    return order, np.bincount(of_row, minlength=shards).astype(np.int64, copy=False)
