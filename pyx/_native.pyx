@@ -95,3 +95,4 @@ cdef int64_t as_count(object value, str name, int64_t least, int64_t most) excep
 
 include "ids.pxi"
 include "ledger.pxi"
+include "pack.pxi"
