@@ -1,0 +1,153 @@
+"""Each module can be imported by itself, loads only what its floor may, and imports downwards."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import ackcore
+
+ROOT = Path(ackcore.__file__).parent
+
+#: The floors of the house from the ground up: what stands on each, and what each may bring in
+#: beside the standard library, numpy and the floors below.  "" is ``ackcore/__init__.py``.
+FLOORS: tuple[tuple[set[str], set[str]], ...] = (
+    ({"_records", "_columns", "_id_parts"}, set()),
+    ({"_native", "_reference", "_reference_ids", "_reference_pack"}, set()),
+    ({"_backend"}, set()),
+    ({"acker", "ids"}, set()),
+    ({""}, set()),
+    ({"testing"}, set()),
+    ({"arrow"}, {"pyarrow"}),
+    ({"spark"}, {"pyarrow", "pyspark"}),
+    ({"examples"}, {"pyarrow", "pyspark", "rich", "typer"}),
+)
+
+
+def module_name(path: Path) -> str:
+    """``ackcore/spark/wire.py`` as ``ackcore.spark.wire``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["ackcore", *(part for part in parts if part != "__init__")])
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def floor_of(module: str) -> int:
+    """Which floor a module stands on."""
+    part = module.split(".")[1] if "." in module else ""
+    floors = [n for n, (parts, _) in enumerate(FLOORS) if part in parts]
+    assert floors, f"{module} has no floor; give it one in FLOORS and in ARCHITECTURE"
+    return floors[0]
+
+
+def imported(module: str) -> set[str]:
+    """Every module that one names in an import, anywhere in it, as far as it can be resolved."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *base.split(".")]).rstrip(".")
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                names.add(full if full in MODULES or full == "ackcore._native" else base)
+    return names
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module: str) -> None:
+    """No module names one of a higher floor, nor a third party that its floor may not know."""
+    floor = floor_of(module)
+    may = sys.stdlib_module_names | {"numpy"} | FLOORS[floor][1]
+    for name in imported(module):
+        if name.split(".")[0] == "ackcore":
+            assert floor_of(name) <= floor, f"{module} imports {name} from above"
+        else:
+            assert name.split(".")[0] in may, f"{module} may not import {name} on its floor"
+
+
+def test_modules_of_one_floor_do_not_lean_on_each_other_in_a_ring() -> None:
+    """Neighbours may import one another, but never in a circle."""
+    ours = {name: imported(name) & MODULES.keys() - {name} for name in MODULES}
+    assert list(graphlib.TopologicalSorter(ours).static_order())
+
+
+# A fork for each module: as fresh as a new interpreter, at a tenth of the price.
+EACH_ALONE = """
+import importlib, json, os, sys
+import numpy
+before = set(sys.modules)
+found = {}
+for module in sys.argv[1:]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(module)
+            answer = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        found[module] = json.load(pipe)
+    os.waitpid(child, 0)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=["native", "python"])
+def loaded(request: pytest.FixtureRequest) -> dict[str, list[str] | str]:
+    """What importing each module alone loads, or the error it ended in, under each backend."""
+    built = find_spec("ackcore._native") or os.environ.get("ACKCORE_REQUIRE_NATIVE")
+    if request.param == "native" and not built:
+        pytest.skip("the extension is not built")
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_ALONE, *MODULES],
+        # numpy starts no threads then, so that forking is safe.
+        env={**os.environ, "ACKCORE_BACKEND": request.param, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[str] | str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_can_be_imported_alone(
+    module: str, loaded: dict[str, list[str] | str]
+) -> None:
+    """It needs nothing that another import happened to load, and loads no higher floor."""
+    answer = loaded[module]
+    floor = floor_of(module)
+    if isinstance(answer, str):
+        absent = [name for name in FLOORS[floor][1] if find_spec(name) is None]
+        assert any(name in answer for name in absent), answer
+        pytest.skip(f"an extra is not installed: {answer}")
+    banned = {"pyarrow", "pyspark", "pandas", "rich", "typer"} - FLOORS[floor][1]
+    if "pyarrow" in FLOORS[floor][1]:
+        banned -= {"pandas"}  # both look whether it is there
+    assert not banned & set(answer)
+
+
+def test_the_package_loads_numpy_and_the_standard_library_only(
+    loaded: dict[str, list[str] | str],
+) -> None:
+    """`import ackcore` must work, and be quick, on a cluster that brings its own everything."""
+    assert set(loaded["ackcore"]) <= sys.stdlib_module_names | {"ackcore", "numpy"}
