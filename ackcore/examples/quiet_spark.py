@@ -1,0 +1,158 @@
+"""A Spark of one's own for a command line: it says nothing and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
+
+import ackcore
+
+Result = TypeVar("Result")
+
+
+class SparkError(RuntimeError):
+    """Spark cannot run here, or has failed."""
+
+
+def check_java() -> None:
+    """Raise `SparkError` unless there is a Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    way_out = "install a JDK of version 17 or 21 and point JAVA_HOME to it"
+    try:
+        if java is None:
+            raise FileNotFoundError
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        raise SparkError(f"Spark needs Java and {java or 'java'} does not run; {way_out}") from None
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < 17:
+        first = (said.splitlines() or ["no version"])[0]
+        raise SparkError(f"Spark needs Java 17 or newer and {java} is {first}; {way_out}")
+
+
+@contextmanager
+def _said_elsewhere(log: Path) -> Iterator[None]:
+    """Have what is written to this process's stdout and stderr, and by its children, in a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    with open(log, "ab") as sink:
+        for stream in (1, 2):
+            os.dup2(sink.fileno(), stream)
+    try:
+        yield
+    finally:
+        for stream, was in zip((1, 2), saved, strict=True):
+            os.dup2(was, stream)
+            os.close(was)
+
+
+@contextmanager
+def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
+    """Start Spark with all its files in one temporary directory, and remove that in the end.
+
+    Yields the session and a directory inside.
+    """
+    check_java()
+    with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
+        top = Path(ackcore.__file__).parents[1]
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_DIRS"] = directory  # goes before spark.local.dir
+        if str(top) in sys.path and top.name not in ("site-packages", "dist-packages"):
+            # The workers import this package too, from wherever it was found.
+            before = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
+        builder = (
+            SparkSession.builder.master(master)
+            .appName("ackcore word count")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.local.dir", directory)
+            .config("spark.sql.warehouse.dir", os.path.join(directory, "warehouse"))
+            .config("spark.sql.catalogImplementation", "in-memory")
+            .config(
+                "spark.driver.extraJavaOptions", f"-XX:-UsePerfData -Djava.io.tmpdir={directory}"
+            )
+            # Every exchange has its number of partitions already.
+            .config("spark.sql.adaptive.enabled", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+        )
+        if master.startswith("local"):
+            os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+            builder = builder.config("spark.driver.host", "127.0.0.1")
+            builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+        try:
+            # The JVM keeps the streams that it is born with.
+            with _said_elsewhere(Path(directory, "spark.log")):
+                spark = builder.getOrCreate()
+        except Exception as error:
+            raise SparkError(f"Spark does not start: {one_line(error)}") from error
+        gateway = spark.sparkContext._gateway
+        try:
+            yield spark, directory
+        finally:
+            spark.stop()
+            # The JVM removes its own directories as it ends: wait, or it finds them gone.
+            if gateway is not None:
+                gateway.shutdown()
+                gateway.proc.stdin.close()
+                gateway.proc.wait()
+
+
+def one_line(error: BaseException) -> str:
+    """Return the line of an error that says what was wrong; Spark's go on for pages."""
+    lines = str(error).strip().splitlines() or [""]
+    causes = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
+    return (causes or [f"{type(error).__name__}: {lines[0]}"])[-1]
+
+
+def watched(
+    spark: SparkSession, group: str, show: Callable[[int, int], None], work: Callable[[], Result]
+) -> Result:
+    """Do some work on Spark and meanwhile show how many of its tasks are done, and of how many.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Where the work runs.
+    group : str
+        A name for the work's jobs, not used before.
+    show : callable
+        Called ten times a second with the tasks done and the tasks known of.
+    work : callable
+        Called in a thread of its own.
+    """
+    tracker = spark.sparkContext.statusTracker()
+
+    def in_group() -> Result:
+        spark.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
+        return work()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(in_group)
+        try:
+            while not wait([future], timeout=0.1).done:
+                jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
+                ids = [stage for job in jobs if job is not None for stage in job.stageIds]
+                stages = [stage for stage in map(tracker.getStageInfo, ids) if stage is not None]
+                show(
+                    sum(stage.numCompletedTasks for stage in stages),
+                    sum(stage.numTasks for stage in stages),
+                )
+        except BaseException:
+            spark.sparkContext.cancelJobGroup(group)
+            raise
+        return future.result()
