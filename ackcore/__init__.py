@@ -1,3 +1,82 @@
-"""Per-record delivery guarantees for PySpark, on Storm's XOR acker compiled for Python."""
+"""Per-record delivery guarantees for PySpark, on Storm's XOR acker compiled for Python.
+
+`Ledger` is the table of pending tuple trees, `Acker` shards of them with a clock; `ackcore.ids`
+derives the ids.  ``ackcore.backend`` says which backend runs: ``"native"`` or ``"python"``.
+"""
+
+from ackcore._backend import AckerBackend, Ledger, backend, load_backend
+from ackcore._records import (
+    ACK,
+    ACKED,
+    ANOMALY,
+    EXPIRED,
+    FAIL,
+    FAILED,
+    FLAG_FAILED,
+    FLAG_TASKS_DIFFER,
+    OPEN,
+    ORPHAN,
+    RESET,
+    RESET_TIMEOUT,
+    Decision,
+    Entries,
+    Entry,
+    LedgerFull,
+    Outcome,
+    Outcomes,
+    Settled,
+    Stats,
+    Status,
+)
+from ackcore.acker import Acker
+from ackcore.ids import (
+    IdSource,
+    acker_task,
+    component_key,
+    edge_id,
+    edge_ids,
+    root_id,
+    root_ids,
+    spout_key,
+    xor_by_parent,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ACK",
+    "ACKED",
+    "ANOMALY",
+    "EXPIRED",
+    "FAIL",
+    "FAILED",
+    "FLAG_FAILED",
+    "FLAG_TASKS_DIFFER",
+    "OPEN",
+    "ORPHAN",
+    "RESET",
+    "RESET_TIMEOUT",
+    "Acker",
+    "AckerBackend",
+    "Decision",
+    "Entries",
+    "Entry",
+    "IdSource",
+    "Ledger",
+    "LedgerFull",
+    "Outcome",
+    "Outcomes",
+    "Settled",
+    "Stats",
+    "Status",
+    "acker_task",
+    "backend",
+    "component_key",
+    "edge_id",
+    "edge_ids",
+    "load_backend",
+    "root_id",
+    "root_ids",
+    "spout_key",
+    "xor_by_parent",
+]

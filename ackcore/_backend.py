@@ -143,6 +143,12 @@ class AckerBackend(Protocol):
     def __contains__(self, root_id: object) -> bool: ...
 
 
+def missing_from(ledger: object) -> list[str]:
+    """Return the names of `AckerBackend` that an object lacks."""
+    names = [name for name in vars(AckerBackend) if not name.startswith("_")]
+    return [name for name in [*names, "__len__", "__contains__"] if not hasattr(ledger, name)]
+
+
 #: Makes a ledger: called with the arguments of `ackcore.Ledger`.
 BackendFactory = Callable[..., AckerBackend]
 
@@ -190,6 +196,8 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise ValueError(f"several packages registered a backend {name!r}: {', '.join(sorted(found))}")
+        raise ValueError(
+            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}"
+        )
     known = sorted({*_OURS, *points.names})
     raise ValueError(f"no backend is called {name!r}; there are {', '.join(known)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -98,9 +98,7 @@ def root_ids(key: int, partitions: Any, offsets: Any, attempts: Any) -> Int64s:
     return np.array([_root(key, *row) for row in rows], np.int64)
 
 
-def edge_id(
-    key: int, root_id: int, component: str | int, parent_edge: int, ordinal: int
-) -> int:
+def edge_id(key: int, root_id: int, component: str | int, parent_edge: int, ordinal: int) -> int:
     """Return the id of one delivery; see `ackcore.ids.edge_id`."""
     return _edge(
         as_id(key, "key"),
@@ -146,6 +144,10 @@ def xor_by_parent(parents: Any, edges: Any, n: int) -> Int64s:
     return xors
 
 
+@overload
+def acker_task(root_ids: int, n: int) -> int: ...
+@overload
+def acker_task(root_ids: Any, n: int) -> Int32s: ...
 def acker_task(root_ids: Any, n: int) -> int | Int32s:
     """Return the acker task of a root, or of each; see `ackcore.ids.acker_task`."""
     if parts.is_one_for_all(root_ids):

@@ -1,0 +1,520 @@
+"""An acker for one process: shards of ledgers, a clock that turns them, and who is told.
+
+What a message means is the ledger's affair, see `ackcore.Ledger`.  Here are: which shard a root
+belongs to (Storm's routing), when the buckets turn, and the callbacks.
+
+*Time.*  Storm's spout gives a tuple up after at most two time-outs, so an acker that forgets
+earlier would fail trees that do complete.  An entry leaves ((buckets - 1) * period, buckets *
+period] after it was put, to the millisecond of the clock: messages turn the buckets as well when a
+turn is due, so a late `Acker.tick` shortens nobody's life.  With Storm's defaults (3 buckets, a
+turn each time-out T) that is (2T, 3T].
+
+*Threads.*  All methods may be called from any thread.  Callbacks run in the thread whose call
+brought about what they are told, and outside of all locks: they may call the acker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore import _backend
+from ackcore._backend import AckerBackend, BackendFactory, load_backend
+from ackcore._columns import (
+    MAX_BUCKETS,
+    MIN_BUCKETS,
+    as_count,
+    as_id,
+    as_ms,
+    check_entries,
+    check_init_tasks,
+    check_kinds,
+    id_column,
+    read_clock,
+    same_length,
+    task_column,
+)
+from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
+from ackcore.ids import acker_task
+
+_log = logging.getLogger(__name__)
+
+_MAX_SHARDS = 2**16
+
+Table = TypeVar("Table", Entries, Outcomes)
+OnOutcomes = Callable[[int, Outcomes], object]
+OnExpired = Callable[[Entries], object]
+
+
+def monotonic_ms() -> int:
+    """Return the milliseconds of a clock that never goes back; its zero is the machine's start."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Acker:
+    """Pending tuple trees in shards, forgotten when their time is over.
+
+    Parameters
+    ----------
+    backend : str or callable, optional
+        What makes the ledgers: a name for `ackcore.load_backend`, or a callable that takes the
+        arguments of `ackcore.Ledger`.  By default `ackcore.Ledger`.
+    shards : int, default 1
+        Ledgers to spread the roots over, as Storm spreads them over acker tasks.
+    timeout_s : float, default 30.0
+        The spout's message time-out, T.
+    buckets : int, default 3
+        Turns that an entry lives through at most.
+    period_s : float, optional
+        Time between turns, in whole milliseconds (rounded up).  By default ``timeout_s``.
+    clock : callable, optional
+        Returns milliseconds as an int.  By default `monotonic_ms`; give one whose zero is the
+        same everywhere if entries are to go on in another machine's acker.
+    on_outcomes : callable, optional
+        ``on_outcomes(task, outcomes)`` is called for each spout task that a call has outcomes for.
+    on_expired : callable, optional
+        ``on_expired(entries)`` is called by `tick` with what left; without it, that is counted
+        in `stats` and dropped.
+    capacity : int, default 1024
+        Entries to make room for up front, over all shards.
+    refresh_on_ack : bool, default False
+        As in `ackcore.Ledger`.
+    wait : callable, optional
+        How the thread of `start` waits: ``wait(stopping, seconds)`` returns when the time is over
+        or the event ``stopping`` is set.  By default `threading.Event.wait`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the acker would forget trees that the spout still
+        waits for: ``(buckets - 1) * period_s < 2 * timeout_s``.
+    TypeError
+        If an argument is not of its type, or the backend's ledgers lack methods.
+
+    Notes
+    -----
+    A callback that raises keeps none of the other callbacks of the call from being made, and the
+    messages stay applied; the call then raises what it raised, or an `ExceptionGroup` if
+    several did.
+    """
+
+    def __init__(
+        self,
+        backend: str | BackendFactory | None = None,
+        *,
+        shards: int = 1,
+        timeout_s: float = 30.0,
+        buckets: int = 3,
+        period_s: float | None = None,
+        clock: Callable[[], int] | None = None,
+        on_outcomes: OnOutcomes | None = None,
+        on_expired: OnExpired | None = None,
+        capacity: int = 1024,
+        refresh_on_ack: bool = False,
+        wait: Callable[[threading.Event, float], object] = threading.Event.wait,
+    ) -> None:
+        if shards == 0:
+            raise ValueError(
+                "shards must be at least 1, got 0: without an acker nothing is tracked; "
+                "to do without, do not make one and ack in the spout as it emits"
+            )
+        self._shards = as_count(shards, "shards", 1, _MAX_SHARDS)
+        self._buckets = as_count(buckets, "buckets", MIN_BUCKETS, MAX_BUCKETS)
+        timeout_ms = _milliseconds(timeout_s, "timeout_s")
+        self._period_ms = timeout_ms if period_s is None else _milliseconds(period_s, "period_s")
+        if (self._buckets - 1) * self._period_ms < 2 * timeout_ms:
+            raise ValueError(
+                f"the acker would forget trees after {(self._buckets - 1) * self._period_ms} ms, "
+                f"while a spout may wait 2 * timeout_s = {2 * timeout_ms} ms for them; "
+                f"use buckets={1 + -(-2 * timeout_ms // self._period_ms)} or "
+                f"period_s={-(-2 * timeout_ms // (self._buckets - 1)) / 1000}"
+            )
+        self._clock = _callable(monotonic_ms if clock is None else clock, "clock")
+        self._on_outcomes = None if on_outcomes is None else _callable(on_outcomes, "on_outcomes")
+        self._on_expired = None if on_expired is None else _callable(on_expired, "on_expired")
+        self._wait = _callable(wait, "wait")
+
+        factory = _factory(backend)
+        capacity = -(-as_count(capacity, "capacity", 1) // self._shards)
+        self._ledgers = [
+            _ledger(factory, capacity, self._buckets, refresh_on_ack, self._clock)
+            for _ in range(self._shards)
+        ]
+        # Guards the turns and what they left, never a callback.
+        self._turning = threading.Lock()
+        self._next_turn_ms = read_clock(self._clock) + self._period_ms
+        self._left: list[Entries] = []
+
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_error: BaseException | None = None
+
+    @classmethod
+    def from_entries(cls, entries: Entries, *args: Any, **kwargs: Any) -> Self:
+        """Return an acker that goes on from saved entries.
+
+        Parameters
+        ----------
+        entries : Entries
+            Of `Acker.entries` or `ackcore.Ledger.entries`, with times; of any number of shards.
+        *args, **kwargs
+            The constructor's.  Times are those of the clock that saved them.
+
+        Returns
+        -------
+        Acker
+            Its first turn is a period away, so the entries get up to one period more.
+        """
+        acker = cls(*args, **kwargs)
+        entries = check_entries(entries, acker._buckets, timed=True)
+        for shard, rows in acker._split(entries.root_ids):
+            acker._ledgers[shard].merge(_rows_of(entries, rows))
+        return acker
+
+    @property
+    def shards(self) -> int:
+        """Number of ledgers."""
+        return self._shards
+
+    @property
+    def buckets(self) -> int:
+        """Turns that an entry lives through at most."""
+        return self._buckets
+
+    @property
+    def period_ms(self) -> int:
+        """Milliseconds between turns."""
+        return self._period_ms
+
+    # Messages.  Columns, as in `ackcore.Ledger`.
+
+    def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
+        """Apply a mixed batch of messages, in order; arguments as of `ackcore.Ledger.apply`.
+
+        Returns
+        -------
+        Outcomes
+            Shard by shard; in each, and so for each root, in the order of the batch.
+        """
+        return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
+
+    def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
+        """Apply a column of INITs; see `apply`."""
+        return self._apply_many("init_many", root_ids=root_ids, init_vals=init_vals, tasks=tasks)
+
+    def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
+        """Apply a column of ACKs; see `apply`."""
+        return self._apply_many("ack_many", root_ids=root_ids, ack_vals=ack_vals)
+
+    def fail_many(self, root_ids: Any) -> Outcomes:
+        """Apply a column of FAILs; see `apply`."""
+        return self._apply_many("fail_many", root_ids=root_ids)
+
+    def reset_timeout_many(self, root_ids: Any) -> Outcomes:
+        """Apply a column of RESETs; see `apply`."""
+        return self._apply_many("reset_timeout_many", root_ids=root_ids)
+
+    def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
+        """Apply one INIT; see `ackcore.Ledger.init`."""
+        self._turn_if_due()
+        return self._told(self._shard_of(root_id).init(root_id, init_val, task))
+
+    def ack(self, root_id: int, ack_val: int) -> Outcome | None:
+        """Apply one ACK; see `ackcore.Ledger.ack`."""
+        self._turn_if_due()
+        return self._told(self._shard_of(root_id).ack(root_id, ack_val))
+
+    def fail(self, root_id: int) -> Outcome | None:
+        """Apply one FAIL; see `ackcore.Ledger.fail`."""
+        self._turn_if_due()
+        return self._told(self._shard_of(root_id).fail(root_id))
+
+    def reset_timeout(self, root_id: int) -> Outcome | None:
+        """Apply one RESET; see `ackcore.Ledger.reset_timeout`."""
+        self._turn_if_due()
+        return self._told(self._shard_of(root_id).reset_timeout(root_id))
+
+    # Looking inside.
+
+    def __len__(self) -> int:
+        self._turn_if_due()
+        return sum(map(len, self._ledgers))
+
+    def __contains__(self, root_id: object) -> bool:
+        self._turn_if_due()
+        return root_id in self._shard_of(root_id)
+
+    def get(self, root_id: int) -> Entry | None:
+        """Return the entry of a root, or None."""
+        self._turn_if_due()
+        return self._shard_of(root_id).get(root_id)
+
+    def oldest(self, n: int) -> Entries:
+        """Return the n entries that expire first, of one age those that came first."""
+        self._turn_if_due()
+        found = _joined([ledger.oldest(n) for ledger in self._ledgers])
+        order = np.lexsort((found.root_ids, found.first_ms, -found.ages.astype(np.int16)))
+        return _rows_of(found, order[:n])
+
+    def entries(self) -> Entries:
+        """Return the live entries, in any order: what `from_entries` goes on from."""
+        self._turn_if_due()
+        return _joined([ledger.entries() for ledger in self._ledgers])
+
+    @property
+    def stats(self) -> Stats:
+        """The sums over all shards."""
+        return Stats(*map(sum, zip(*(ledger.stats for ledger in self._ledgers), strict=True)))
+
+    # Time.
+
+    def tick(self, now_ms: int | None = None) -> int:
+        """Turn the buckets as often as periods have passed, and hand over what left.
+
+        Parameters
+        ----------
+        now_ms : int, optional
+            The time, on the scale of the clock; by default the clock's.
+
+        Returns
+        -------
+        int
+            Turns made, at most ``buckets``: after so many nothing of before is left.
+
+        Raises
+        ------
+        Exception
+            Whatever ``on_expired`` raised; the entries were handed over all the same.
+        """
+        now = read_clock(self._clock) if now_ms is None else as_ms(now_ms, "now_ms")
+        with self._turning:
+            turns = self._turn(now)
+            self._collect()
+            left, self._left = self._left, []
+        if left and self._on_expired is not None:
+            self._on_expired(_joined(left))
+        return turns
+
+    def start(self) -> None:
+        """Start a thread that ticks when turns are due, until `stop`.
+
+        What a callback raises there is logged, the thread goes on, and `stop` raises the first.
+
+        Raises
+        ------
+        RuntimeError
+            If it runs already.
+        """
+        if self._thread is not None:
+            raise RuntimeError("this acker's thread runs already; stop() it first")
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="ackcore-acker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread of `start` and wait for it, unless this is it; else do nothing.
+
+        Raises
+        ------
+        Exception
+            The first that a callback raised in the thread.
+        """
+        thread = self._thread
+        if thread is None:
+            return
+        self._stopping.set()
+        if thread is threading.current_thread():
+            return
+        thread.join()
+        self._thread = None
+        error, self._thread_error = self._thread_error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return (
+            f"Acker(shards={self._shards}, buckets={self._buckets}, "
+            f"period_s={self._period_ms / 1000}, pending={sum(map(len, self._ledgers))})"
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            left_ms = self._next_turn_ms - read_clock(self._clock)
+            # A clock that was set back must not put the next look off for ever.
+            self._wait(self._stopping, min(max(left_ms, 0), self._period_ms) / 1000)
+            if self._stopping.is_set():
+                break
+            try:
+                self.tick()
+            except Exception as error:
+                _log.exception("a callback of the acker raised; its thread goes on")
+                self._thread_error = self._thread_error or error
+
+    def _turn_if_due(self) -> None:
+        # Without the lock: at worst this sees a turn that was made a moment ago.
+        now = read_clock(self._clock)
+        if now >= self._next_turn_ms:
+            with self._turning:
+                self._turn(now)
+
+    def _turn(self, now: int) -> int:
+        """Make the turns that are due; what left at the last one stays in the ledgers."""
+        due = (now - self._next_turn_ms) // self._period_ms + 1
+        if due < 1:
+            return 0
+        turns = min(due, self._buckets)
+        for _ in range(turns):
+            # What nobody took by the next turn is dropped there.
+            self._collect()
+            for ledger in self._ledgers:
+                ledger.rotate()
+        self._next_turn_ms += due * self._period_ms
+        return turns
+
+    def _collect(self) -> None:
+        if self._on_expired is not None:
+            left = (ledger.expired() for ledger in self._ledgers)
+            self._left += [entries for entries in left if len(entries)]
+
+    def _split(self, roots: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+        # numpy sorts 16-bit integers by radix.
+        return _groups(acker_task(roots, self._shards).astype(np.uint16))
+
+    def _shard_of(self, root_id: Any) -> AckerBackend:
+        if self._shards == 1:
+            return self._ledgers[0]
+        return self._ledgers[acker_task(as_id(root_id, "root_id"), self._shards)]
+
+    def _apply_many(self, method: str, **given: Any) -> Outcomes:
+        columns: dict[str, npt.NDArray[Any]] = {
+            name: task_column(column, name) if name == "tasks" else id_column(column, name)
+            for name, column in given.items()
+        }
+        # All is checked before the first shard hears of any.
+        rows = same_length(**columns)
+        if method == "apply":
+            check_kinds(columns["tasks"])
+        elif method == "init_many":
+            check_init_tasks(columns["tasks"])
+        self._turn_if_due()
+        if self._shards == 1 or rows == 0:
+            outcomes: Outcomes = getattr(self._ledgers[0], method)(*columns.values())
+        else:
+            parts = []
+            for shard, of_shard in self._split(columns["root_ids"]):
+                message = getattr(self._ledgers[shard], method)
+                parts.append(message(*(column[of_shard] for column in columns.values())))
+            outcomes = _joined(parts)
+        self._tell(outcomes)
+        return outcomes
+
+    def _told(self, outcome: Outcome | None) -> Outcome | None:
+        if outcome is not None and self._on_outcomes is not None:
+            elapsed_ms = outcome.elapsed_ms
+            self._on_outcomes(
+                outcome.task,
+                Outcomes(
+                    np.array([outcome.root_id], np.int64),
+                    np.array([outcome.task], np.int32),
+                    np.array([outcome.kind], np.uint8),
+                    None if elapsed_ms is None else np.array([elapsed_ms], np.int64),
+                ),
+            )
+        return outcome
+
+    def _tell(self, outcomes: Outcomes) -> None:
+        if self._on_outcomes is None:
+            return
+        errors = []
+        for task, rows in _groups(outcomes.tasks):
+            try:
+                self._on_outcomes(task, _rows_of(outcomes, rows))
+            except Exception as error:
+                # The other tasks' outcomes are theirs only once.
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup("on_outcomes raised for several tasks", errors)
+
+
+def _groups(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """The rows of each label, in order; labels ascending."""
+    if len(labels) == 0:
+        return
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    for rows in np.split(order, starts):
+        yield int(labels[rows[0]]), rows
+
+
+def _rows_of(table: Table, rows: npt.NDArray[np.intp]) -> Table:
+    return type(table)(**{name: column[rows] for name, column in table.columns().items()})
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    names: Iterable[str] = tables[0].columns()
+    return type(tables[0])(
+        **{name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
+    )
+
+
+def _milliseconds(seconds: Any, name: str) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, got {type(seconds).__name__}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} must be above 0 and finite, got {seconds}")
+    # Not quite the ceiling: 0.07 * 1000 is 70.00000000000001.
+    return math.ceil(seconds * 1000 - 1e-6)
+
+
+_Given = TypeVar("_Given")
+
+
+def _callable(given: _Given, name: str) -> _Given:
+    if not callable(given):
+        raise TypeError(f"{name} must be callable, got {type(given).__name__}")
+    return given
+
+
+def _factory(backend: str | BackendFactory | None) -> BackendFactory:
+    if backend is None:
+        return _backend.Ledger
+    if isinstance(backend, str):
+        return load_backend(backend)
+    return _callable(backend, "backend")
+
+
+def _ledger(
+    factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
+) -> AckerBackend:
+    ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    missing = _backend.missing_from(ledger)
+    if missing:
+        raise TypeError(
+            f"backend must make ledgers with the methods of AckerBackend, but those of "
+            f"{factory!r} lack {', '.join(missing)}"
+        )
+    return ledger
