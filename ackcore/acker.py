@@ -261,7 +261,8 @@ class Acker:
         """Return the n entries that expire first, of one age those that came first."""
         self._turn_if_due()
         found = _joined([ledger.oldest(n) for ledger in self._ledgers])
-        order = np.lexsort((found.root_ids, found.first_ms, -found.ages.astype(np.int16)))
+        keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
+        order = np.lexsort([key for key in keys if key is not None])
         return _rows_of(found, order[:n])
 
     def entries(self) -> Entries:
