@@ -11,6 +11,7 @@ K ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
+BENCH := $(PYTEST) bench --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -42,11 +43,11 @@ lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stub
 
 bench: .venv/.built .venv/.bench ## measure; ends with each ratio beside its bound (K=..., ARGS=...)
 	@.ci/need java >/dev/null
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) bench $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) $(ARGS)
 
 bench-quick: .venv/.built .venv/.bench ## the same in small, to see that the benches still run
 	@.ci/need java >/dev/null
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) bench --quick $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) --quick $(ARGS)
 
 mutations: .venv/.built ## put known bugs in, one by one, and see each caught by its test
 	@.ci/need java >/dev/null

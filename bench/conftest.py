@@ -101,6 +101,7 @@ def interleaved() -> Callable[..., dict[str, list[float]]]:
     return run
 
 
+@pytest.hookimpl(trylast=True)  # below the tables of pytest-benchmark, where it is seen
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
