@@ -155,7 +155,8 @@ def _check_layout(name: str, ndim: int, c_contiguous: bool) -> None:
 def _aligned(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[Any]:
     if not column.flags.aligned:
         raise ValueError(
-            f"{name} must start at a multiple of {kind.dtype.itemsize} bytes in memory; copy it first"
+            f"{name} must start at a multiple of {kind.dtype.itemsize} bytes of memory; "
+            "copy it first"
         )
     return column.view(kind.dtype)
 
