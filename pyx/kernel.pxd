@@ -1,0 +1,85 @@
+# What _native.pyx sees of the kernel: table.h, ledger.h, kernel.h, read from the bottom up.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+
+cdef extern from "kernel.h" nogil:
+    enum:
+        TASK_ACK
+        TASK_FAIL
+        TASK_RESET
+        SLOTS
+
+    ctypedef struct table_t:
+        size_t n
+        void *owner
+        void *buckets
+
+    ctypedef struct ledger_t:
+        table_t cur
+        table_t old
+        size_t used
+        void *retired
+        size_t limit
+        size_t least
+        size_t shrink_to
+        int tangled
+        int turns
+        int64_t second_inits
+        int64_t orphans
+        int64_t untaken
+        int64_t growths
+
+    ctypedef struct outcomes_t:
+        int64_t *root_ids
+        int32_t *tasks
+        uint8_t *kinds
+        int64_t *elapsed
+
+    ctypedef struct batch_t:
+        const uint64_t *root_ids
+        const uint64_t *vals
+        const int32_t *tasks
+        const int64_t *times
+        int64_t now
+        int32_t kind
+
+    ctypedef struct columns_t:
+        int64_t *root_ids
+        int64_t *vals
+        int32_t *tasks
+        uint8_t *inits
+        uint8_t *flags
+        uint8_t *ages
+        int64_t *first
+        int64_t *last
+        uint8_t *statuses
+
+    size_t table_bytes(size_t n, int timed) noexcept
+    table_t table_over(void *memory, size_t n, int timed, void *owner) noexcept
+    size_t buckets_for(size_t entries) noexcept
+    size_t limit_of(size_t n) noexcept
+
+    void ledger_open(ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret) noexcept
+    size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing) noexcept
+    void ledger_lay_in(ledger_t *l, table_t t) noexcept
+    void ledger_relay(ledger_t *l, table_t t) noexcept
+    size_t ledger_wants(const ledger_t *l) noexcept
+    void *next_retired(ledger_t *l) noexcept
+    void ledger_close(ledger_t *l) noexcept
+    void ledger_rotate(ledger_t *l) noexcept
+    size_t live(const ledger_t *l) noexcept
+    int64_t takeable(const ledger_t *l) noexcept
+    size_t FULL
+
+    size_t run_batch(ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide) noexcept
+    size_t run_one(
+        ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now, const outcomes_t *out
+    ) noexcept
+    void merge_rows(ledger_t *l, const columns_t *rows, size_t n) noexcept
+    size_t list_entries(ledger_t *l, const columns_t *out) noexcept
+    size_t list_expired(ledger_t *l, const columns_t *out) noexcept
+    size_t take_expired(ledger_t *l, const columns_t *out, size_t most) noexcept
+    size_t settle_all(ledger_t *l, const columns_t *out, int timed_out, int64_t before) noexcept
+    int64_t waiting_orphans(ledger_t *l) noexcept
+    int look_up(ledger_t *l, uint64_t key, const columns_t *out) noexcept

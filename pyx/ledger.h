@@ -1,0 +1,342 @@
+/* ledger.h - the ledger over its table: what each message means, turns of the wheel, settling.
+ *
+ * Time is a stamp, 1..127, that every turn advances; an entry carries the stamp under which it was
+ * last put, and its age is the number of turns since.  `counts` knows how many entries carry each
+ * stamp, so a turn is O(1): the entries that reach age N = `turns` are dead from then on, invisible
+ * to every search, and merely wait.  Those of age N may be taken (`ledger_take`); older ones were
+ * not, and are swept away a few buckets at a time by the traffic that follows.  What is visible is
+ * therefore what an eager sweep would leave.
+ *
+ * Memory.  Nothing here allocates.  The Ledger lays in spare tables before a batch
+ * (`spare_needed`), so that no row can meet a lack of memory; it frees what was retired afterwards.
+ * A spare that is never used is never touched, and costs address space only.
+ */
+#ifndef ACKCORE_LEDGER_H
+#define ACKCORE_LEDGER_H
+
+#include "table.h"
+
+enum { TASK_ACK = -1, TASK_FAIL = -2, TASK_RESET = -3 };
+enum { /* Status of _records.py */
+    STATUS_OPEN = 0,
+    STATUS_ACKED = 1,
+    STATUS_FAILED = 2,
+    STATUS_RESET_TIMEOUT = 3,
+    STATUS_EXPIRED = 4,
+    STATUS_ORPHAN = 5,
+    STATUS_ANOMALY = 6
+};
+enum { MAX_SPARES = 64, LOW_WATER = 8 };
+#define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
+
+typedef struct {
+    table_t cur;  /* the table */
+    table_t old;  /* the one it is taking over from; n = 0: none */
+    size_t front; /* homes of `old` before this one have moved */
+    table_t spares[MAX_SPARES]; /* laid in for growth, smallest first */
+    size_t n_spares;
+    struct retired *retired;    /* tables that the Ledger may free */
+    size_t used, limit;         /* entries, the dead included; how many before growth */
+    size_t least;               /* buckets below which it never shrinks */
+    uint64_t secret;
+    seed_t seed;
+    int64_t counts[STAMPS + 1]; /* entries by stamp */
+    int64_t dead;               /* entries of age >= turns */
+    int stamp, turns;
+    int refresh_on_ack;
+    int tangled;          /* a chain grew long: wants a new seed */
+    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from */
+    size_t work, peak;    /* rows since `peak` was last reset, and most entries since */
+    size_t shrink_to;     /* buckets that would do; 0: fits */
+    int64_t second_inits, orphans, untaken, growths;
+} ledger_t;
+
+typedef struct { /* where outcomes go */
+    int64_t *root_ids;
+    int32_t *tasks;
+    uint8_t *kinds;
+    int64_t *elapsed; /* NULL without a clock */
+} outcomes_t;
+
+typedef struct { /* entries as columns, in or out */
+    int64_t *root_ids, *vals;
+    int32_t *tasks;
+    uint8_t *inits, *flags, *ages;
+    int64_t *first, *last; /* NULL without a clock */
+    uint8_t *statuses;     /* settling only */
+} columns_t;
+
+/* ---- stamps ------------------------------------------------------------------------------ */
+
+INLINE int age_of(const ledger_t *l, int stamp) {
+    int age = l->stamp - stamp;
+    return age < 0 ? age + STAMPS : age;
+}
+INLINE int stamp_of(const ledger_t *l, int age) {
+    int stamp = l->stamp - age;
+    return stamp < 1 ? stamp + STAMPS : stamp;
+}
+INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
+INLINE int64_t dropped(const ledger_t *l) { return l->dead - takeable(l); }
+INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
+
+/* One bit a slot: which hold a dead entry. */
+INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
+#if defined(__SSE2__)
+    const __m128i seven = _mm_set1_epi8(0x7f), now = _mm_set1_epi8((char)l->stamp);
+    const __m128i raw = _mm_loadl_epi64((const __m128i *)b->stamps);
+    const __m128i stamps = _mm_and_si128(raw, seven);
+    const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, now), seven);
+    const __m128i ages = _mm_add_epi8(_mm_sub_epi8(now, stamps), wrapped);
+    const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(l->turns - 1)));
+    const __m128i free_ = _mm_cmpeq_epi8(stamps, _mm_setzero_si128());
+    return (uint32_t)_mm_movemask_epi8(_mm_andnot_si128(free_, old)) & 63;
+#else
+    uint32_t dead = 0;
+    for (int s = 0; s < SLOTS; s++) {
+        int stamp = b->stamps[s] & ~MARKED;
+        dead |= (uint32_t)(stamp != 0 && age_of(l, stamp) >= l->turns) << s;
+    }
+    return dead;
+#endif
+}
+
+/* ---- places ------------------------------------------------------------------------------ */
+
+INLINE table_t *home_of(ledger_t *l, uint64_t hash, size_t *i) {
+    if (UNLIKELY(l->old.n != 0)) {
+        *i = home_in(l->old.n, hash);
+        if (*i >= l->front) return &l->old;
+    }
+    *i = home_in(l->cur.n, hash);
+    return &l->cur;
+}
+static int ledger_find(ledger_t *l, uint64_t key, place_t *place) {
+    uint32_t match, free_;
+    size_t i;
+    table_t *t = home_of(l, hash_of(l->seed, key), &i);
+    for (;; i = after(t, i)) {
+        probe(&t->buckets[i], key, &match, &free_);
+        if (UNLIKELY(l->dead != 0)) match &= ~dead_slots(l, &t->buckets[i]);
+        if (match) break;
+        if (free_) return 0;
+    }
+    place->table = t;
+    place->i = i;
+    place->s = (unsigned)__builtin_ctz(match);
+    return 1;
+}
+static void ledger_insert(ledger_t *l, entry_t e, place_t *place) {
+    size_t i;
+    table_t *t = home_of(l, hash_of(l->seed, e.key), &i);
+    if (UNLIKELY(table_insert(t, i, e, place) > CHAIN_LIMIT)) l->tangled = 1;
+    l->used++;
+    l->counts[e.stamp]++;
+}
+/* An entry leaves for good: decided, or, if it was dead, forgotten. */
+static void ledger_erase(ledger_t *l, place_t at) {
+    const bucket_t *b = &at.table->buckets[at.i];
+    int stamp = b->stamps[at.s] & ~MARKED;
+    if (UNLIKELY(age_of(l, stamp) >= l->turns)) {
+        l->dead--;
+        l->orphans += b->not_tasks[at.s] >= 0;
+    }
+    l->used--;
+    l->counts[stamp]--;
+    table_erase(at.table, l->seed, at.i, at.s);
+}
+
+/* ---- another layout: growth, shrinking, a new seed --------------------------------------- */
+
+INLINE size_t limit_of(size_t n) { return n * LOADED; }
+/* Some room above what was asked for, so that a full ledger still takes blocks of rows whole. */
+INLINE size_t buckets_for(size_t entries) {
+    size_t slack = entries / 32;
+    slack = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
+    return (entries + slack + LOADED - 1) / LOADED;
+}
+typedef struct retired { /* written over the table that it retires */
+    struct retired *next;
+    void *owner;
+} retired_t;
+static void retire(ledger_t *l, table_t *t) {
+    retired_t *r = (retired_t *)t->buckets;
+    void *owner = t->owner;
+    if (t->n == 0) return;
+    r->owner = owner;
+    r->next = l->retired;
+    l->retired = r;
+    memset(t, 0, sizeof *t);
+}
+static void *next_retired(ledger_t *l) { /* whose memory may go, or NULL */
+    void *owner;
+    if (l->retired == NULL) return NULL;
+    owner = l->retired->owner;
+    l->retired = l->retired->next;
+    return owner;
+}
+/* Move an entry from the old layout to the new, or forget it if nobody can see it any more. */
+static void ledger_carry(ledger_t *l, entry_t e) {
+    place_t place;
+    size_t i = home_in(l->cur.n, hash_of(l->seed, e.key));
+    if (UNLIKELY(age_of(l, e.stamp) > l->turns)) {
+        l->used--;
+        l->counts[e.stamp]--;
+        l->dead--;
+        l->orphans += e.not_task >= 0;
+    } else if (UNLIKELY(table_insert(&l->cur, i, e, &place) > CHAIN_LIMIT))
+        l->tangled = 1;
+}
+/* Carry the entries whose home is bucket i of the old table, wherever they had to go. */
+static void migrate_home(ledger_t *l, size_t i) {
+    table_t *t = &l->old;
+    for (size_t j = i, distance = 0; distance < t->n; j = after(t, j), distance++) {
+        bucket_t *b = &t->buckets[j];
+        for (unsigned s = 0; s < SLOTS; s++)
+            while (b->stamps[s] && home_in(t->n, hash_of(l->seed, b->keys[s])) == i) {
+                entry_t e = entry_at(t, j, s);
+                table_erase(t, l->seed, j, s); /* may put another one of the same home here */
+                ledger_carry(l, e);
+            }
+        if (b->over == 0) break;
+    }
+}
+static void ledger_migrate(ledger_t *l, size_t homes) {
+    size_t end = l->old.n - l->front < homes ? l->old.n : l->front + homes;
+    if (l->old.n == 0) return;
+    while (l->front < end) migrate_home(l, l->front++);
+    if (l->front == l->old.n) retire(l, &l->old);
+}
+static void lay_out_in(ledger_t *l, table_t t) {
+    ledger_migrate(l, WHOLE);
+    l->old = l->cur;
+    l->cur = t;
+    l->front = 0;
+    l->limit = limit_of(t.n);
+    l->sweep = l->taking = 0;
+}
+static void reseed_in(ledger_t *l, table_t t) {
+    table_t from;
+    ledger_migrate(l, WHOLE);
+    from = l->cur;
+    l->secret = mix64(l->secret + 1);
+    l->seed = seed_from(l->secret);
+    l->cur = t;
+    l->limit = limit_of(t.n);
+    l->sweep = l->taking = 0;
+    l->tangled = 0;
+    l->growths++;
+    for (size_t i = 0; i < from.n; i++)
+        for (unsigned s = 0; s < SLOTS; s++)
+            if (from.buckets[i].stamps[s]) ledger_carry(l, entry_at(&from, i, s));
+    retire(l, &from);
+}
+/* The first spare with room for that many entries, taken out; smaller ones are of no more use. */
+static int take_spare(ledger_t *l, size_t entries, table_t *t) {
+    size_t k = 0;
+    while (k < l->n_spares && limit_of(l->spares[k].n) < entries) k++;
+    if (k == l->n_spares) return 0;
+    *t = l->spares[k];
+    for (size_t j = 0; j < k; j++) retire(l, &l->spares[j]);
+    l->n_spares -= k + 1;
+    memmove(l->spares, l->spares + k + 1, l->n_spares * sizeof *t);
+    return 1;
+}
+/* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare doubles the one
+ * before, so that growth stops near what the rows turn out to need; the last one is sure to do.
+ * A long batch also gets one for a new seed. */
+static size_t spare_needed(const ledger_t *l, size_t n) {
+    enum { LONG_BATCH = 65536 };
+    size_t most = l->n_spares ? l->spares[l->n_spares - 1].n : l->cur.n;
+    if (l->used + n <= limit_of(most))
+        return n >= LONG_BATCH && l->n_spares == 0 ? l->cur.n * 2 : 0;
+    return l->n_spares == MAX_SPARES - 1 ? buckets_for(l->used + n) : most * 2;
+}
+static void ledger_lay_in(ledger_t *l, table_t t) {
+    if (l->n_spares == MAX_SPARES || (l->n_spares && l->spares[l->n_spares - 1].n >= t.n))
+        retire(l, &t);
+    else
+        l->spares[l->n_spares++] = t;
+}
+/* Called after rows and turns: has the table been far too large for a long time? */
+static void ledger_weigh(ledger_t *l) {
+    if (l->work < 4 * l->limit || l->old.n) return;
+    l->shrink_to = 0;
+    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->least) {
+        l->shrink_to = buckets_for(2 * l->peak);
+        if (l->shrink_to < l->least) l->shrink_to = l->least;
+    }
+    l->work = 0;
+    l->peak = l->used;
+}
+/* Buckets of a table that would suit better than the present one, or 0. */
+static size_t ledger_wants(const ledger_t *l) {
+    return l->tangled ? (l->old.n > l->cur.n ? l->old.n : l->cur.n) : l->shrink_to;
+}
+/* Take over such a table, unless things have changed since. */
+static void ledger_relay(ledger_t *l, table_t t) {
+    if (l->tangled && limit_of(t.n) >= l->used)
+        reseed_in(l, t);
+    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n) >= 2 * l->used && l->old.n == 0) {
+        for (size_t k = 0; k < l->n_spares; k++) retire(l, &l->spares[k]);
+        l->n_spares = 0;
+        lay_out_in(l, t);
+    } else
+        retire(l, &t);
+    l->shrink_to = 0;
+}
+
+static void ledger_open(ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret) {
+    memset(l, 0, sizeof *l);
+    l->cur = t;
+    l->limit = limit_of(t.n);
+    l->least = t.n;
+    l->stamp = 1;
+    l->turns = turns;
+    l->refresh_on_ack = refresh_on_ack;
+    l->secret = secret;
+    l->seed = seed_from(secret);
+}
+/* Retire everything. */
+static void ledger_close(ledger_t *l) {
+    retire(l, &l->cur);
+    retire(l, &l->old);
+    while (l->n_spares) retire(l, &l->spares[--l->n_spares]);
+}
+
+/* ---- turns ------------------------------------------------------------------------------- */
+
+/* Sweep up to that many buckets clear of entries that were not taken in their time. */
+static void ledger_sweep(ledger_t *l, size_t buckets) {
+    if (l->old.n) return; /* moving to the new table leaves them behind */
+    for (; buckets && dropped(l) > 0; buckets--) {
+        const bucket_t *b = &l->cur.buckets[l->sweep];
+        if (UNLIKELY(dead_slots(l, b) != 0))
+            for (unsigned s = 0; s < SLOTS; s++) {
+                place_t at = {&l->cur, l->sweep, s};
+                while (b->stamps[s] && age_of(l, b->stamps[s] & ~MARKED) > l->turns)
+                    ledger_erase(l, at); /* may pull another one into this slot */
+            }
+        l->sweep = after(&l->cur, l->sweep);
+    }
+}
+static void ledger_rotate(ledger_t *l) {
+    int next = l->stamp % STAMPS + 1;
+    l->untaken += takeable(l);
+    l->work += l->limit;
+    if (UNLIKELY(l->counts[next] != 0)) { /* 127 turns without traffic, or 126 buckets */
+        ledger_migrate(l, WHOLE);
+        for (size_t i = 0; i < l->cur.n && l->counts[next]; i++)
+            for (unsigned s = 0; s < SLOTS; s++)
+                while ((l->cur.buckets[i].stamps[s] & ~MARKED) == next) {
+                    place_t at = {&l->cur, i, s};
+                    ledger_erase(l, at);
+                }
+    }
+    l->stamp = next;
+    l->dead += l->counts[stamp_of(l, l->turns)];
+    l->taking = 0;
+    ledger_weigh(l);
+}
+
+#endif

@@ -1,0 +1,659 @@
+# The Ledger: arguments, memory and locking around kernel.h.  Part of _native.pyx.
+#
+# Every call has three stages: check and convert; lay in the memory that the rows might need; one
+# run of the kernel that cannot fail, under the lock.  No Python code runs while the lock is held,
+# so what can fail is found out first and raised afterwards.
+
+cdef object NO_ROOM = "no memory for {} more entries; apply the rows in smaller batches"
+
+
+@cython.final
+cdef class Ledger:
+    """Pending tuple trees, keyed by root id.
+
+    Each entry holds the XOR of every value folded into it.  A tree is complete once its init has
+    been seen and that XOR is zero; completing it forgets it.  Acks may arrive before the init.
+    What each message means is Apache Storm 2.x's ``org.apache.storm.daemon.Acker``, case by case.
+
+    Parameters
+    ----------
+    capacity : int, default 1024
+        Entries to make room for up front.  The table grows when it must, in slices, and goes back
+        to this size when its load has long been far below.
+    buckets : int, default 3
+        Turns of `rotate` that an entry lives through at most, 2 to 126.
+    refresh_on_ack : bool, default False
+        Every message moves its entry to the newest bucket, as in early Storm; by default only
+        a fail or a reset does.
+    clock : callable, optional
+        Returns the time as an int, in milliseconds.  With one, outcomes carry ``elapsed_ms``
+        and entries ``first_ms`` and ``last_ms``.  It is called once a call.
+    max_entries : int, optional
+        A call that might take the ledger past this many entries is refused.
+    seed : int, optional
+        Of the table's hash.  Drawn from the system unless given; only tests and jobs that must
+        lay out the same table twice need to give one.
+
+    Notes
+    -----
+    All methods may be called from any thread; those that take columns run without the GIL.
+    A call is applied whole or not at all.
+    """
+
+    cdef ledger_t l
+    cdef cython.pymutex lock
+    cdef bint timed
+    cdef int64_t most
+    cdef object options
+    cdef readonly object clock  #: The callable that gives the time, or None.
+
+    def __cinit__(self, capacity=1024, *, buckets=3, refresh_on_ack=False, clock=None, max_entries=None, seed=None):
+        # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method can meet
+        # a ledger without a table.
+        cdef table_t t
+        self.options = _columns.ledger_options(capacity, buckets, refresh_on_ack, clock, max_entries, seed)
+        self.clock = self.options.clock
+        self.timed = clock is not None
+        self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
+        secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed & UINT64_MAX
+        t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))
+        ledger_open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
+
+    def __dealloc__(self):
+        # No lock: nobody can reach this ledger any more.
+        ledger_close(&self.l)
+        self.free_retired()
+
+    # Memory.
+
+    cdef table_t new_table(self, size_t n) except *:
+        """An empty table of n buckets; it holds a reference to the array that it lies in."""
+        cdef table_t t
+        cdef cnp.ndarray memory
+        cdef cnp.npy_intp size
+        if n > <size_t>1 << 48:
+            raise MemoryError(NO_ROOM.format(limit_of(n)))
+        size = table_bytes(n, self.timed)
+        try:
+            # numpy asks for huge pages, and pages that are never written cost nothing.
+            memory = cnp.PyArray_ZEROS(1, &size, cnp.NPY_UINT8, 0)
+        except MemoryError:
+            raise MemoryError(NO_ROOM.format(limit_of(n))) from None
+        Py_INCREF(memory)
+        return table_over(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
+
+    cdef int lay_in(self, size_t need, size_t missing) except -1:
+        """Give the kernel the spare table that it asked for, or refuse what it found too many."""
+        cdef table_t t
+        if need == FULL:
+            _columns.refuse_full(len(self), missing, self.most)
+        t = self.new_table(need)
+        with self.lock:
+            ledger_lay_in(&self.l, t)
+        return 0
+
+    cdef int tidy(self) except -1:
+        """After a call: free what the kernel left behind, and give it the table it would like."""
+        cdef size_t wanted
+        cdef table_t t
+        with self.lock:
+            wanted = ledger_wants(&self.l)
+        if wanted:
+            try:
+                t = self.new_table(wanted)
+            except MemoryError:
+                return 0  # it is a wish: everything goes on as it is
+            with self.lock:
+                ledger_relay(&self.l, t)
+        self.free_retired()
+        return 0
+
+    cdef void free_retired(self) noexcept:
+        cdef void *owner
+        while True:
+            with self.lock:
+                owner = next_retired(&self.l)
+            if owner == NULL:
+                return
+            Py_DECREF(<object>owner)
+
+    cdef int64_t now(self) except? -1:
+        return 0 if self.clock is None else _columns.read_clock(self.clock)
+
+    # Messages in columns.
+
+    cdef object run(self, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind):
+        """Apply rows; `vals` and `tasks` are None where the kind has none."""
+        cdef Py_ssize_t n = rows(roots), m = 0
+        cdef batch_t batch
+        cdef outcomes_t out
+        cdef size_t need, missing = 0
+        cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
+        batch.root_ids = ids_of(roots)
+        batch.vals = NULL if vals is None else ids_of(vals)
+        batch.tasks = NULL if tasks is None else tasks_of(tasks)
+        batch.times = NULL
+        batch.kind = kind
+        batch.now = self.now()
+        root_ids = new_column(n, cnp.NPY_INT64)
+        out_tasks = new_column(n, cnp.NPY_INT32)
+        kinds = new_column(n, cnp.NPY_UINT8)
+        out.root_ids = <int64_t *>cnp.PyArray_DATA(root_ids)
+        out.tasks = <int32_t *>cnp.PyArray_DATA(out_tasks)
+        out.kinds = <uint8_t *>cnp.PyArray_DATA(kinds)
+        out.elapsed = NULL
+        if self.timed:
+            elapsed = new_column(n, cnp.NPY_INT64)
+            out.elapsed = <int64_t *>cnp.PyArray_DATA(elapsed)
+        while True:
+            with nogil, self.lock:
+                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
+                if need == 0:
+                    m = run_batch(&self.l, &batch, n, &out, True)
+            if need == 0:
+                break
+            self.lay_in(need, missing)
+        self.tidy()
+        return _records.Outcomes(
+            shortened(root_ids, m), shortened(out_tasks, m), shortened(kinds, m), shortened(elapsed, m)
+        )
+
+    def apply(self, root_ids, vals, tasks):
+        """Apply a batch of messages of any kind, in order.
+
+        Parameters
+        ----------
+        root_ids, vals : buffer of int64 or uint64, shape (n,), C-contiguous
+            Parallel columns, read in place and not kept: anything with the buffer protocol, and
+            Arrow arrays without nulls.
+        tasks : buffer of int32, shape (n,)
+            A task >= 0 is an INIT by that spout task; ``ACK``, ``FAIL`` or ``RESET`` otherwise.
+            The val of a fail or a reset is ignored.
+
+        Returns
+        -------
+        Outcomes
+            In the order of the rows that brought them about.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a column is of another type, shape or length, or a kind is unknown.
+        LedgerFull
+            If ``max_entries`` might be passed.
+        MemoryError
+            If the ledger cannot grow.
+
+        On any of these, nothing has been applied.
+        """
+        cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
+        cdef cnp.ndarray values = id_column(vals, "vals")
+        cdef cnp.ndarray kinds = task_column(tasks, "tasks")
+        if rows(values) != rows(roots) or rows(kinds) != rows(roots):
+            _columns.same_length(root_ids=roots, vals=values, tasks=kinds)
+        if lowest(kinds) < TASK_RESET:
+            _columns.check_kinds(kinds)
+        return self.run(roots, values, kinds, 0)
+
+    def init_many(self, root_ids, init_vals, tasks):
+        """Apply a batch of inits: `apply` with tasks that are all >= 0."""
+        cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
+        cdef cnp.ndarray values = id_column(init_vals, "init_vals")
+        cdef cnp.ndarray spouts = task_column(tasks, "tasks")
+        if rows(values) != rows(roots) or rows(spouts) != rows(roots):
+            _columns.same_length(root_ids=roots, init_vals=values, tasks=spouts)
+        if lowest(spouts) < 0:
+            _columns.check_init_tasks(spouts)
+        return self.run(roots, values, spouts, 0)
+
+    def ack_many(self, root_ids, ack_vals):
+        """Apply a batch of acks: row i folds ``ack_vals[i]`` into ``root_ids[i]``."""
+        cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
+        cdef cnp.ndarray values = id_column(ack_vals, "ack_vals")
+        if rows(values) != rows(roots):
+            _columns.same_length(root_ids=roots, ack_vals=values)
+        return self.run(roots, values, None, TASK_ACK)
+
+    def fail_many(self, root_ids):
+        """Fail a batch of roots."""
+        return self.run(id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
+
+    def reset_timeout_many(self, root_ids):
+        """Give a batch of roots their full time again."""
+        return self.run(id_column(root_ids, "root_ids"), None, None, TASK_RESET)
+
+    # Messages one at a time.
+
+    cdef object run_one(self, uint64_t root, uint64_t val, int32_t task):
+        cdef int64_t out_root = 0, out_elapsed = 0
+        cdef int32_t out_task = 0
+        cdef uint8_t out_kind = 0
+        cdef outcomes_t out
+        cdef int64_t now = self.now()
+        cdef size_t need, missing = 0, m = 0
+        cdef bint untidy = False
+        out.root_ids = &out_root
+        out.tasks = &out_task
+        out.kinds = &out_kind
+        out.elapsed = &out_elapsed if self.timed else NULL
+        while True:
+            with self.lock:
+                need = ledger_needs(&self.l, 1, self.most, &root, &missing)
+                if need == 0:
+                    m = run_one(&self.l, root, val, task, now, &out)
+                    untidy = self.l.retired != NULL or ledger_wants(&self.l) != 0
+            if need == 0:
+                break
+            self.lay_in(need, 1)
+        if untidy:
+            self.tidy()
+        if m == 0:
+            return None
+        return _records.Outcome(out_root, out_task, STATUSES[out_kind], out_elapsed if self.timed else None)
+
+    def init(self, root_id, init_val, task):
+        """Apply one init by a spout task; return its `Outcome`, or None if nothing came of it."""
+        return self.run_one(as_id(root_id, "root_id"), as_id(init_val, "init_val"), _columns.as_task(task, "task"))
+
+    def ack(self, root_id, ack_val):
+        """Apply one ack; return its `Outcome`, or None if nothing came of it."""
+        return self.run_one(as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
+
+    def fail(self, root_id):
+        """Fail one root; return its `Outcome`, or None if its init is still to come."""
+        return self.run_one(as_id(root_id, "root_id"), 0, TASK_FAIL)
+
+    def reset_timeout(self, root_id):
+        """Give one root its full time again; return its `Outcome`, or None without an init."""
+        return self.run_one(as_id(root_id, "root_id"), 0, TASK_RESET)
+
+    # Time.
+
+    def rotate(self):
+        """Age every entry by one turn, in constant time; the oldest bucket's entries leave."""
+        with self.lock:
+            ledger_rotate(&self.l)
+        self.tidy()
+
+    def expired(self, limit=None):
+        """Hand out, once, the entries that left at the last turn.
+
+        Parameters
+        ----------
+        limit : int, optional
+            At most so many, to take them in slices; all of them by default.
+
+        Returns
+        -------
+        Entries
+            In any order.  What nobody takes before the next turn is dropped, and counted.
+        """
+        cdef size_t most = SIZE_MAX if limit is None else min(_columns.as_count(limit, "limit", 0), INT64_MAX)
+        cdef size_t n
+        cdef columns_t out
+        with self.lock:
+            n = takeable(&self.l)
+        n = min(n, most)
+        columns = self.new_columns(n, &out)
+        with nogil, self.lock:
+            n = take_expired(&self.l, &out, n)
+        self.free_retired()
+        return _records.Entries(*[shortened(column, n) for column in columns])
+
+    # Folding.
+
+    def fold(self, root_ids, vals, tasks, times_ms=None):
+        """Fold a batch of messages in without deciding anything; `settle` decides.
+
+        Columns as in `apply`.  ``times_ms`` (int64) is the time of each message, for a ledger with
+        a clock; by default all have the clock's.
+        """
+        cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
+        cdef cnp.ndarray values = id_column(vals, "vals")
+        cdef cnp.ndarray kinds = task_column(tasks, "tasks")
+        cdef cnp.ndarray times = None
+        cdef Py_ssize_t n = rows(roots)
+        cdef batch_t batch
+        cdef outcomes_t out
+        cdef size_t need, missing = 0
+        if times_ms is not None:
+            times = _columns.times_column(times_ms, self.timed)
+            _columns.same_length(root_ids=roots, vals=values, tasks=kinds, times_ms=times)
+        elif rows(values) != n or rows(kinds) != n:
+            _columns.same_length(root_ids=roots, vals=values, tasks=kinds)
+        if lowest(kinds) < TASK_RESET:
+            _columns.check_kinds(kinds)
+        memset(&out, 0, sizeof(out))
+        batch.root_ids = ids_of(roots)
+        batch.vals = ids_of(values)
+        batch.tasks = tasks_of(kinds)
+        batch.times = NULL if times is None else <const int64_t *>cnp.PyArray_DATA(times)
+        batch.kind = 0
+        batch.now = 0 if times is not None else self.now()
+        while True:
+            with nogil, self.lock:
+                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
+                if need == 0:
+                    run_batch(&self.l, &batch, n, &out, False)
+            if need == 0:
+                break
+            self.lay_in(need, missing)
+        self.tidy()
+
+    def merge(self, entries):
+        """Fold saved or foreign entries in without deciding anything.
+
+        Values XOR, inits add up, flags join, the greatest task and the newest bucket stay.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a column is not as in `Entries`, a row cannot be an entry, or one of the two keeps
+            times and the other does not.  Nothing has been folded then.
+        """
+        self.merge_checked(_columns.check_entries(entries, self.l.turns, self.timed))
+
+    cdef int merge_checked(self, entries) except -1:
+        cdef columns_t columns
+        cdef cnp.ndarray roots = entries.root_ids
+        cdef cnp.ndarray column
+        cdef Py_ssize_t n = rows(roots)
+        cdef size_t need, missing = 0
+        columns.root_ids = <int64_t *>cnp.PyArray_DATA(roots)
+        column = entries.vals
+        columns.vals = <int64_t *>cnp.PyArray_DATA(column)
+        column = entries.tasks
+        columns.tasks = <int32_t *>cnp.PyArray_DATA(column)
+        column = entries.inits
+        columns.inits = <uint8_t *>cnp.PyArray_DATA(column)
+        column = entries.flags
+        columns.flags = <uint8_t *>cnp.PyArray_DATA(column)
+        column = entries.ages
+        columns.ages = <uint8_t *>cnp.PyArray_DATA(column)
+        columns.first = columns.last = NULL
+        if self.timed:
+            column = entries.first_ms
+            columns.first = <int64_t *>cnp.PyArray_DATA(column)
+            column = entries.last_ms
+            columns.last = <int64_t *>cnp.PyArray_DATA(column)
+        while True:
+            with nogil, self.lock:
+                need = ledger_needs(&self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing)
+                if need == 0:
+                    merge_rows(&self.l, &columns, n)
+            if need == 0:
+                break
+            self.lay_in(need, missing)
+        self.tidy()
+        return 0
+
+    def settle(self, now_ms=None, timeout_ms=None):
+        """Decide every entry once, when everything is in; what is decided leaves.
+
+        Parameters
+        ----------
+        now_ms : int, optional
+            The time, in milliseconds; the clock's by default.
+        timeout_ms : int, optional
+            An entry whose last message is older than this is decided as well.
+
+        Returns
+        -------
+        Settled
+            The decided entries, in any order: ``ANOMALY`` (several inits), ``ACKED``, ``FAILED``,
+            ``EXPIRED``, ``ORPHAN`` (no init).  What is open stays in the ledger.
+        """
+        # None, or too long ago for anything to lie before it: nothing is past the time-out.
+        deadline = _columns.deadline(now_ms, timeout_ms, self.clock)
+        cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
+        cdef int64_t before = deadline if timed_out else 0
+        cdef size_t n, most
+        cdef columns_t out
+        while True:
+            most = len(self)
+            columns = self.new_columns(most, &out)
+            statuses = new_column(most, cnp.NPY_UINT8)
+            out.statuses = <uint8_t *>cnp.PyArray_DATA(<cnp.ndarray>statuses)
+            out.ages = NULL
+            with nogil, self.lock:
+                n = live(&self.l)
+                if n <= most:
+                    n = settle_all(&self.l, &out, timed_out, before)
+                    most = SIZE_MAX
+            if most == SIZE_MAX:
+                break
+        roots, vals, tasks, inits, flags, _, first, last = [shortened(column, n) for column in columns]
+        return _records.Settled(roots, shortened(statuses, n), vals, tasks, inits, flags, first, last)
+
+    # Looking inside, saving and loading.
+
+    cdef list new_columns(self, size_t n, columns_t *out):
+        """Columns for n entries, in the order of `Entries`."""
+        cdef cnp.ndarray roots = new_column(n, cnp.NPY_INT64), vals = new_column(n, cnp.NPY_INT64)
+        cdef cnp.ndarray tasks = new_column(n, cnp.NPY_INT32), inits = new_column(n, cnp.NPY_UINT8)
+        cdef cnp.ndarray flags = new_column(n, cnp.NPY_UINT8), ages = new_column(n, cnp.NPY_UINT8)
+        cdef cnp.ndarray first = None, last = None
+        out.root_ids = <int64_t *>cnp.PyArray_DATA(roots)
+        out.vals = <int64_t *>cnp.PyArray_DATA(vals)
+        out.tasks = <int32_t *>cnp.PyArray_DATA(tasks)
+        out.inits = <uint8_t *>cnp.PyArray_DATA(inits)
+        out.flags = <uint8_t *>cnp.PyArray_DATA(flags)
+        out.ages = <uint8_t *>cnp.PyArray_DATA(ages)
+        out.first = out.last = NULL
+        out.statuses = NULL
+        if self.timed:
+            first = new_column(n, cnp.NPY_INT64)
+            last = new_column(n, cnp.NPY_INT64)
+            out.first = <int64_t *>cnp.PyArray_DATA(first)
+            out.last = <int64_t *>cnp.PyArray_DATA(last)
+        return [roots, vals, tasks, inits, flags, ages, first, last]
+
+    def entries(self):
+        """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
+        cdef size_t n, most
+        cdef columns_t out
+        while True:
+            most = len(self)
+            columns = self.new_columns(most, &out)
+            with nogil, self.lock:
+                n = live(&self.l)
+                if n <= most:
+                    n = list_entries(&self.l, &out)
+                    most = SIZE_MAX
+            if most == SIZE_MAX:
+                return _records.Entries(*[shortened(column, n) for column in columns])
+
+    @classmethod
+    def from_entries(cls, entries, capacity=None, **arguments):
+        """A ledger with these entries; the other arguments are the constructor's."""
+        if capacity is None:
+            capacity = max(1024, len(entries))
+        ledger = cls(capacity, **arguments)
+        ledger.merge(entries)
+        return ledger
+
+    def get(self, root_id):
+        """The `Entry` of a root, or None if it is not pending."""
+        cdef uint64_t root = as_id(root_id, "root_id")
+        cdef columns_t out
+        cdef bint found
+        columns = self.new_columns(1, &out)
+        with self.lock:
+            found = look_up(&self.l, root, &out)
+        return next(iter(_records.Entries(*columns))) if found else None
+
+    def oldest(self, n):
+        """The n entries nearest to expiry: by age, then first message, then root id."""
+        cdef Py_ssize_t most = min(_columns.as_count(n, "n", 0), INT64_MAX)
+        entries = self.entries()
+        keys = [entries.root_ids, -entries.ages.astype(np.int16)]
+        if self.timed:
+            keys.insert(1, entries.first_ms)
+        first = np.lexsort(keys)[:most]
+        return _records.Entries(**{name: column[first] for name, column in entries.columns().items()})
+
+    def __contains__(self, root_id):
+        cdef uint64_t root = as_id(root_id, "root_id")
+        cdef bint found
+        with self.lock:
+            found = look_up(&self.l, root, NULL)
+        return found
+
+    def __len__(self):
+        cdef size_t n
+        with self.lock:
+            n = live(&self.l)
+        return n
+
+    @property
+    def buckets(self):
+        """Turns that an entry lives through at most."""
+        return self.options.buckets
+
+    @property
+    def refresh_on_ack(self):
+        """Whether every message moves its entry to the newest bucket."""
+        return self.options.refresh_on_ack
+
+    @property
+    def max_entries(self):
+        """The bound on entries, or None."""
+        return self.options.max_entries
+
+    @property
+    def capacity(self):
+        """Entries that the present table holds before it grows."""
+        cdef size_t n
+        with self.lock:
+            n = self.l.limit
+        return n
+
+    @property
+    def nbytes(self):
+        """Bytes of the table, or of both while entries move from one to the other."""
+        cdef size_t n
+        with self.lock:
+            n = table_bytes(self.l.cur.n, self.timed)
+            if self.l.old.n:
+                n += table_bytes(self.l.old.n, self.timed)
+        return n
+
+    @property
+    def stats(self):
+        """`Stats`: second inits, orphans, expired that nobody took, growths."""
+        cdef int64_t second_inits, orphans, untaken, growths
+        with nogil, self.lock:
+            second_inits = self.l.second_inits
+            orphans = self.l.orphans + waiting_orphans(&self.l)
+            untaken = self.l.untaken
+            growths = self.l.growths
+        return _records.Stats(second_inits, orphans, untaken, growths)
+
+    @property
+    def tables(self):
+        """The one or two tables as read-only arrays of 128-byte buckets; stale after growth."""
+        cdef table_t cur, old
+        with self.lock:
+            cur = self.l.cur
+            old = self.l.old
+            Py_INCREF(<object>cur.owner)
+            if old.n:
+                Py_INCREF(<object>old.owner)
+        views = [bucket_view(cur)]
+        Py_DECREF(<object>cur.owner)
+        if old.n:
+            views.append(bucket_view(old))
+            Py_DECREF(<object>old.owner)
+        return tuple(views)
+
+    def __reduce__(self):
+        """Constructor arguments, pending entries, expired ones that wait to be taken, counters."""
+        return restored, (self.options._asdict(), *self.everything())
+
+    cdef tuple everything(self):
+        """Pending and expired entries, and the counters, of one moment."""
+        cdef size_t n, m, most_live, most_expired
+        cdef columns_t out, gone
+        while True:
+            with self.lock:
+                most_live = live(&self.l)
+                most_expired = takeable(&self.l)
+            pending = self.new_columns(most_live, &out)
+            expired = self.new_columns(most_expired, &gone)
+            with nogil, self.lock:
+                n = live(&self.l)
+                m = takeable(&self.l)
+                if n <= most_live and m <= most_expired:
+                    n = list_entries(&self.l, &out)
+                    m = list_expired(&self.l, &gone)
+                    most_live = SIZE_MAX
+            if most_live == SIZE_MAX:
+                break
+        return (
+            _records.Entries(*[shortened(column, n) for column in pending]),
+            _records.Entries(*[shortened(column, m) for column in expired]),
+            self.stats,
+        )
+
+    cdef int restore(self, entries, expired, stats) except -1:
+        most, self.most = self.most, -1
+        self.merge_checked(entries)
+        self.merge_checked(expired)
+        self.most = most
+        self.l.second_inits = stats.second_inits
+        self.l.orphans = stats.orphans - waiting_orphans(&self.l)
+        self.l.untaken = stats.expired_untaken
+        self.l.growths = stats.growths
+        return 0
+
+    def __repr__(self):
+        return f"<ackcore.Ledger: {len(self)} entries, {self.nbytes} bytes, native>"
+
+
+def restored(arguments, entries, expired, stats):
+    """Rebuild a pickled or copied `Ledger`."""
+    cdef Ledger ledger = Ledger(**arguments)
+    ledger.restore(entries, expired, stats)
+    return ledger
+
+
+cdef object shortened(cnp.ndarray column, size_t n):
+    """The first n rows; a long column's memory behind them is given back."""
+    cdef Py_ssize_t size
+    if column is None:
+        return None
+    size = rows(column)
+    if <size_t>size == n:
+        return column
+    if size - <Py_ssize_t>n > 65536:
+        column.resize(n, refcheck=False)
+        return column
+    return column[:n]
+
+
+cdef int32_t lowest(cnp.ndarray column) noexcept:
+    cdef const int32_t *items = tasks_of(column)
+    cdef Py_ssize_t i, n = rows(column)
+    cdef int32_t least = 0
+    with nogil:
+        for i in range(n):
+            least = items[i] if items[i] < least else least
+    return least
+
+
+cdef object bucket_view(table_t t):
+    """A table's buckets as a read-only structured array over its memory."""
+    cdef cnp.ndarray memory = <cnp.ndarray>t.owner
+    offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
+    view = memory[offset:offset + 128 * t.n].view(BUCKET)
+    view.flags.writeable = False
+    return view
+
+
+cdef object BUCKET = np.dtype(
+    [
+        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS), ("over", np.uint16),
+        ("not_tasks", np.int32, SLOTS), ("vals", np.uint64, SLOTS),
+    ]
+)
+cdef tuple STATUSES = tuple(_records.Status)
