@@ -1,0 +1,248 @@
+"""Which backend runs: an order is obeyed or fails, a default says when it is second best."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import ackcore
+from ackcore import _backend
+
+#: Runs first in the child: stands for an extension that was not built, or was built wrong.
+NOT_BUILT = "import sys; sys.modules['ackcore._native'] = None\n"
+WRONG_ABI = """
+import importlib.abc, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ackcore._native":
+            raise ValueError("numpy.dtype size changed")
+sys.meta_path.insert(0, Finder())
+"""
+WITHOUT_LEDGER = """
+import sys, types
+sys.modules["ackcore._native"] = types.ModuleType("ackcore._native")
+"""
+REPORT = """
+import json, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        import ackcore
+        import ackcore.ids
+    except Exception as error:
+        found = {"error": [type(error).__name__, str(error), repr(error.__cause__)]}
+    else:
+        found = {
+            "backend": ackcore.backend,
+            "modules": [ackcore.Ledger.__module__, ackcore.root_ids.__module__,
+                        ackcore.IdSource.__module__],
+        }
+found["warnings"] = [[warning.category.__name__, str(warning.message)] for warning in caught]
+print(json.dumps(found))
+"""
+
+
+def imported(order, before=""):
+    """What a fresh interpreter sees when it imports ackcore under an order."""
+    environment = {name: text for name, text in os.environ.items() if name != "ACKCORE_BACKEND"}
+    if order is not None:
+        environment["ACKCORE_BACKEND"] = order
+    environment["PYTHONPATH"] = str(pathlib.Path(ackcore.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", before + REPORT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def native():
+    try:
+        return _backend.load_backend("native")
+    except ImportError as error:
+        if os.environ.get("ACKCORE_REQUIRE_NATIVE"):
+            raise
+        pytest.skip(f"not built: {error}")
+
+
+@pytest.mark.parametrize("order", [None, "", "native"])
+def test_native_is_the_default_and_can_be_ordered(native, order):
+    assert imported(order) == {
+        "backend": "native",
+        "modules": ["ackcore._native"] * 3,
+        "warnings": [],
+    }
+
+
+def test_python_can_be_ordered():
+    found = imported("python")
+    assert (found["backend"], found["warnings"]) == ("python", [])
+    assert all(module.startswith("ackcore._reference") for module in found["modules"])
+
+
+@pytest.mark.parametrize(
+    ("broken", "cause"),
+    [
+        (NOT_BUILT, "import of ackcore._native halted"),
+        (WRONG_ABI, "ValueError: numpy.dtype size changed"),
+        (WITHOUT_LEDGER, "ackcore._native has no Ledger"),
+    ],
+    ids=["not built", "wrong ABI", "without a Ledger"],
+)
+def test_broken_native_fails_an_order_and_warns_without_one(broken, cause):
+    ordered = imported("native", broken)
+    kind, words, raised_from = ordered["error"]
+    assert kind == "ImportError"
+    assert words.startswith("ACKCORE_BACKEND=native cannot be had: ")
+    assert cause in words
+    assert raised_from != "None"
+
+    fallen_back = imported(None, broken)
+    assert fallen_back["backend"] == "python"
+    [[category, words]] = fallen_back["warnings"]
+    assert category == "RuntimeWarning"
+    assert cause in words
+
+    assert imported("python", broken)["warnings"] == []
+
+
+def test_unknown_order_names_the_two():
+    kind, words, _ = imported("cython")["error"]
+    assert kind == "ImportError"
+    assert words == "ACKCORE_BACKEND must be 'native' or 'python', got 'cython'"
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (None, ("native", "ackcore._native")),
+        ("native", ("native", "ackcore._native")),
+        ("python", ("python", "ackcore._reference")),
+    ],
+)
+def test_choice_in_this_process(native, monkeypatch, order, expected):
+    monkeypatch.delenv("ACKCORE_BACKEND", raising=False)
+    if order is not None:
+        monkeypatch.setenv("ACKCORE_BACKEND", order)
+    name, module = _backend._choose()
+    assert (name, module.__name__) == expected
+
+
+def test_choice_of_a_broken_native_in_this_process(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ackcore._native", None)
+    monkeypatch.setenv("ACKCORE_BACKEND", "native")
+    with pytest.raises(ImportError, match="ACKCORE_BACKEND=native cannot be had"):
+        _backend._choose()
+    monkeypatch.delenv("ACKCORE_BACKEND")
+    with pytest.warns(RuntimeWarning, match="slow Python backend") as caught:
+        assert _backend._choose()[0] == "python"
+    assert len(caught) == 1
+    monkeypatch.setenv("ACKCORE_BACKEND", "rust")
+    with pytest.raises(ImportError, match="must be 'native' or 'python', got 'rust'"):
+        _backend._choose()
+
+
+# Backends by name.
+
+
+class Registered:
+    """Installs entry points for the length of a test: name -> what it refers to."""
+
+    def __init__(self, monkeypatch):
+        self.points = []
+        monkeypatch.setattr(importlib.metadata, "entry_points", self.find)
+
+    def add(self, name, value):
+        group = _backend.ENTRY_POINTS
+        self.points.append(importlib.metadata.EntryPoint(name, value, group))
+
+    def find(self, group):
+        assert group == "ackcore.backends"
+        return importlib.metadata.EntryPoints(self.points)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    return Registered(monkeypatch)
+
+
+def test_our_backends_go_by_name(native):
+    assert native.__module__ == "ackcore._native"
+    assert ackcore.load_backend("python").__module__ == "ackcore._reference"
+
+
+def test_ours_cannot_be_taken_over(registered, native):
+    registered.add("native", "ackcore._reference:Ledger")
+    assert ackcore.load_backend("native") is native
+
+
+def test_installed_backend_is_found_by_name(registered):
+    registered.add("theirs", "ackcore._reference:Ledger")
+    registered.add("theirs", "ackcore._reference:Ledger")  # one package, twice on the path
+    assert ackcore.load_backend("theirs") is ackcore.load_backend("python")
+
+
+def test_unknown_name_lists_the_known(registered):
+    registered.add("theirs", "ackcore._reference:Ledger")
+    with pytest.raises(
+        ValueError, match="no backend is called 'rust'; there are native, python, theirs"
+    ):
+        ackcore.load_backend("rust")
+
+
+def test_name_registered_by_two_is_refused(registered):
+    registered.add("theirs", "ackcore._reference:Ledger")
+    registered.add("theirs", "elsewhere:Ledger")
+    with pytest.raises(ValueError, match=r"several packages .* ackcore._reference:Ledger, elsew"):
+        ackcore.load_backend("theirs")
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ("no_such_module_of_theirs:Ledger", "No module named 'no_such_module_of_theirs'"),
+        ("ackcore._reference:Leger", "has no attribute 'Leger'"),
+    ],
+)
+def test_backend_that_cannot_be_loaded_gives_the_cause(registered, value, cause):
+    registered.add("theirs", value)
+    with pytest.raises(ImportError, match="backend 'theirs' cannot be loaded") as refused:
+        ackcore.load_backend("theirs")
+    assert cause in str(refused.value)
+    assert refused.value.__cause__ is not None
+
+
+def test_backend_that_is_no_factory_is_refused(registered):
+    registered.add("theirs", "ackcore._reference:__all__")
+    with pytest.raises(TypeError, match="must be a callable that makes ledgers"):
+        ackcore.load_backend("theirs")
+
+
+# What a backend is.
+
+
+@pytest.mark.parametrize("name", ["native", "python"])
+def test_ledgers_of_ours_are_backends(native, name):
+    ledger = ackcore.load_backend(name)()
+    assert isinstance(ledger, ackcore.AckerBackend)
+    assert _backend.missing_from(ledger) == []
+
+
+def test_what_lacks_a_method_is_no_backend():
+    assert not isinstance({}, ackcore.AckerBackend)
+    missing = _backend.missing_from({})
+    assert {"apply", "init_many", "rotate", "settle", "tables"} <= set(missing)
+    assert not {"get", "__len__", "__contains__"} & set(missing)
+
+
+def test_package_exports_what_it_says():
+    assert ackcore.backend in ("native", "python")
+    for name in ackcore.__all__:
+        assert hasattr(ackcore, name)
