@@ -2,8 +2,6 @@
 
 import array
 import hashlib
-import importlib
-import os
 import pickle
 import threading
 
@@ -14,21 +12,10 @@ from hypothesis import strategies as st
 
 import ackcore.ids
 
-BACKENDS = ["ackcore._native", "ackcore._reference"]
 
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def ids(request):
-    return backend_module(request.param)
-
-
-def backend_module(name):
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        if os.environ.get("ACKCORE_REQUIRE_NATIVE"):
-            raise
-        pytest.skip(f"not built: {error}")
+@pytest.fixture(scope="session")
+def ids(backend):
+    return backend
 
 
 # What the definitions say, in plain integers; and undone again.
@@ -450,11 +437,11 @@ def test_refusals_name_the_argument_and_the_row(ids, case):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_backends_refuse_in_the_same_words(case):
+def test_backends_refuse_in_the_same_words(native, reference, case):
     refusals = []
-    for name in BACKENDS:
+    for backend in (native, reference):
         with pytest.raises(REFUSED[case][0]) as refused:
-            REFUSED[case][2](backend_module(name))
+            REFUSED[case][2](backend)
         refusals.append((refused.type, str(refused.value)))
     assert refusals[0] == refusals[1]
 

@@ -1,0 +1,63 @@
+"""What several test modules need: the backends, and how hard hypothesis tries."""
+
+import importlib
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ackcore import Acker
+from ackcore.testing.scripts import Clock
+
+# Both are deterministic: a run that fails on one machine fails on the next.
+settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "thorough",
+    max_examples=2_000,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("ACKCORE_HYPOTHESIS", "fast"))
+
+
+def load_backend(name):
+    """Return a backend's module, or skip; in CI a broken build must not pass."""
+    try:
+        module = importlib.import_module(name)
+        module.Ledger  # noqa: B018 - a build from before the ledger has only ids
+    except (ImportError, AttributeError) as error:
+        if os.environ.get("ACKCORE_REQUIRE_NATIVE"):
+            raise
+        pytest.skip(f"not built: {error}")
+    return module
+
+
+@pytest.fixture(scope="session", params=["ackcore._native", "ackcore._reference"])
+def backend(request):
+    return load_backend(request.param)
+
+
+@pytest.fixture(scope="session")
+def Ledger(backend):
+    return backend.Ledger
+
+
+@pytest.fixture(scope="session")
+def native():
+    return load_backend("ackcore._native")
+
+
+@pytest.fixture(scope="session")
+def reference():
+    return load_backend("ackcore._reference")
+
+
+@pytest.fixture(params=[1, 3], ids=["1 shard", "3 shards"])
+def make_acker(Ledger, request):
+    """Make ackers of either backend, of one shard or several, in simulated time."""
+
+    def make_acker(**arguments):
+        return Acker(Ledger, **{"shards": request.param, "clock": Clock(), **arguments})
+
+    return make_acker

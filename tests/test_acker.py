@@ -1,0 +1,414 @@
+"""The acker: what it does with messages, Storm's routing, and who is told; in simulated time."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ackcore import (
+    ACK,
+    ACKED,
+    FAIL,
+    FAILED,
+    RESET,
+    RESET_TIMEOUT,
+    Acker,
+    Outcomes,
+    acker_task,
+)
+from ackcore.testing.scripts import Clock, int32s, int64s
+
+T = 30_000  # milliseconds: the default time-out, and so the default period
+
+
+# Messages.
+
+
+def test_scalars_do_what_the_ledger_does(make_acker):
+    clock = Clock(1000)
+    acker = make_acker(clock=clock)
+    assert acker.ack(7, 5) is None  # before its init
+    assert acker.get(7).task == -1
+    clock.now_ms = 1500
+    assert acker.init(7, 5, 2) == (7, 2, ACKED, 500)
+    assert acker.init(-1, 3, 0) is None
+    assert -1 in acker
+    assert 2**64 - 1 in acker
+    assert acker.reset_timeout(-1) == (-1, 0, RESET_TIMEOUT, 0)
+    assert acker.fail(-1) == (-1, 0, FAILED, 0)
+    assert acker.get(-1) is None
+    assert len(acker) == 0
+
+
+def test_columns_do_what_the_scalars_do(make_acker):
+    roots = np.arange(-20, 20)
+    by_row, by_column = make_acker(), make_acker()
+    scalar = [by_row.init(root, root ^ 9, abs(root)) for root in roots.tolist()]
+    scalar += [by_row.ack(root, root ^ 9) for root in roots[:10].tolist()]
+    scalar += [by_row.reset_timeout(root) for root in roots[10:20].tolist()]
+    scalar += [by_row.fail(root) for root in roots[20:30].tolist()]
+    bulk = [
+        *by_column.init_many(roots, roots ^ 9, np.abs(roots).astype(np.int32)),
+        *by_column.ack_many(roots[:10], roots[:10] ^ 9),
+        *by_column.reset_timeout_many(roots[10:20]),
+        *by_column.fail_many(roots[20:30]),
+    ]
+    assert sorted(bulk) == sorted(outcome for outcome in scalar if outcome is not None)
+    assert sorted(by_row.entries()) == sorted(by_column.entries())
+
+
+def test_mixed_batch_is_applied_in_order_for_each_root(make_acker):
+    acker = make_acker()
+    roots = np.repeat(np.arange(8), 4)
+    vals = int64s([5, 0, 5, 6] * 8)
+    kinds = int32s([3, RESET, ACK, FAIL] * 8)
+    outcomes = acker.apply(roots, vals, kinds)
+    assert isinstance(outcomes, Outcomes)
+    of_root = {root: [] for root in range(8)}
+    for outcome in outcomes:
+        of_root[outcome.root_id].append(outcome.kind)
+    assert of_root == {root: [RESET_TIMEOUT, ACKED] for root in range(8)}
+    assert len(acker) == 8  # the fail after the ack made an entry that nothing will finish
+
+
+def test_empty_batch_has_no_outcomes(make_acker):
+    told = []
+    acker = make_acker(on_outcomes=lambda *each: told.append(each))
+    outcomes = acker.apply(int64s([]), int64s([]), int32s([]))
+    assert (len(outcomes), outcomes.elapsed_ms.dtype, told) == (0, np.int64, [])
+
+
+def test_roots_go_to_the_shard_that_storm_sends_them_to(Ledger):
+    made = []
+
+    def factory(*args, **kwargs):
+        made.append(Ledger(*args, **kwargs))
+        return made[-1]
+
+    acker = Acker(factory, shards=4, clock=Clock(), capacity=10)
+    # Storm's own vectors for four tasks.
+    vectors = {0: 3, 1: 0, -1: 3, 42: 1, -(2**63): 3, 2**63 - 1: 3, 0x0123456789ABCDEF: 3}
+    acker.init_many(int64s(vectors), int64s([1] * 7), int32s([0] * 7))
+    assert {root: [root in ledger for ledger in made].index(True) for root in vectors} == vectors
+    for root, shard in vectors.items():
+        assert acker.ack(root, 1).root_id == root
+        assert root not in made[shard]
+    many = np.arange(-500, 500) * 0x9E3779B97F4A7
+    acker.init_many(many, many | 1, np.zeros(1000, np.int32))
+    assert [len(ledger) for ledger in made] == np.bincount(acker_task(many, 4)).tolist()
+    assert all(acker.get(root).val == root | 1 for root in many.tolist())
+    assert len(acker) == len(acker.entries()) == 1000
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (TypeError, "root_ids must be an array", lambda a: a.apply([1], int64s([1]), int32s([1]))),
+        (TypeError, "ack_vals must", lambda a: a.ack_many(int64s([1]), np.array([1.0]))),
+        (
+            ValueError,
+            "init_vals has 1",
+            lambda a: a.init_many(int64s([1, 2]), int64s([1]), int32s([1, 2])),
+        ),
+        (
+            ValueError,
+            "got -4 in row 1",
+            lambda a: a.apply(int64s([1, 2]), int64s([1, 2]), int32s([1, -4])),
+        ),
+        (
+            ValueError,
+            "got -1 in row 1",
+            lambda a: a.init_many(int64s([1, 2]), int64s([1, 2]), int32s([1, -1])),
+        ),
+        (OverflowError, "root_id must fit", lambda a: a.ack(2**64, 1)),
+        (TypeError, "root_id must be an integer", lambda a: a.fail("1")),
+        (TypeError, "root_id must be an integer", lambda a: 1.5 in a),
+        (TypeError, "now_ms must be an integer", lambda a: a.tick("now")),
+    ],
+)
+def test_refused_calls_apply_nothing(make_acker, error, words, call):
+    acker = make_acker()
+    with pytest.raises(error, match=words):
+        call(acker)
+    assert len(acker) == 0
+
+
+# Trees.  The shapes of Storm's integration tests, as the acker sees them.
+
+
+class Tree:
+    """Sends what spouts and bolts would; edges are distinct powers, so nothing cancels by luck."""
+
+    def __init__(self, acker):
+        self.acker, self.drawn = acker, 0
+
+    def edge(self):
+        self.drawn += 1
+        return 1 << self.drawn
+
+    def emit(self, root, copies=1):
+        edges = [self.edge() for _ in range(copies)]
+        assert self.acker.init(root, sum(edges), 0) is None
+        return edges
+
+    def execute(self, root, edges, copies):
+        """A bolt gets tuples on these edges of one root, and emits copies anchored to all."""
+        emitted = [[self.edge() for _ in edges] for _ in range(copies)]
+        outcome = None
+        for position, edge in enumerate(edges):
+            out_val = sum(of_copy[position] for of_copy in emitted)
+            outcome = self.acker.ack(root, edge ^ out_val) or outcome
+        return [sum(of_copy) for of_copy in emitted], outcome
+
+
+def test_branches_join_before_the_tree_is_acked(make_acker):
+    """Storm's testAckBranching: one tuple into two bolts, joined by a third."""
+    tree = Tree(make_acker())
+    left, right = tree.emit(1, copies=2)
+    [left], none = tree.execute(1, [left], 1)
+    [right], none_either = tree.execute(1, [right], 1)
+    assert none is none_either is None
+    _, outcome = tree.execute(1, [left, right], 0)
+    assert outcome.kind == ACKED
+
+
+def test_tuple_anchored_to_one_input_twice(make_acker):
+    """Storm's testAckingSelfAnchor: anchors=[t, t] gives two edges, XORed into one copy."""
+    acker = make_acker()
+    tree = Tree(acker)
+    [edge] = tree.emit(1)
+    first, second = tree.edge(), tree.edge()
+    assert acker.ack(1, edge ^ first ^ second) is None
+    assert acker.ack(1, first ^ second).kind == ACKED
+
+
+def test_tuple_anchored_to_three_roots_holds_all_of_them(make_acker):
+    """Storm's testAcking: a join of three spouts' tuples, then a branch in two."""
+    acker = make_acker()
+    tree = Tree(acker)
+    inputs = {root: tree.emit(root)[0] for root in (1, 2, 3)}
+    copies = [{root: tree.edge() for root in inputs} for _ in range(2)]
+    for root, edge in inputs.items():
+        assert acker.ack(root, edge ^ copies[0][root] ^ copies[1][root]) is None
+    assert [acker.ack(root, edge) for root, edge in copies[0].items()] == [None] * 3
+    assert [acker.ack(root, edge).kind for root, edge in copies[1].items()] == [ACKED] * 3
+
+
+def test_hundred_layers_close_only_at_the_last(make_acker):
+    """Heron's test_anchors."""
+    tree = Tree(make_acker())
+    [edge] = tree.emit(5)
+    for _ in range(50):
+        [edge], outcome = tree.execute(5, [edge], 1)
+        assert outcome is None
+    _, outcome = tree.execute(5, [edge], 0)
+    assert outcome.kind == ACKED
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"shards": 0}, ValueError, "without an acker nothing is tracked"),
+        ({"shards": -1}, ValueError, "shards must be in 1..65536, got -1"),
+        ({"shards": 1.5}, TypeError, "shards must be an integer"),
+        ({"buckets": 1}, ValueError, "buckets must be in 2..126, got 1"),
+        ({"timeout_s": 0}, ValueError, "timeout_s must be above 0 and finite, got 0"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout_s must be above 0 and finite"),
+        ({"timeout_s": float("nan")}, ValueError, "timeout_s must be above 0 and finite"),
+        ({"timeout_s": "30"}, TypeError, "timeout_s must be a number of seconds, got str"),
+        ({"period_s": True}, TypeError, "period_s must be a number of seconds, got bool"),
+        ({"clock": 5}, TypeError, "clock must be callable, got int"),
+        ({"clock": lambda: 1.5}, TypeError, "clock"),
+        ({"on_outcomes": 0}, TypeError, "on_outcomes must be callable, got int"),
+        ({"on_expired": []}, TypeError, "on_expired must be callable, got list"),
+        ({"wait": None}, TypeError, "wait must be callable, got NoneType"),
+        ({"capacity": 0}, ValueError, "capacity must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words):
+    with pytest.raises(error, match=words):
+        make_acker(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "words"),
+    [
+        ("rust", ValueError, "no backend is called 'rust'"),
+        (5, TypeError, "backend must be callable, got int"),
+        (lambda *_, **__: {}, TypeError, "lack .*apply.*rotate"),
+    ],
+)
+def test_wrong_backends_are_refused(backend, error, words):
+    with pytest.raises(error, match=words):
+        Acker(backend)
+
+
+def test_backend_by_default_and_by_name():
+    assert len(Acker()) == len(Acker("python")) == 0
+    acker = Acker("python", shards=2)
+    assert repr(acker) == "Acker(shards=2, buckets=3, period_s=30.0, pending=0)"
+    assert (acker.shards, acker.buckets, acker.period_ms) == (2, 3, T)
+
+
+# Who is told.
+
+
+def test_each_spout_task_is_told_its_outcomes(make_acker):
+    clock, told = Clock(), {}
+    acker = make_acker(
+        clock=clock, on_outcomes=lambda task, outcomes: told.update({task: outcomes})
+    )
+    roots = np.arange(30)
+    acker.init_many(roots, roots + 1, (roots % 3).astype(np.int32))
+    clock.now_ms = 40
+    returned = acker.ack_many(roots[:20], roots[:20] + 1)
+    assert sorted(told) == [0, 1, 2]
+    for task, outcomes in told.items():
+        assert isinstance(outcomes, Outcomes)
+        expected = [(root, task, ACKED, 40) for root in range(task, 20, 3)]
+        assert sorted(outcomes) == expected
+    assert sorted(returned) == sorted(row for outcomes in told.values() for row in outcomes)
+
+
+def test_scalars_tell_as_well(make_acker):
+    told = []
+    acker = make_acker(on_outcomes=lambda task, outcomes: told.append((task, *outcomes)))
+    acker.init(8, 1, 5)
+    assert told == []
+    outcome = acker.ack(8, 1)
+    assert told == [(5, outcome)]
+
+
+def test_callbacks_may_call_the_acker(make_acker):
+    clock, log = Clock(), []
+
+    def on_outcomes(task, outcomes):
+        log.append(("outcomes", len(acker)))
+        acker.init(100, 1, task)
+        acker.tick()
+
+    def on_expired(entries):
+        log.append(("expired", len(acker)))
+        acker.tick()
+        acker.init(200, 1, 0)
+
+    acker = make_acker(clock=clock, on_outcomes=on_outcomes, on_expired=on_expired)
+    acker.init(1, 0, 0)
+    assert log == [("outcomes", 0)]
+    clock.now_ms = 3 * T
+    acker.tick()
+    assert log == [("outcomes", 0), ("expired", 0)]
+    assert 200 in acker
+
+
+def test_callback_that_raises_keeps_nobody_else_from_being_told(make_acker):
+    told = []
+
+    def on_outcomes(task, outcomes):
+        told.append(task)
+        if task in broken:
+            raise RuntimeError(f"task {task}")
+
+    roots, broken = np.arange(6), {1}
+    acker = make_acker(on_outcomes=on_outcomes)
+    acker.init_many(roots, roots + 1, (roots // 2).astype(np.int32))
+    with pytest.raises(RuntimeError, match="task 1"):
+        acker.ack_many(roots, roots + 1)
+    assert told == [0, 1, 2]
+    assert len(acker) == 0
+
+    broken = {0, 2}
+    with pytest.raises(ExceptionGroup, match="several tasks") as group:
+        acker.init_many(roots, np.zeros(6, np.int64), (roots // 2).astype(np.int32))
+    assert [str(error) for error in group.value.exceptions] == ["task 0", "task 2"]
+    with pytest.raises(RuntimeError, match="task 2"):
+        acker.init(9, 0, 2)
+    assert told == [0, 1, 2, 0, 1, 2, 2]
+
+
+def test_on_expired_that_raises_is_heard_and_heard_once(make_acker):
+    clock = Clock()
+
+    def on_expired(entries):
+        raise RuntimeError(f"{len(entries)} left")
+
+    acker = make_acker(clock=clock, on_expired=on_expired)
+    acker.init(1, 1, 0)
+    clock.now_ms = 3 * T
+    with pytest.raises(RuntimeError, match="1 left"):
+        acker.tick()
+    assert acker.tick() == 0
+
+
+# Looking inside.
+
+
+def test_oldest_come_first(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock)
+    for root, clock.now_ms in [(5, 0), (4, 10), (9, 10), (7, T), (3, 2 * T)]:
+        acker.init(root, 1, 0)
+    acker.reset_timeout(5)
+    assert acker.oldest(4).root_ids.tolist() == [4, 9, 7, 5]
+    assert acker.oldest(99).root_ids.tolist() == [4, 9, 7, 5, 3]
+    assert acker.oldest(0).root_ids.tolist() == []
+
+
+def test_saved_entries_go_on_under_other_shards(Ledger, make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock)
+    roots = np.arange(50) * 12345678912345
+    acker.init_many(roots, roots + 1, (roots % 5).astype(np.int32))
+    clock.now_ms = T + 500
+    acker.apply(int64s([3, -4]), int64s([1, 1]), int32s([FAIL, ACK]))
+    saved = acker.entries()
+    again = Acker.from_entries(saved, Ledger, shards=5, clock=clock)
+    assert again.shards == 5
+    assert sorted(again.entries()) == sorted(saved)
+    assert again.get(-4) == acker.get(-4)
+    outcomes = again.ack_many(roots, roots + 1)
+    assert sorted(outcomes) == [(root, root % 5, ACKED, T + 500) for root in roots.tolist()]
+
+
+def test_wrong_entries_are_refused_before_any_is_taken(make_acker):
+    saved = make_acker().entries()
+    with pytest.raises(TypeError, match=r"entries must be ackcore.Entries, got list"):
+        Acker.from_entries([])
+    saved.tasks = [1]
+    with pytest.raises(TypeError, match="tasks must be an array"):
+        Acker.from_entries(saved, shards=2)
+
+
+def test_stats_are_summed(make_acker):
+    acker = make_acker()
+    for root in range(10):
+        acker.init(root, 1, 0)
+        acker.init(root, 2, 0)
+    assert acker.stats.second_inits == 10
+
+
+def test_four_threads_lose_nothing(make_acker):
+    told = []
+    acker = make_acker(on_outcomes=lambda task, outcomes: told.append(outcomes.root_ids))
+
+    def work(task):
+        roots = np.arange(2_000) * 4 + task
+        for some in np.split(roots, 20):
+            acker.init_many(some, some | 2**40, np.full(len(some), task, np.int32))
+            acker.init(-1 - int(some[0]), 1, task)
+        for some in np.split(roots, 40):
+            acker.ack_many(some, some | 2**40)
+        for some in np.split(roots, 20):
+            acker.ack(-1 - int(some[0]), 1)
+
+    threads = [threading.Thread(target=work, args=(task,)) for task in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(acker) == 0
+    roots = np.concatenate(told)
+    assert len(roots) == len(np.unique(roots)) == 8_080

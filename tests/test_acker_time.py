@@ -1,0 +1,286 @@
+"""How long the acker remembers, to the millisecond, and the thread that ticks; nothing sleeps."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore import ACK, ACKED, FAIL, RESET, RESET_TIMEOUT, Acker, Entries
+from ackcore.testing.scripts import Clock, int32s, int64s
+
+T = 30_000  # milliseconds: the default time-out, and so the default period
+
+
+def test_every_other_is_acked_and_the_rest_times_out(make_acker):
+    """Storm's testTimeout, for the acker alone: T = 10 s, and (2T, 3T] for what nobody acks."""
+    clock, left = Clock(), []
+    acker = make_acker(clock=clock, timeout_s=10, on_expired=lambda entries: left.extend(entries))
+    acker.init_many(int64s([1, 2, 3]), int64s([1, 2, 3]), int32s([0, 0, 0]))
+    assert [o.root_id for o in sorted(acker.ack_many(int64s([1, 3]), int64s([1, 3])))] == [1, 3]
+    for clock.now_ms in (9_000, 10_000, 20_000, 29_999):
+        acker.tick()
+        assert 2 in acker
+        assert left == []
+    clock.now_ms = 30_000
+    assert acker.tick() == 1
+    assert 2 not in acker
+    assert [(entry.root_id, entry.task, entry.val) for entry in left] == [(2, 0, 2)]
+
+
+def test_reset_keeps_a_tree_alive(make_acker):
+    """Storm's testResetTimeout: one is reset again and again and acked at last, one is not."""
+    clock, left = Clock(), []
+    acker = make_acker(clock=clock, timeout_s=10, on_expired=lambda entries: left.extend(entries))
+    acker.init_many(int64s([1, 2]), int64s([1, 2]), int32s([4, 4]))
+    for clock.now_ms in range(5_000, 95_000, 5_000):
+        acker.tick()
+        assert acker.reset_timeout(1).kind == RESET_TIMEOUT
+    assert [entry.root_id for entry in left] == [2]
+    assert acker.ack(1, 1) == (1, 4, ACKED, 90_000)
+
+
+def test_only_fail_and_reset_touch(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock)
+    acker.apply(int64s([1, 2, 3]), int64s([1, 1, 1]), int32s([0, 0, ACK]))
+    clock.now_ms = 2 * T
+    acker.apply(int64s([1, 2, 3]), int64s([2, 0, 0]), int32s([ACK, RESET, FAIL]))
+    clock.now_ms = 3 * T
+    assert [root in acker for root in (1, 2, 3)] == [False, True, True]
+
+
+def test_refresh_on_ack_touches_always(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock, refresh_on_ack=True)
+    acker.init(1, 1, 0)
+    clock.now_ms = 2 * T
+    acker.ack(1, 2)
+    clock.now_ms = 5 * T - 1
+    assert 1 in acker
+    clock.now_ms = 5 * T
+    assert 1 not in acker
+
+
+def test_a_tick_between_turns_turns_nothing(make_acker):
+    """Storm's SpoutExecutorTest has its like: a tick to many rotates once."""
+    clock = Clock(5)
+    acker = make_acker(clock=clock)
+    assert [acker.tick(5 + ms) for ms in (0, T - 1, T, T, T + 1, 2 * T - 1, 2 * T)] == [
+        0, 0, 1, 0, 0, 0, 1,
+    ]  # fmt: skip
+    assert acker.tick(5 - T) == 0  # a clock that was set back
+
+
+def test_late_tick_catches_up_but_not_for_ever(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock, timeout_s=1)
+    acker.init(1, 1, 0)
+    clock.now_ms = 2_500
+    assert acker.tick() == 2
+    assert 1 in acker
+    clock.now_ms = 10**15
+    assert acker.tick() == 3
+    assert len(acker) == 0
+    # The turns stay on their beat.
+    clock.now_ms += 999
+    assert acker.tick() == 0
+    clock.now_ms += 1
+    assert acker.tick() == 1
+
+
+@given(
+    st.integers(3, 6),
+    st.integers(0, 400),
+    st.lists(st.tuples(st.integers(0, 130), st.booleans()), max_size=30),
+    st.integers(0, 10**6),
+)
+def test_lives_are_exact_however_late_the_ticks(Ledger, buckets, put_after, looks, origin):
+    """Put in [kP, (k+1)P), gone at (k+N)P: a life in ((N-1)P, NP] to the millisecond."""
+    period = 100
+    clock, left = Clock(origin), []
+    acker = Acker(
+        Ledger,
+        timeout_s=0.1,
+        buckets=buckets,
+        clock=clock,
+        on_expired=lambda entries: left.extend(entries),
+    )
+    clock.now_ms = origin + put_after
+    acker.init(1, 1, 0)
+    ends = origin + (put_after // period + buckets) * period
+    assert (buckets - 1) * period < ends - clock.now_ms <= buckets * period
+    for later, tick in looks:
+        clock.now_ms += later
+        if tick:
+            acker.tick()
+            assert [entry.root_id for entry in left] == [1] * (clock.now_ms >= ends)
+        assert (1 in acker) == (clock.now_ms < ends)
+        assert len(acker) == (clock.now_ms < ends)
+    clock.now_ms = ends
+    acker.tick()
+    assert [entry.root_id for entry in left] == [1]
+
+
+def test_message_after_a_late_turn_gets_its_whole_life(make_acker):
+    """Nobody ticks for long; then one message comes, and the tick an instant later."""
+    clock = Clock()
+    acker = make_acker(clock=clock)
+    clock.now_ms = 10 * T + 1
+    acker.init(1, 1, 0)
+    assert acker.tick() == 0  # the message made the turns
+    clock.now_ms = 13 * T - 1
+    acker.tick()
+    assert 1 in acker
+    clock.now_ms = 13 * T
+    assert 1 not in acker
+
+
+def test_what_left_waits_for_the_tick(make_acker):
+    """Turns that messages made lose nothing of what on_expired is to be told."""
+    clock, left = Clock(), []
+    acker = make_acker(clock=clock, on_expired=lambda entries: left.append(entries))
+    acker.init(1, 1, 0)
+    clock.now_ms = T
+    acker.ack(2, 1)
+    for clock.now_ms in range(2 * T, 9 * T, T):
+        assert len(acker) == (clock.now_ms < 3 * T) + (clock.now_ms < 4 * T)
+    assert left == []
+    assert acker.tick() == 0
+    [entries] = left
+    assert isinstance(entries, Entries)
+    assert [(entry.root_id, entry.task) for entry in sorted(entries)] == [(1, 0), (2, -1)]
+    assert acker.tick() == 0
+    assert len(left) == 1
+    assert acker.stats.expired_untaken == 0
+
+
+def test_without_on_expired_it_is_counted(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock)
+    acker.init_many(int64s([1, 2]), int64s([1, 1]), int32s([0, 0]))
+    acker.ack_many(int64s([3, 4]), int64s([1, 1]))
+    clock.now_ms = 4 * T
+    acker.tick()
+    clock.now_ms = 5 * T
+    acker.tick()
+    assert acker.stats.expired_untaken == 4
+    assert acker.stats.orphans == 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"timeout_s": 1}, {"buckets": 5, "period_s": 15}])
+def test_acker_that_outlives_the_spout_is_made(make_acker, arguments):
+    acker = make_acker(**arguments)
+    assert (acker.buckets - 1) * acker.period_ms >= 2000 * arguments.get("timeout_s", 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        ({"buckets": 2}, r"use buckets=3 or period_s=60.0"),
+        ({"period_s": 29.999}, r"use buckets=4 or period_s=30.0"),
+        ({"period_s": 10}, r"use buckets=7 or period_s=30.0"),
+        ({"timeout_s": 1, "buckets": 4, "period_s": 0.1}, r"use buckets=21 or period_s=0.667"),
+    ],
+)
+def test_acker_that_forgets_before_the_spout_is_refused(make_acker, arguments, way_out):
+    """Heron's is such a pair, and fails trees that completed."""
+    with pytest.raises(ValueError, match=way_out):
+        make_acker(**arguments)
+    for choice in way_out.removeprefix("use ").split(" or "):
+        name, value = choice.split("=")
+        make_acker(**{**arguments, name: int(value) if name == "buckets" else float(value)})
+
+
+def test_periods_are_whole_milliseconds(make_acker):
+    assert make_acker(timeout_s=0.07).period_ms == 70
+    assert make_acker(timeout_s=0.0001).period_ms == 1
+    assert make_acker(timeout_s=1, period_s=1.0001).period_ms == 1001
+    assert make_acker(timeout_s=1, buckets=4, period_s=2 / 3).period_ms == 667
+
+
+# Threads.
+
+
+class Waits:
+    """A wait that lets simulated time pass, as often as a test allows, and then blocks."""
+
+    def __init__(self, clock, times):
+        self.clock, self.times, self.asked = clock, times, []
+        self.used_up = threading.Event()
+
+    def __call__(self, stopping, seconds):
+        self.asked.append(seconds)
+        if len(self.asked) > self.times:
+            self.used_up.set()
+            stopping.wait()
+        else:
+            self.clock.now_ms += round(seconds * 1000)
+
+
+def test_thread_ticks_when_turns_are_due(make_acker):
+    clock, left = Clock(), []
+    waits = Waits(clock, times=3)
+    acker = make_acker(clock=clock, wait=waits, on_expired=lambda entries: left.extend(entries))
+    acker.init(1, 1, 0)
+    clock.now_ms = 1_000
+    with acker as entered:
+        assert entered is acker
+        assert waits.used_up.wait(timeout=60)
+        assert [entry.root_id for entry in left] == [1]
+    assert waits.asked == [29.0, 30.0, 30.0, 30.0]
+    assert clock.now_ms == 3 * T
+
+
+def test_thread_can_be_started_again_but_not_twice(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock, wait=Waits(clock, times=0))
+    acker.stop()  # nothing runs: nothing to do
+    acker.start()
+    with pytest.raises(RuntimeError, match="runs already"):
+        acker.start()
+    acker.stop()
+    with acker:
+        pass
+    assert not [each for each in threading.enumerate() if each.name == "ackcore-acker"]
+
+
+def test_real_wait_is_ended_by_stop(make_acker):
+    """The default wait is the event's own: a stop ends a wait of 30 s at once."""
+    acker = make_acker()
+    acker.start()
+    acker.stop()
+
+
+def test_thread_outlives_a_callback_that_raises_and_stop_tells(make_acker, caplog):
+    clock, left = Clock(), []
+    waits = Waits(clock, times=4)
+
+    def on_expired(entries):
+        left.extend(entries)
+        raise RuntimeError(f"callback {len(left)}")
+
+    acker = make_acker(clock=clock, wait=waits, on_expired=on_expired)
+    acker.init(1, 1, 0)
+    clock.now_ms = T
+    acker.init(2, 1, 0)
+    acker.start()
+    assert waits.used_up.wait(timeout=60)
+    with pytest.raises(RuntimeError, match="callback 1"):
+        acker.stop()
+    assert [entry.root_id for entry in left] == [1, 2]
+    assert [record.message for record in caplog.records] == [
+        "a callback of the acker raised; its thread goes on"
+    ] * 2
+    acker.stop()  # heard once
+
+
+def test_callback_may_stop_the_thread_it_runs_in(make_acker):
+    clock = Clock()
+    waits = Waits(clock, times=100)
+    acker = make_acker(clock=clock, wait=waits, on_expired=lambda entries: acker.stop())
+    acker.init(1, 1, 0)
+    acker.start()
+    acker._thread.join(timeout=60)
+    acker.stop()
+    assert len(waits.asked) == 3
