@@ -21,6 +21,10 @@ import ackcore
 Result = TypeVar("Result")
 
 
+# A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
+_NO_TRACES = ["-XX:-UsePerfData"]
+
+
 class SparkError(RuntimeError):
     """Spark cannot run here, or has failed."""
 
@@ -33,7 +37,9 @@ def check_java() -> None:
     try:
         if java is None:
             raise FileNotFoundError
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+        said = subprocess.run(
+            [java, *_NO_TRACES, "-version"], capture_output=True, text=True, check=True
+        ).stderr
     except (OSError, subprocess.CalledProcessError):
         raise SparkError(f"Spark needs Java and {java or 'java'} does not run; {way_out}") from None
     version = re.search(r'version "(\d+)', said)
@@ -65,11 +71,14 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
 
     Yields the session and a directory inside.
     """
-    check_java()
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         top = Path(ackcore.__file__).parents[1]
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_DIRS"] = directory  # goes before spark.local.dir
+        # Read by every JVM: the one that puts Spark's command line together has no other options.
+        os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
+            [os.environ.get("JAVA_TOOL_OPTIONS", ""), *_NO_TRACES, f"-Djava.io.tmpdir={directory}"]
+        )
         if str(top) in sys.path and top.name not in ("site-packages", "dist-packages"):
             # The workers import this package too, from wherever it was found.
             before = os.environ.get("PYTHONPATH")
@@ -83,9 +92,6 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
             .config("spark.local.dir", directory)
             .config("spark.sql.warehouse.dir", os.path.join(directory, "warehouse"))
             .config("spark.sql.catalogImplementation", "in-memory")
-            .config(
-                "spark.driver.extraJavaOptions", f"-XX:-UsePerfData -Djava.io.tmpdir={directory}"
-            )
             # Every exchange has its number of partitions already.
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
@@ -109,14 +115,17 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
             if gateway is not None:
                 gateway.shutdown()
                 gateway.proc.stdin.close()
-                gateway.proc.wait()
+                try:
+                    gateway.proc.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    gateway.proc.kill()
 
 
 def one_line(error: BaseException) -> str:
     """Return the line of an error that says what was wrong; Spark's go on for pages."""
     lines = str(error).strip().splitlines() or [""]
     causes = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
-    return (causes or [f"{type(error).__name__}: {lines[0]}"])[-1]
+    return (causes or [lines[0] or type(error).__name__])[-1]
 
 
 def watched(

@@ -21,19 +21,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from ackcore._records import Status
+from ackcore import Status
 from ackcore.examples import word_source, word_stages
-from ackcore.examples.quiet_spark import one_line, spark_session, watched
+from ackcore.examples.quiet_spark import check_java, one_line, spark_session, watched
 from ackcore.examples.word_source import InputError, Int64s, Piece
 from ackcore.examples.word_stages import Count, Recount, Split
-from ackcore.spark.settle import settle_parquet
+from ackcore.spark import settle_parquet
 
 try:
     import typer
@@ -79,8 +79,9 @@ class Job:
     poison: str | None = None
     drop: str | None = None
 
+    @cached_property
     def pieces(self) -> list[Piece]:
-        """Cut the files."""
+        """The files, cut."""
         return word_source.plan(self.paths, self.lines)
 
 
@@ -101,11 +102,10 @@ def count(spark: SparkSession, job: Job, files: str, *, tracked: bool = True) ->
     tracked : bool, default True
         Whether lines are tracked.
     """
-    pieces = job.pieces()
     counters = spark.sparkContext.defaultParallelism
-    waves = -(-sum(piece.size for piece in pieces) // (word_source.PIECE_BYTES * counters))
+    waves = -(-sum(piece.size for piece in job.pieces) // (word_source.PIECE_BYTES * counters))
     sources = waves * counters
-    shares = word_source.share(pieces, sources)
+    shares = word_source.share(job.pieces, sources)
     split = Split(shares, counters, job.poison, tracked)
     count = Count(files, sources, job.drop, tracked)
     counted = (
@@ -126,7 +126,7 @@ def track(spark: SparkSession, job: Job, files: str) -> Books:
     The parameters are those of `count`.
     """
     counted = count(spark, job, files)
-    not_acked = sf.when(sf.col("status") != int(Status.ACKED), sf.col("root_id"))
+    not_acked = sf.when(sf.col("status") != Status.ACKED.name, sf.col("root_id"))
     settled = (
         settle_parquet(spark, [row.ledger for row in counted])
         .groupBy("status", "reason")
@@ -137,7 +137,7 @@ def track(spark: SparkSession, job: Job, files: str) -> Books:
     reasons = Counter[str]()
     roots: dict[Status, list[int]] = {status: [] for status in Status}
     for row in settled:
-        status = Status(row.status)
+        status = Status[row.status]
         lines[status] += row.lines
         roots[status] += row.roots
         if status is Status.FAILED:
@@ -301,8 +301,10 @@ def compare(
         show(int(of), int(of))
         return result
 
-    report = Report(plain_count(job), [], [], [])
-    expected = report.books
+    reading = bar.add_task("plain reading", total=None)
+    expected = plain_count(job)
+    bar.update(reading, total=1, completed=1)
+    report = Report(expected, [], [], [])
     if expected.lines > _WARM_UP_LINES:
         timed("warming up", lambda files: track(spark, replace(job, lines=_WARM_UP_LINES), files))
     for number in range(1, rounds + 1):
@@ -321,7 +323,10 @@ def compare(
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    # Titles wrap at their table's width.
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, min_width=len(title) + 2
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in ("word", "reason", "") else "right")
     return table
@@ -369,6 +374,12 @@ def _pattern(text: str | None) -> str | None:
     return text
 
 
+def _master(url: str) -> str:
+    if not re.match(r"(local(-cluster)?(\[.*\])?|yarn)$|(spark|k8s)://", url):
+        raise typer.BadParameter(f"{url!r} is no master of Spark; local[2] is one")
+    return url
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -401,7 +412,7 @@ def main(
             help="Words that match it get lost on their way, so that their lines stay open.",
         ),
     ] = None,
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
+    master: Annotated[str, typer.Option(callback=_master, help="Where Spark runs.")] = "local[2]",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each kind; speed is the median.")] = 3,
     untracked: Annotated[
         bool, typer.Option(help="Run the same job without tracking too, to compare.")
@@ -409,44 +420,42 @@ def main(
     top: Annotated[int, typer.Option(min=0, help="How many words to print.")] = 10,
 ) -> None:
     """Count words on Spark, track every line, and check the books. Exits with 0 if they balance."""
-    # A terminated run cleans up as an interrupted one does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     named = [*(input_paths or []), *(paths or [])]
     job = Job(named, lines, poison, drop)
     try:
         if not named:
             everything = word_source.standard_library()
             job = replace(job, paths=everything, lines=lines or _DEFAULT_LINES)
-        job.pieces()
+        _ = job.pieces
     except InputError as error:
         raise typer.BadParameter(str(error)) from error
     console = Console()
     try:
+        check_java()
+        console.print("starting Spark")
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
         with (
-            Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                console=console,
-            ) as bar,
             spark_session(master) as (spark, directory),
+            Progress(*columns, TimeElapsedColumn(), console=console) as bar,
         ):
             report = compare(spark, job, directory, bar, rounds, untracked)
     except Exception as error:
-        console.print(Text(f"the word count failed: {one_line(error)}"))
+        console.print(Text(f"the word count failed: {one_line(error)}"), soft_wrap=True)
         raise typer.Exit(1) from error
     show(console, report, top)
     if report.differences:
         console.print(Text("the books do not balance:"))
         for difference in report.differences:
-            console.print(Text(f"  {difference}"))
+            console.print(Text(f"  {difference}"), soft_wrap=True)
         raise typer.Exit(1)
     console.print(
         f"the books balance: acked + failed + open = {report.books.lines:,} lines, and every word "
-        "of the acked ones, as plain Python counts them"
+        "of the acked ones, as plain Python counts them",
+        soft_wrap=True,
     )
 
 
 if __name__ == "__main__":
+    # A terminated run cleans up as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     app()

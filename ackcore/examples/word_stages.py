@@ -41,7 +41,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from ackcore._records import ACK, FAIL
+from ackcore import ACK, FAIL
 from ackcore.examples.word_source import Lines, Piece, Words, batches, read, split
 from ackcore.ids import edge_ids, root_ids, spout_key, xor_by_parent
 
@@ -235,7 +235,8 @@ class _Packed:
             return None
         ends = np.cumsum(self.numbers("runs", np.int32))
         before = np.concatenate(([0], np.cumsum(~self._taken)))[ends]
-        return np.diff(before, prepend=0) == 0
+        whole: Bools = np.diff(before, prepend=0) == 0
+        return whole
 
     def of_roots(self, roots: Int64s) -> None:
         """Leave only the words of some roots."""
