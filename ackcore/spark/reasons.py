@@ -1,0 +1,69 @@
+"""Why roots failed: of several reasons the earliest by (time, text) is kept.
+
+Few rows carry one, so reasons travel beside the rows of a ledger and not in them: as Arrow tables
+of (root, time, text), joined again when the root is settled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+
+REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
+
+#: The time of a reason that an earlier settle has already shown: it stays.
+SHOWN_BEFORE = -(2**63)
+#: The time of reasons in events that have no times: their texts alone decide.
+NO_TIME = 0
+
+
+def no_reasons() -> pa.Table:
+    """Return an empty table of reasons."""
+    return REASON_SCHEMA.empty_table()
+
+
+def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table | None:
+    """Return the rows that carry a text as a table of reasons, None if there are none."""
+    if texts.null_count == len(texts):
+        return None
+    rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+    times = np.full(len(rows), ms) if isinstance(ms, int) else ms[rows]
+    found = texts.take(pa.array(rows)).cast(pa.string())
+    return pa.table([pa.array(root_ids[rows]), pa.array(times), found], schema=REASON_SCHEMA)
+
+
+def earliest(tables: list[pa.Table]) -> pa.Table:
+    """Return the earliest reason of each root by (time, text), in the order of root ids."""
+    if not tables:
+        return no_reasons()
+    reasons = pa.concat_tables(tables).combine_chunks()
+    reasons = reasons.sort_by([(name, "ascending") for name in REASON_SCHEMA.names])
+    roots = reasons["root_id"].to_numpy()
+    first = np.ones(len(roots), np.bool_)
+    first[1:] = roots[1:] != roots[:-1]
+    return reasons.filter(pa.array(first))
+
+
+def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
+    """Return the texts and times of these roots' reasons; null where a root has none.
+
+    Parameters
+    ----------
+    reasons : pyarrow.Table
+        As `earliest` returns it: one row per root, in their order.
+    root_ids : numpy.ndarray of int64, shape (n,)
+        Any roots.
+    """
+    n = len(root_ids)
+    if len(reasons) == 0:
+        return pa.nulls(n, pa.string()), pa.nulls(n, pa.int64())
+    roots = reasons["root_id"].to_numpy()
+    rows = np.searchsorted(roots, root_ids)
+    rows[rows == len(roots)] = 0
+    found = pa.array(rows, mask=roots[rows] != root_ids)
+    return (
+        reasons["text"].combine_chunks().take(found),
+        reasons["ms"].combine_chunks().take(found),
+    )
