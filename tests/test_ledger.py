@@ -1,0 +1,138 @@
+"""The contract, case by case and backend by backend, and what only these two backends owe."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from ackcore.testing import CONTRACT, check_backend
+from ackcore.testing.refusals import BAD_OPTIONS, BAD_TIMES, refusals, refused
+from ackcore.testing.scripts import Clock, int32s, int64s
+
+
+@pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
+def test_contract(Ledger, case):
+    case(Ledger)
+
+
+def test_contract_is_complete():
+    names = [case.__name__ for case in CONTRACT]
+    assert len(names) == len(set(names))
+    written = {
+        name
+        for module in ("messages", "folding", "inside", "refusals")
+        for name in vars(importlib.import_module(f"ackcore.testing.{module}"))
+        if name.startswith("check_")
+    }
+    assert written <= set(names), "a case that is written runs"
+
+
+def test_check_backend_runs_without_pytest(Ledger):
+    check_backend(Ledger)
+
+
+@pytest.mark.parametrize(
+    ("method", "breakage"),
+    [
+        ("fail", lambda self, root_id: None),
+        ("rotate", lambda self: None),
+        ("__contains__", lambda self, root_id: 1 / 0),
+    ],
+)
+def test_check_backend_names_the_case(reference, method, breakage):
+    broken = type("Broken", (reference.Ledger,), {method: breakage})
+    with pytest.raises(AssertionError, match=r"^\w+: "):
+        check_backend(broken)
+
+
+def test_both_refuse_in_the_same_words(native, reference):
+    ledgers = [backend.Ledger(clock=Clock()) for backend in (native, reference)]
+    for what, (error, word, call) in refusals().items():
+        words = [refused(lambda: call(ledger), error, word, what) for ledger in ledgers]  # noqa: B023
+        assert words[0] == words[1], what
+
+
+def test_both_refuse_options_and_clocks_in_the_same_words(native, reference):
+    for what, (error, word, options) in BAD_OPTIONS.items():
+        words = [
+            refused(lambda: backend.Ledger(**options), error, word, what)  # noqa: B023
+            for backend in (native, reference)
+        ]
+        assert words[0] == words[1], what
+    for what, (error, time) in BAD_TIMES.items():
+        words = [
+            refused(
+                lambda: backend.Ledger(clock=Clock(time)).ack(1, 1),  # noqa: B023
+                error,
+                "clock",
+                what,
+            )
+            for backend in (native, reference)
+        ]
+        assert words[0] == words[1], what
+
+
+def test_both_refuse_a_full_ledger_in_the_same_words(native, reference):
+    words = []
+    for backend in (native, reference):
+        ledger = backend.Ledger(max_entries=2)
+        ledger.ack(1, 1)
+        with pytest.raises(RuntimeError) as refusal:
+            ledger.ack_many(int64s([1, 2, 3]), int64s([1, 1, 1]))
+        words.append(str(refusal.value))
+    assert words[0] == words[1]
+
+
+def test_clock_may_use_the_ledger(Ledger):
+    """The clock is read before the lock is taken."""
+    ledger = Ledger(clock=lambda: len(ledger))
+    for root in range(5):
+        ledger.ack(root, 1)
+    assert [ledger.get(root).first_ms for root in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_elapsed_wraps_at_64_bits(Ledger):
+    clock = Clock(-(2**63))
+    ledger = Ledger(clock=clock)
+    ledger.ack(7, 5)
+    clock.now_ms = 2**63 - 1
+    assert ledger.init(7, 5, 3).elapsed_ms == -1
+
+
+def test_subclasses_are_themselves(reference):
+    class Named(reference.Ledger):
+        pass
+
+    ledger = Named.from_entries(reference.Ledger().entries(), buckets=5)
+    assert type(ledger) is Named
+    assert ledger.buckets == 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1, -1])
+def test_ids_that_share_a_home_under_a_known_seed(native, seed):
+    """Ids that the native hash puts into one bucket: slow is allowed, wrong is not."""
+    mask = 2**64 - 1
+
+    def mix(x):
+        x ^= x >> 30
+        x = x * 0xBF58476D1CE4E5B9 & mask
+        x ^= x >> 27
+        x = x * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    # As pyx/table.h: hash = (key ^ flip) * multiplier, and the home is the hash's high bits.
+    flip = mix((seed + 0x9E3779B97F4A7C15) & mask)
+    multiplier = mix((seed + 0x3C6EF372FE94F82A) & mask) | 1
+    inverse = pow(multiplier, -1, 2**64)
+    roots = int64s((low * inverse & mask) ^ flip for low in range(20_000))
+    vals = roots | np.int64(1)
+    ledger = native.Ledger(capacity=1, seed=seed)
+    tasks = int32s(range(20_000))
+    for at in range(0, 20_000, 1_000):
+        some = slice(at, at + 1_000)
+        assert len(ledger.init_many(roots[some], vals[some], tasks[some])) == 0
+    assert set(ledger.entries().root_ids.tolist()) == set(roots.tolist())
+    outcomes = ledger.ack_many(roots, vals)
+    assert outcomes.root_ids.tolist() == roots.tolist()
+    assert outcomes.tasks.tolist() == tasks.tolist()
+    assert len(ledger) == 0
