@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -125,10 +126,10 @@ def _types(frame: DataFrame, name: str) -> dict[str, DataType]:
 def _check_types(
     found: dict[str, DataType],
     name: str,
-    required: dict[str, DataType],
-    optional: dict[str, DataType],
+    required: Mapping[str, DataType],
+    optional: Mapping[str, DataType],
 ) -> list[str]:
-    known = {**required, **optional}
+    known: dict[str, DataType] = {**required, **optional}
     for column, expected in known.items():
         if column not in found:
             if column in required:
@@ -153,7 +154,7 @@ def _check_types(
 
 def estimated_bytes(frame: DataFrame) -> int | None:
     """Return Spark's estimate of a table's size, or None if it has none."""
-    size = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())  # type: ignore[operator]
+    size = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
     return None if size >= _UNKNOWN_BYTES else size
 
 
@@ -177,7 +178,7 @@ def has_fixed_order(frame: DataFrame) -> bool:
     Said only of plans that read files, ranges and local tables and go row by row; a shuffle hands
     out its rows as they come in, and of what is cached nothing is known.
     """
-    nodes = [frame._jdf.queryExecution().optimizedPlan()]  # type: ignore[operator]
+    nodes = [frame._jdf.queryExecution().optimizedPlan()]
     while nodes:
         node = nodes.pop()
         name = node.nodeName()

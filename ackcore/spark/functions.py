@@ -190,5 +190,5 @@ def _call(
     name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
 ) -> Column:
     compute.__name__ = name  # what plans and unnamed columns show
-    function = sql.arrow_udf(compute, returns)
+    function = sql.arrow_udf(compute, returns)  # type: ignore[attr-defined]
     return function(*operands)  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.arrow import is_text
-from ackcore.spark.events import default_shards, refuse_session
+from ackcore.spark.events import refuse_session
 from ackcore.spark.packing import Batches, Packer
 from ackcore.spark.settle import Job
 from ackcore.spark.shards import MapInArrow, read_events
@@ -122,7 +122,7 @@ def settle_parquet(
     with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
         files = list(pool.map(_read_footer, sources))
     names = _common_columns(files)
-    timed, reasons = "ts_ms" in names, "reason" in names
+    timed = "ts_ms" in names
     rows = sum(sum(file.group_rows) for file in files)
     job = Job(
         spark,

@@ -59,7 +59,9 @@ def combine(events: DataFrame) -> DataFrame:
     columns = check_events(events)
     if columns.folded:
         raise ValueError("events were combined before; settle() takes them as they are")
-    fold = combine_events(seed=secrets.randbits(64), timed=columns.timed, reasons=columns.reasons)
+    fold = combine_events(
+        seed=secrets.randbits(64), timed=bool(columns.timed), reasons=columns.reasons
+    )
     return events.select(columns.names).mapInArrow(fold, COMBINED_DDL)
 
 

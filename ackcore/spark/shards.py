@@ -22,7 +22,7 @@ from pyspark import TaskContext
 
 from ackcore import _columns
 from ackcore._backend import Ledger
-from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
+from ackcore._records import OPEN, RESET, Int64s, Settled
 from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settled_to_batch
 from ackcore.spark import wire
 from ackcore.spark.packing import Batches, Packer, fold, new_ledger

@@ -18,6 +18,7 @@ a shard, and every byte is written, the padding too.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,10 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._backend import backend
-from ackcore._records import Entries, Int32s, Int64s
-from ackcore.spark.reasons import REASON_SCHEMA
-
+from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore._reference_pack import MAX_SHARDS as MAX_SHARDS
+from ackcore.spark.reasons import REASON_SCHEMA
 
 if backend == "native":
     from ackcore._native import split_by_shard
@@ -128,7 +128,7 @@ def _pack(kind: int, timed: bool, columns: tuple[_Column, ...], shards: int) -> 
         start += len(rows)
         place = int(end) - _padded(_HEADER.size + len(rows) * row_bytes)
         data[end - 8 : end] = 0  # the padding; what of it is a column is written again below
-        _HEADER.pack_into(data, place, VERSION, kind, task_bytes, timed, len(rows))
+        _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
         place += _HEADER.size
         for column in columns:
             until = place + len(rows) * column.itemsize
@@ -172,7 +172,7 @@ def _unpack(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"
         )
-    version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob)
+    version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS):
         raise ValueError(
             f"a blob of version {version}, kind {kind} was met, and this ackcore reads version "
@@ -195,14 +195,15 @@ def _unpack(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
         roots, ms, ends = column(np.int64), column(np.int64), column(np.uint32)
         texts = bytes(blob[place:])
         starts = [0, *ends.tolist()]
-        found = [texts[a:b].decode() for a, b in zip(starts, starts[1:], strict=False)]
+        found = [texts[a:b].decode() for a, b in itertools.pairwise(starts)]
         arrays = [pa.array(roots), pa.array(ms), pa.array(found, pa.string())]
         return pa.table(arrays, schema=REASON_SCHEMA)
     wide = [column(np.int64) for _ in range(2 + timed * (1 if kind == EVENTS else 2))]
     tasks = column(f"<i{task_bytes}").astype(np.int32, copy=False)
     if kind == EVENTS:
         return Events(wide[0], wide[1], tasks, wide[2] if timed else None)
-    marks = column(np.uint8)
+    marks: UInt8s = column(np.uint8)
+    inits, flags = (marks & np.uint8(3)).view(np.uint8), (marks >> np.uint8(2)).view(np.uint8)
     ages = np.zeros(rows, np.uint8)
     times = (wide[2], wide[3]) if timed else (None, None)
-    return Entries(wide[0], wide[1], tasks, marks & 3, marks >> 2, ages, *times)
+    return Entries(wide[0], wide[1], tasks, inits, flags, ages, *times)
