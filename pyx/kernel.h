@@ -23,9 +23,8 @@
 enum {
     AHEAD = 64,
     PEEK = 24,
-    RING = 128, /* a power of two above AHEAD */
     BLOCK = 512,
-    BIG_BLOCK = 4096,        /* in a table beyond the caches */
+    BIG_BLOCK = 1024,        /* in a table beyond the caches */
     BEYOND_CACHES = 8 << 20, /* bytes */
     LEAST_BLOCK = 64
 };
@@ -114,62 +113,54 @@ COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t t
 INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
                         size_t m, const int has_tasks, const int decide, const int plain,
                         const int peek) {
-    const uint64_t *ids = in->root_ids + p, *vals = in->vals + p;
-    const int32_t *tasks = has_tasks ? in->tasks + p : NULL;
-    const seed_t seed = l->seed;
+    const uint64_t *restrict ids = in->root_ids + p, *restrict vals = in->vals + p;
+    const int32_t *restrict tasks = has_tasks ? in->tasks + p : NULL;
     const int32_t kind = in->kind;
     const uint32_t stamp = (uint32_t)l->stamp;
-    int64_t *const root_ids = out->root_ids;
-    int32_t *const out_tasks = out->tasks;
-    uint8_t *const kinds = out->kinds;
+    int64_t *const restrict root_ids = out->root_ids;
+    int32_t *const restrict out_tasks = out->tasks;
+    bucket_t *homes[BIG_BLOCK + AHEAD];
+    const size_t m0 = m;
     size_t fresh = 0; /* entries made on the straight path */
-    size_t done = 0;  /* entries that it completed */
-    bucket_t *ring[RING];
+    size_t apart = 0; /* outcomes written by `row` */
 
-#define HOME(q)                                                              \
-    (plain ? &l->cur.buckets[home_in(l->cur.n, hash_of(seed, ids[q]))]       \
-           : (table = home_of(l, hash_of(seed, ids[q]), &i), &table->buckets[i]))
-    for (size_t j = 0, i; j < n + AHEAD; j++) {
-        table_t *table;
-        (void)table;
-        (void)i;
-        if (j < n) {
-            bucket_t *b = HOME(j);
-            ring[j % RING] = b;
-            prefetch(b);
+    if (plain) {
+        const seed_t seed = l->seed;
+        bucket_t *const buckets = l->cur.buckets;
+        const size_t in_table = l->cur.n;
+        for (size_t j = 0; j < n; j++) homes[j] = &buckets[home_in(in_table, hash_of(seed, ids[j]))];
+    } else
+        for (size_t j = 0; j < n; j++) {
+            size_t i;
+            table_t *t = home_of(l, hash_of(l->seed, ids[j]), &i);
+            homes[j] = &t->buckets[i];
         }
-        if (j < AHEAD) continue;
-        const size_t r = j - AHEAD;
-        if (peek && r + PEEK < n) {
-            const bucket_t *b = ring[(r + PEEK) % RING];
-            uint32_t match, free_;
+    for (size_t j = n; j < n + AHEAD; j++) homes[j] = homes[n - 1];
+    for (size_t j = 0; j < AHEAD; j++) prefetch(homes[j]);
+
+    for (size_t j = 0; j < n; j++) {
+        uint32_t match, free_;
+        prefetch(homes[j + AHEAD]);
+        if (peek) {
+            const bucket_t *b = homes[j + PEEK];
             probe(b, 0, &match, &free_);
             prefetch(b + (free_ == 0));
         }
-        bucket_t *b = ring[r % RING];
-        const uint64_t id = ids[r];
-        const int32_t task = has_tasks ? tasks[r] : kind;
-        const int64_t time = in->times ? in->times[p + r] : in->now;
-        uint32_t match, free_;
+        bucket_t *const b = homes[j];
+        const uint64_t id = ids[j];
+        const int32_t task = has_tasks ? tasks[j] : kind;
         probe(b, id, &match, &free_);
         if (!plain && l->dead) match &= ~dead_slots(l, b);
         const uint32_t new32 = opaque((uint32_t)((int32_t)(match - 1) >> 31)); /* ~0: not here */
-        const uint64_t new64 = (uint64_t)(int64_t)(int32_t)new32;
         const uint32_t slots = match | (free_ & new32);
-        if (UNLIKELY((slots == 0) | (task < TASK_ACK))) {
-            m += row(l, id, in->vals ? vals[r] : 0, task, time, decide, out, m);
-            continue;
-        }
+        if (UNLIKELY((slots == 0) | (task < TASK_ACK))) goto apart;
         const unsigned s = (unsigned)__builtin_ctz(slots);
         const uint32_t was_stamp = b->stamps[s] & ~new32;
         const int32_t was = b->not_tasks[s] & (int32_t)~new32;
         const int32_t init = ~task; /* negative for an INIT, 0 for an ACK */
-        if (UNLIKELY((was_stamp & MARKED) | ((uint32_t)(was & init) >> 31)) ||
-            (!plain && (l->cur.times || l->refresh_on_ack))) {
-            m += row(l, id, vals[r], task, time, decide, out, m);
-            continue;
-        }
-        const uint64_t val = (b->vals[s] & ~new64) ^ vals[r];
+        if (UNLIKELY((was_stamp & MARKED) | ((uint32_t)(was & init) >> 31))) goto apart;
+        if (!plain && (l->cur.times || l->refresh_on_ack)) goto apart;
+        const uint64_t val = (b->vals[s] & ~(uint64_t)(int64_t)(int32_t)new32) ^ vals[j];
         const int32_t is = was | init;
         b->keys[s] = id;
         b->vals[s] = val;
@@ -182,24 +173,28 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             continue;
         }
         const uint32_t now_stamp = was_stamp | (stamp & new32);
-        const uint32_t over = opaque((uint32_t)(is >> 31) & -(uint32_t)(val == 0)); /* ~0: complete */
+        const uint32_t done = opaque((uint32_t)(is >> 31) & -(uint32_t)(val == 0)); /* ~0: complete */
         root_ids[m] = (int64_t)id;
         out_tasks[m] = ~is;
-        kinds[m] = STATUS_ACKED;
-        m += over & 1;
-        if (UNLIKELY(over & b->over)) {
+        m += done & 1;
+        l->counts[now_stamp] -= done & 1;
+        if (UNLIKELY(done & b->over)) {
+            size_t i;
+            table_t *t = home_of(l, hash_of(l->seed, id), &i);
             b->stamps[s] = (uint8_t)now_stamp;
-            size_t i2;
-            table_t *t = home_of(l, hash_of(seed, id), &i2);
-            table_erase(t, seed, i2, s);
+            table_erase(t, l->seed, i, s);
         } else
-            b->stamps[s] = (uint8_t)(now_stamp & ~over);
-        l->counts[now_stamp] -= over & 1;
-        done += over & 1;
+            b->stamps[s] = (uint8_t)(now_stamp & ~done);
+        continue;
+    apart: {
+        const int64_t time = in->times ? in->times[p + j] : in->now;
+        const size_t wrote = row(l, id, in->vals ? vals[j] : 0, task, time, decide, out, m);
+        m += wrote;
+        apart += wrote;
     }
-#undef HOME
+    }
     if (decide) l->counts[stamp] += (int64_t)fresh;
-    l->used += fresh - done;
+    l->used += fresh - (m - m0 - apart);
     return m;
 }
 
@@ -265,6 +260,7 @@ static void after_block(ledger_t *l) {
 }
 static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes_t *out, int decide) {
     size_t m = 0;
+    if (decide) memset(out->kinds, STATUS_ACKED, n); /* `row` writes the others */
     for (size_t p = 0, rows; p < n; p += rows) {
         rows = next_block(l, n - p);
         m = block_for(l, in, decide)(l, in, p, rows, out, m);
