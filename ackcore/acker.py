@@ -487,7 +487,7 @@ def _milliseconds(seconds: Any, name: str) -> int:
         raise TypeError(f"{name} must be a number of seconds, got {type(seconds).__name__}")
     if not 0 < seconds < math.inf:
         raise ValueError(f"{name} must be above 0 and finite, got {seconds}")
-    # Not quite the ceiling: 0.07 * 1000 is 70.00000000000001.
+    # Not quite the ceiling: 2.007 * 1000 is 2007.0000000000002.
     return math.ceil(seconds * 1000 - 1e-6)
 
 

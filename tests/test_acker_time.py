@@ -193,7 +193,7 @@ def test_acker_that_forgets_before_the_spout_is_refused(make_acker, arguments, w
 
 
 def test_periods_are_whole_milliseconds(make_acker):
-    assert make_acker(timeout_s=0.07).period_ms == 70
+    assert make_acker(timeout_s=2.007).period_ms == 2007
     assert make_acker(timeout_s=0.0001).period_ms == 1
     assert make_acker(timeout_s=1, period_s=1.0001).period_ms == 1001
     assert make_acker(timeout_s=1, buckets=4, period_s=2 / 3).period_ms == 667
@@ -272,7 +272,20 @@ def test_thread_outlives_a_callback_that_raises_and_stop_tells(make_acker, caplo
     assert [record.message for record in caplog.records] == [
         "a callback of the acker raised; its thread goes on"
     ] * 2
+    acker.start()
     acker.stop()  # heard once
+
+
+def test_stopped_thread_ticks_no_more(make_acker):
+    clock, left = Clock(), []
+    waits = Waits(clock, times=0)
+    acker = make_acker(clock=clock, wait=waits, on_expired=left.append)
+    acker.init(1, 1, 0)
+    acker.start()
+    assert waits.used_up.wait(timeout=60)
+    clock.now_ms = 3 * T
+    acker.stop()
+    assert left == []
 
 
 def test_callback_may_stop_the_thread_it_runs_in(make_acker):
