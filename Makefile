@@ -55,10 +55,14 @@ mutations: .venv/.built ## put known bugs in, one by one, and see each caught by
 
 # PYTHONMALLOC: ASan sees only what malloc hands out. Leaks: an interpreter that exits frees little.
 sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in build/sanitize
-	ACKCORE_SANITIZE=1 $(PY) setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
-	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	@mkdir -p build/sanitize/lib
+	@find build/sanitize/lib -name '*.py' -delete
+	@ACKCORE_SANITIZE=1 $(PY) setup.py -q build --build-base build/sanitize \
+	    --build-lib build/sanitize/lib >build/sanitize/build.log 2>&1 || \
+	    { cat build/sanitize/build.log; exit 1; }
+	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
-	PYTHONPATH=build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
+	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
 	$(PYTEST) tests -m "not spark and not faults" $(ARGS)
 
 sdist: .venv/.tools

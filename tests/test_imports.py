@@ -45,7 +45,7 @@ def floor_of(module: str) -> int:
     """Which floor a module stands on."""
     part = module.split(".")[1] if "." in module else ""
     floors = [n for n, (parts, _) in enumerate(FLOORS) if part in parts]
-    assert floors, f"{module} has no floor; give it one in FLOORS and in ARCHITECTURE"
+    assert floors, f"{module} has no floor; give it one here and in CONTRIBUTING"
     return floors[0]
 
 
@@ -99,8 +99,9 @@ for module in sys.argv[1:]:
         try:
             importlib.import_module(module)
             # What has no spec was not found by an importer: Cython's runtime makes itself up.
-            new = [name for name in sys.modules if name not in before and sys.modules[name].__spec__]
-            answer = sorted({name.partition(".")[0] for name in new})
+            new = [name for name in sys.modules if name not in before]
+            real = [name for name in new if getattr(sys.modules[name], "__spec__", None)]
+            answer = sorted({name.partition(".")[0] for name in real})
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         os.write(writer, json.dumps(answer).encode())
