@@ -493,7 +493,7 @@ class Ledger:
             return root in self._pending
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self)} pending, buckets={self.buckets})"
+        return f"<ackcore.Ledger: {len(self)} entries, {self.nbytes} bytes, python>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:

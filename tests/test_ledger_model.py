@@ -1,0 +1,298 @@
+"""The twins step by step over few ids, so that roots collide, expire and are born again."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore import _records as records
+from ackcore.testing.scripts import (
+    WAYS,
+    Clock,
+    entries_of,
+    int32s,
+    int64s,
+    send_batch,
+    send_scalars,
+    snapshot,
+)
+
+ROOTS = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**63 - 1, -(2**63), 2**64 - 1, 2**63])
+# A range of its own, now and then, makes the table grow, move, shrink and chain.
+MANY_ROOTS = ROOTS | st.integers(0, 60).map(lambda i: i << 40)
+VALS = st.sampled_from([0, 0, 1, 1, 2, 3, -1, 2**63])
+TASKS = st.sampled_from([records.ACK] * 4 + [records.FAIL, records.RESET, 0, 0, 1, 2**31 - 1])
+ROWS = st.lists(st.tuples(MANY_ROOTS, VALS, TASKS), max_size=12)
+TIMES = st.integers(-5, 60)
+BUCKETS = st.sampled_from([2, 3, 3, 4, 125, 126])
+
+INITS_AND_FLAGS = st.sampled_from(
+    [(-1, 0, 0), (-1, 0, 1), (0, 1, 0), (1, 1, 0), (1, 1, 1), (1, 2, 0), (2, 2, 2), (2, 2, 3)]
+)
+
+
+@st.composite
+def entry_rows(draw, roots=MANY_ROOTS, buckets=2):
+    task, inits, flags = draw(INITS_AND_FLAGS)
+    first, last = draw(TIMES), draw(TIMES)
+    age = draw(st.integers(0, buckets - 1))
+    return (draw(roots), draw(VALS), task, inits, flags, age, first, last)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("batch"), ROWS),
+    st.tuples(st.just("batch"), ROWS),
+    st.tuples(st.just("scalars"), ROWS),
+    st.tuples(st.just("fold"), ROWS),
+    st.tuples(st.just("merge"), st.lists(entry_rows(), max_size=6)),
+    st.tuples(st.just("rotate"), st.integers(1, 3)),
+    st.tuples(st.just("rotate"), st.sampled_from([1, 2, 124, 127, 300])),
+    st.tuples(st.just("expired"), st.none() | st.integers(0, 3)),
+    st.tuples(st.just("settle"), st.none() | st.integers(0, 40)),
+    st.tuples(st.just("reload"), st.sampled_from(["pickle", "copy", "entries"])),
+    st.tuples(st.just("clear"), st.none()),
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "buckets": BUCKETS,
+        "refresh_on_ack": st.booleans(),
+        "max_entries": st.sampled_from([None, None, None, 5, 20]),
+    }
+)
+
+
+def times_of(rows, timed):
+    return [row if timed else (*row[:6], None, None) for row in rows]
+
+
+def result(call):
+    """What a call returned, comparable, or the type and words of what it raised."""
+    try:
+        table = call()
+    except (ValueError, RuntimeError) as error:
+        return type(error), str(error)
+    if isinstance(table, list) or table is None:
+        return table
+    rows = list(table)
+    # Only outcomes have an order.
+    return rows if isinstance(table, records.Outcomes) else sorted(rows)
+
+
+class Machine:
+    """One ledger that is driven step by step; a step returns what could be seen of it."""
+
+    def __init__(self, Ledger, timed, options):
+        self.Ledger = Ledger
+        self.clock = Clock(10) if timed else None
+        self.options = {**options, "clock": self.clock}
+        self.ledger = Ledger(capacity=1, **self.options)
+
+    def step(self, name, argument):
+        if self.clock is not None:
+            self.clock.now_ms += 7
+        return getattr(self, name)(argument), self.seen()
+
+    def seen(self):
+        ledger = self.ledger
+        return (
+            *snapshot(ledger),
+            len(ledger),
+            list(ledger.oldest(4)),
+            [root in ledger for root in (0, 3, 2**63 - 1, -1)],
+            ledger.get(2),
+        )
+
+    def batch(self, rows):
+        return result(lambda: send_batch(self.ledger, rows))
+
+    def scalars(self, rows):
+        return [result(lambda: send_scalars(self.ledger, [row])) for row in rows]  # noqa: B023
+
+    def fold(self, rows):
+        roots, vals, tasks = zip(*rows, strict=True) if rows else ((), (), ())
+        times = None
+        if self.clock is not None and len(rows) % 2:
+            times = int64s(at * 13 % 50 for at in range(len(rows)))
+        return result(lambda: self.ledger.fold(int64s(roots), int64s(vals), int32s(tasks), times))
+
+    def merge(self, rows):
+        entries = entries_of(times_of(rows, self.clock is not None))
+        if not rows and self.clock is not None:
+            entries.first_ms = entries.last_ms = int64s([])
+        return result(lambda: self.ledger.merge(entries))
+
+    def rotate(self, turns):
+        for _ in range(turns):
+            self.ledger.rotate()
+
+    def expired(self, limit):
+        """Any of those that left may come first, so a slice is compared by its length."""
+        taken = self.ledger.expired(limit)
+        rest = [] if limit is None else self.ledger.expired()
+        return len(taken), sorted([*taken, *rest])
+
+    def settle(self, timeout_ms):
+        return result(lambda: self.ledger.settle(timeout_ms=timeout_ms))
+
+    def reload(self, how):
+        old = self.ledger
+        if how == "pickle":
+            # The clock must stay the machine's own, or its copy would go on alone.
+            self.ledger = pickle.loads(pickle.dumps(old))
+            self.clock = self.ledger.clock
+            self.options["clock"] = self.clock
+        elif how == "copy":
+            self.ledger = copy.copy(old)
+            old.ack_many(int64s([]), int64s([]))
+        else:
+            self.ledger = self.Ledger.from_entries(old.entries(), capacity=1, **self.options)
+
+    def clear(self, _):
+        """Complete everything: the load falls, and a table that is too large may shrink."""
+        roots = self.ledger.entries().root_ids
+        vals = self.ledger.entries().vals
+        done = result(lambda: self.ledger.ack_many(roots, vals))
+        more = result(
+            lambda: self.ledger.init_many(roots, int64s([0] * len(roots)), roots_as_tasks(roots))
+        )
+        return sorted(done), sorted(more)
+
+
+def roots_as_tasks(roots):
+    return (roots & 0xFFFF).astype(np.int32)
+
+
+@given(st.booleans(), OPTIONS, st.lists(STEPS, max_size=30))
+def test_backends_agree_step_by_step(native, reference, timed, options, steps):
+    machines = [Machine(backend.Ledger, timed, options) for backend in (native, reference)]
+    for number, (name, argument) in enumerate(steps):
+        one, other = (machine.step(name, argument) for machine in machines)
+        assert one == other, f"step {number}: {name}"
+
+
+@given(OPTIONS, ROWS, ROWS, st.integers(0, 3), st.booleans())
+def test_a_batch_is_its_rows(Ledger, options, before, rows, turns, timed):
+    """Whole, as columns of one kind, two at a time, or one by one: the same."""
+    results = []
+    for way in WAYS:
+        ledger = Ledger(
+            capacity=1, **{**options, "max_entries": None}, clock=Clock() if timed else None
+        )
+        outcomes = way(ledger, before)
+        for _ in range(turns):
+            ledger.rotate()
+        outcomes += way(ledger, rows)
+        results.append((outcomes, *snapshot(ledger), sorted(ledger.expired())))
+    assert results[0] == results[1] == results[2] == results[3]
+
+
+@given(st.lists(entry_rows(), max_size=20), st.booleans(), st.data())
+def test_merging_is_associative_and_commutative(Ledger, rows, timed, data):
+    rows = times_of(rows, timed)
+
+    def ledger_of(some):
+        ledger = Ledger(capacity=1, buckets=2, clock=Clock() if timed else None)
+        for row in some:
+            ledger.merge(entries_of([row]))
+        return ledger
+
+    whole = sorted(ledger_of(rows).entries())
+    order = data.draw(st.permutations(rows))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), min_size=3, max_size=3)))
+    bounds = [0, *cuts, len(rows)]
+    parts = [ledger_of(order[start:end]) for start, end in itertools.pairwise(bounds)]
+    while len(parts) > 1:
+        part = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        parts[data.draw(st.integers(0, len(parts) - 1))].merge(part.entries())
+    assert sorted(parts[0].entries()) == whole
+    timeout = 20 if timed else None
+    assert sorted(parts[0].settle(50, timeout)) == sorted(ledger_of(rows).settle(50, timeout))
+
+
+@given(ROWS, st.data())
+def test_folding_is_merging_rows(Ledger, rows, data):
+    """One fold, many folds in any order, or messages that each went through a ledger alone."""
+    timed = data.draw(st.booleans())
+    times = data.draw(st.lists(TIMES, min_size=len(rows), max_size=len(rows)))
+
+    def fold(ledger, order):
+        roots, vals, tasks = (
+            zip(*[rows[at] for at in order], strict=True) if order else ((), (), ())
+        )
+        ledger.fold(
+            int64s(roots),
+            int64s(vals),
+            int32s(tasks),
+            int64s(times[at] for at in order) if timed else None,
+        )
+
+    def ledger():
+        return Ledger(capacity=1, clock=Clock() if timed else None)
+
+    whole, shuffled, merged = ledger(), ledger(), ledger()
+    fold(whole, range(len(rows)))
+    for at in data.draw(st.permutations(range(len(rows)))):
+        fold(shuffled, [at])
+        alone = ledger()
+        fold(alone, [at])
+        merged.merge(alone.entries())
+    assert sorted(whole.entries()) == sorted(shuffled.entries()) == sorted(merged.entries())
+    assert whole.stats[0] == shuffled.stats[0] == merged.stats[0]
+
+
+@given(ROWS, st.lists(st.tuples(st.sampled_from(["T", "X"]), ROWS), max_size=12), BUCKETS)
+def test_lazy_expiry_is_eager_expiry(native, start, turns, buckets):
+    """What one ledger sweeps when it must, another is made to sweep at every turn."""
+    lazy, eager = (native.Ledger(capacity=1, buckets=buckets) for _ in range(2))
+    for ledger in (lazy, eager):
+        send_batch(ledger, start)
+    for kind, rows in turns:
+        assert send_batch(lazy, rows) == send_batch(eager, rows)
+        if kind == "T":
+            lazy.rotate()
+            eager.rotate()
+            # A copy has only what is to be seen, so nothing is left in it to be swept.
+            eager = pickle.loads(pickle.dumps(eager))
+        else:
+            assert sorted(lazy.expired()) == sorted(eager.expired())
+        assert snapshot(lazy) == snapshot(eager)
+        assert len(lazy) == len(eager)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_long_random_traffic(native, reference, timed):
+    """Sixty thousand messages over a thousand roots with growth, decay, turns and copies."""
+    chance = np.random.default_rng(11)
+    clocks = [Clock() if timed else None for _ in range(2)]
+    ledgers = [
+        backend.Ledger(capacity=1, buckets=4, clock=clock)
+        for backend, clock in zip((native, reference), clocks, strict=True)
+    ]
+    for burst in range(120):
+        width = (3_000, 40, 700)[burst // 10 % 3]
+        roots = chance.integers(0, width, 500) * -0x61C8864680B583EB
+        vals = chance.integers(0, 4, 500)
+        tasks = chance.choice([-1, -1, -1, -2, -3, 0, 5], 500).astype(np.int32)
+        for clock in clocks:
+            if clock is not None:
+                clock.now_ms += int(burst)
+        outcomes = [list(ledger.apply(roots, vals, tasks)) for ledger in ledgers]
+        assert outcomes[0] == outcomes[1]
+        if burst % 3 == 2:
+            for ledger in ledgers:
+                ledger.rotate()
+        if burst % 7 == 3:
+            left = [sorted(ledger.expired()) for ledger in ledgers]
+            assert left[0] == left[1]
+        if burst % 31 == 30:
+            ledgers = [pickle.loads(pickle.dumps(ledger)) for ledger in ledgers]
+            clocks = [ledger.clock for ledger in ledgers]
+        assert len(ledgers[0]) == len(ledgers[1])
+        if burst % 10 == 9:
+            assert snapshot(ledgers[0]) == snapshot(ledgers[1])
+            oldest = [list(ledger.oldest(20)) for ledger in ledgers]
+            assert oldest[0] == oldest[1]

@@ -1,0 +1,146 @@
+"""Memory follows what is pending, not what has passed; the native ledger alone has tables."""
+
+import numpy as np
+import pytest
+
+from ackcore.testing.scripts import Clock, int32s
+
+BYTES_AN_ENTRY = 100  # a table at half load, with its marks; growing doubles it for a while
+
+
+def births_and_deaths(ledger, trees, pending, sequential=False, start=0):
+    """Open and complete that many trees, with at most so many pending at a time."""
+    batch = pending // 2
+    tasks = np.zeros(batch, np.int32)
+    chance = np.random.default_rng(start)
+    before = None
+    for at in range(0, trees, batch):
+        roots = np.arange(start + at, start + at + batch)
+        if not sequential:
+            roots = chance.integers(-(2**63), 2**63, batch)
+        assert len(ledger.init_many(roots, roots | 1, tasks)) == 0
+        if before is not None:
+            assert len(ledger.ack_many(before, before | 1)) == batch
+        before = roots
+    assert len(ledger.ack_many(before, before | 1)) == batch
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_million_births_and_deaths_take_no_more_memory(native, sequential, timed):
+    ledger = native.Ledger(capacity=1_000, clock=Clock() if timed else None)
+    births_and_deaths(ledger, 20_000, 1_000, sequential)
+    nbytes, capacity = ledger.nbytes, ledger.capacity
+    births_and_deaths(ledger, 1_000_000, 1_000, sequential, start=2**40)
+    assert len(ledger) == 0
+    assert ledger.capacity <= capacity
+    assert ledger.nbytes <= nbytes
+    assert ledger.stats.growths == 0
+
+
+def test_steady_expiry_takes_no_more_memory(native):
+    """Entries that nobody finishes and nobody takes leave their places behind."""
+    ledger = native.Ledger(capacity=3_000)
+    chance = np.random.default_rng(2)
+
+    def rounds(turns):
+        for _ in range(turns):
+            roots = chance.integers(-(2**63), 2**63, 900)
+            ledger.ack_many(roots, roots)
+            ledger.rotate()
+
+    rounds(20)
+    nbytes, growths = ledger.nbytes, ledger.stats.growths
+    rounds(600)
+    assert ledger.nbytes <= nbytes
+    assert ledger.stats.growths == growths
+    assert ledger.stats.expired_untaken == 617 * 900
+
+
+def test_capacity_holds_what_it_says(native):
+    """A ledger made for so many does not grow before."""
+    for capacity in (1, 2, 100, 1_000, 123_456):
+        ledger = native.Ledger(capacity=capacity)
+        assert ledger.capacity >= capacity
+        roots = np.arange(capacity) * 0x5DEECE66D
+        ledger.ack_many(roots, roots + 1)
+        assert len(ledger) == capacity
+        assert ledger.stats.growths == 0
+
+
+def test_a_ledger_grows_and_says_so(native):
+    ledger = native.Ledger(capacity=1)
+    roots = np.arange(100_000)
+    for at in range(0, 100_000, 100):
+        ledger.ack_many(roots[at : at + 100], roots[at : at + 100] + 1)
+    assert len(ledger) == 100_000
+    assert ledger.capacity >= 100_000
+    assert 5 <= ledger.stats.growths <= 20
+    assert set(ledger.entries().root_ids.tolist()) == set(roots.tolist())
+
+
+def test_memory_an_entry(native):
+    ledger = native.Ledger(capacity=100_000)
+    roots = np.arange(100_000)
+    ledger.ack_many(roots, roots + 1)
+    assert ledger.nbytes / len(ledger) < BYTES_AN_ENTRY
+
+
+def test_a_table_whose_load_fell_shrinks(native):
+    ledger = native.Ledger(capacity=100)
+    roots = np.arange(200_000)
+    ledger.ack_many(roots, roots + 1)
+    at_peak = ledger.nbytes
+    assert ledger.init_many(roots, roots + 1, int32s(roots * 0)).root_ids.tolist() == roots.tolist()
+    births_and_deaths(ledger, 4_000_000, 1_000, start=2**40)
+    assert ledger.nbytes < at_peak / 8
+    assert len(ledger) == 0
+
+
+def test_expiry_of_a_burst_shrinks_too(native):
+    ledger = native.Ledger(capacity=100)
+    roots = np.arange(200_000)
+    ledger.ack_many(roots, roots + 1)
+    at_peak = ledger.nbytes
+    for _ in range(60):
+        ledger.rotate()
+        births_and_deaths(ledger, 20_000, 1_000, start=2**40)
+    assert ledger.nbytes < at_peak / 8
+
+
+def test_tables_are_the_memory(native):
+    ledger = native.Ledger(capacity=1_000)
+    tables = ledger.tables
+    assert 1 <= len(tables) <= 2
+    for table in tables:
+        assert isinstance(table, np.ndarray)
+        assert not table.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            table[0] = 0
+    assert sum(table.nbytes for table in tables) <= ledger.nbytes
+    # A view outlives the growth that made it stale, and the ledger.
+    roots = np.arange(100_000)
+    ledger.ack_many(roots, roots + 1)
+    del ledger
+    assert sum(int(table.view(np.uint8).sum(dtype=np.int64)) for table in tables) >= 0
+
+
+def test_a_clock_costs_nothing_when_there_is_none(native):
+    assert native.Ledger(10_000).nbytes < native.Ledger(10_000, clock=Clock()).nbytes
+
+
+def test_the_twin_has_no_tables(reference):
+    ledger = reference.Ledger(capacity=5)
+    empty = ledger.nbytes
+    roots = np.arange(100)
+    ledger.ack_many(roots, roots + 1)
+    assert ledger.tables == ()
+    assert ledger.nbytes > empty
+    assert ledger.capacity == 100
+    assert ledger.stats.growths == 0
+
+
+def test_repr_tells_how_many(Ledger):
+    ledger = Ledger()
+    ledger.ack_many(np.arange(3), np.arange(3))
+    assert repr(ledger).startswith("<ackcore.Ledger: 3 entries, ")

@@ -1,0 +1,143 @@
+"""Settling at scale, and against a second opinion: plain sums over plain dicts."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from ackcore import _records as records
+from ackcore.testing.scripts import Clock, entries_of, int32s, int64s
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """Random messages of 5,000 roots: some whole, failed, doubled, unfinished or foreign."""
+    chance = np.random.default_rng(5)
+    roots, vals, tasks = [], [], []
+    for root in range(5_000):
+        edges = chance.integers(1, 2**62, 4)
+        init = int(np.bitwise_xor.reduce(edges))
+        fate = root % 8
+        rows = [(init, root % 5)] + [(int(edge), records.ACK) for edge in edges]
+        if fate == 1:
+            rows = rows[1:]
+        elif fate == 2:
+            rows.append((1, records.FAIL))
+        elif fate == 3:
+            rows = rows[:-1]
+        elif fate == 4:
+            rows = [*rows[:-1], (1, records.FAIL)]
+        elif fate == 5:
+            rows += rows
+        elif fate == 6:
+            rows.append((init, 4 - root % 5))
+        elif fate == 7:
+            rows.append((3, records.RESET))
+        for val, task in rows:
+            roots.append(root * 0x9E3779B97F4A7C15)
+            vals.append(val)
+            tasks.append(task)
+    order = chance.permutation(len(roots))
+    times = chance.integers(0, 1_000, len(roots))
+    return int64s(roots)[order], int64s(vals)[order], int32s(tasks)[order], times
+
+
+def second_opinion(roots, vals, tasks, times, past_before):
+    """Statuses by root, from SEMANTICS 4 alone."""
+    of_root = defaultdict(list)
+    for row in zip(roots.tolist(), vals.tolist(), tasks.tolist(), times.tolist(), strict=True):
+        of_root[row[0]].append(row[1:])
+    statuses = {}
+    for root, rows in of_root.items():
+        inits = [task for _, task, _ in rows if task >= 0]
+        xor = 0
+        for val, task, _ in rows:
+            if task >= records.ACK:
+                xor ^= val
+        past = max(time for *_, time in rows) < past_before
+        if not inits:
+            statuses[root] = records.ORPHAN if past else records.OPEN
+        elif len(inits) > 1:
+            statuses[root] = records.ANOMALY
+        elif xor == 0:
+            statuses[root] = records.ACKED
+        elif any(task == records.FAIL for _, task, _ in rows):
+            statuses[root] = records.FAILED
+        else:
+            statuses[root] = records.EXPIRED if past else records.OPEN
+    return statuses
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 7])
+def test_statuses_are_those_of_a_second_opinion(Ledger, stream, cuts):
+    roots, vals, tasks, times = stream
+    ledger = Ledger(capacity=1, clock=Clock())
+    for part in np.array_split(np.arange(len(roots)), cuts):
+        ledger.fold(roots[part], vals[part], tasks[part], times[part])
+    settled = ledger.settle(now_ms=1_000, timeout_ms=200)
+    got = dict(zip(settled.root_ids.tolist(), settled.statuses.tolist(), strict=True))
+    wanted = second_opinion(roots, vals, tasks, times, 800)
+    decided = {root: status for root, status in wanted.items() if status != records.OPEN}
+    assert set(decided.values()) == set(records.Status) - {records.OPEN, records.RESET_TIMEOUT}
+    assert got == decided
+    assert set(ledger.entries().root_ids.tolist()) == set(wanted) - set(decided)
+
+
+def test_parts_merge_to_the_whole(Ledger, stream):
+    """Combined on five machines, merged in one: the same rows, all columns."""
+    roots, vals, tasks, times = stream
+    whole = Ledger(clock=Clock())
+    whole.fold(roots, vals, tasks, times)
+    merged = Ledger(capacity=1, clock=Clock())
+    for part in np.array_split(np.arange(len(roots)), 5):
+        combined = Ledger(capacity=1, clock=Clock())
+        combined.fold(roots[part], vals[part], tasks[part], times[part])
+        merged.merge(combined.entries())
+    assert sorted(merged.entries()) == sorted(whole.entries())
+    assert sorted(merged.settle(1_000, 200)) == sorted(whole.settle(1_000, 200))
+    assert len(merged) == len(whole)
+
+
+def test_settling_in_cuts_keeps_the_open_ones(Ledger, stream):
+    """What is open after one micro-batch is where the next one starts, flags and all."""
+    roots, vals, tasks, _ = stream
+    whole = Ledger()
+    whole.fold(roots, vals, tasks)
+    open_before = Ledger().entries()
+    for part in np.array_split(np.arange(len(roots)), 3):
+        ledger = Ledger.from_entries(open_before)
+        ledger.fold(roots[part], vals[part], tasks[part])
+        open_before = ledger.entries()
+    ledger = Ledger.from_entries(open_before)
+    assert sorted(ledger.settle()) == sorted(whole.settle())
+
+
+def test_a_fail_before_its_init_is_still_there_in_the_next_cut(Ledger):
+    """The flag is all that such an entry has; an entry without val, task or init is not empty."""
+    first = Ledger()
+    first.fold(int64s([7]), int64s([0]), int32s([records.FAIL]))
+    assert len(first.settle()) == 0
+    second = Ledger.from_entries(first.entries())
+    second.fold(int64s([7]), int64s([5]), int32s([3]))
+    assert [row.status for row in second.settle()] == [records.FAILED]
+
+
+def test_settling_an_expiring_ledger_leaves_the_expired_alone(Ledger):
+    ledger = Ledger(buckets=2)
+    ledger.merge(entries_of([(1, 0, 4, 1, 0, 1, None, None), (2, 0, 4, 1, 0, 0, None, None)]))
+    ledger.rotate()
+    assert [row.root_id for row in ledger.settle()] == [2]
+    assert [row.root_id for row in ledger.expired()] == [1]
+
+
+def test_a_big_ledger_settles_and_stays_usable(Ledger):
+    roots = np.arange(50_000, dtype=np.int64)
+    ledger = Ledger()
+    ledger.fold(roots, roots * 3, np.zeros(50_000, np.int32))
+    assert ledger.settle().root_ids.tolist() == [0]
+    ledger.fold(roots, roots * 3, np.full(50_000, records.ACK, np.int32))
+    settled = ledger.settle()
+    # Root 0 was decided before: its late row is an entry without an init.
+    assert sorted(settled.root_ids.tolist()) == roots[1:].tolist()
+    assert set(settled.statuses.tolist()) == {records.ACKED}
+    assert ledger.entries().root_ids.tolist() == [0]

@@ -1,0 +1,169 @@
+"""Threads that share one ledger: nothing is lost, nothing comes twice, nothing deadlocks."""
+
+import pickle
+import threading
+
+import numpy as np
+
+from ackcore.testing.scripts import Clock, int32s
+
+THREADS = 4
+
+
+def run_threads(*works):
+    """Run each in a thread of its own, all let go at once; what one raises comes out."""
+    start = threading.Barrier(len(works))
+    errors = []
+
+    def run(work):
+        try:
+            start.wait()
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def forest(trees):
+    """Trees of one edge per thread: roots, init vals, and the edges."""
+    chance = np.random.default_rng(3)
+    roots = chance.permutation(np.arange(trees) << 20)
+    edges = chance.integers(-(2**63), 2**63, (THREADS, trees))
+    return roots, np.bitwise_xor.reduce(edges), edges
+
+
+def test_acks_of_four_threads_complete_every_tree_once(Ledger):
+    trees, batch = 4_000, 50
+    roots, vals, edges = forest(trees)
+    ledger = Ledger(capacity=1)
+    outcomes = []
+
+    def acking(mine):
+        order = np.random.default_rng(mine).permutation(trees // batch) * batch
+
+        def work():
+            for at in order:
+                some = slice(at, at + batch)
+                outcomes.extend(ledger.ack_many(roots[some], edges[mine][some]))
+
+        return work
+
+    def initing():
+        for at in range(0, trees, batch):
+            some = slice(at, at + batch)
+            tasks = int32s([7] * batch)
+            outcomes.extend(ledger.init_many(roots[some], vals[some], tasks))
+
+    run_threads(initing, *(acking(thread) for thread in range(THREADS)))
+    assert sorted(row.root_id for row in outcomes) == sorted(roots.tolist())
+    assert {(row.task, row.kind.name) for row in outcomes} == {(7, "ACKED")}
+    assert len(ledger) == 0
+
+
+def test_scalars_of_four_threads_on_the_same_roots(Ledger):
+    """Every thread acks all edges of its own on few roots, one call at a time."""
+    roots, rounds = 8, 500
+    ledger = Ledger(capacity=1)
+
+    def acking(thread):
+        def work():
+            for turn in range(rounds):
+                for root in range(roots):
+                    ledger.ack(root, (thread + 1) << (turn % 50))
+
+        return work
+
+    run_threads(*(acking(thread) for thread in range(THREADS)))
+    wanted = 0
+    for turn in range(rounds):
+        for thread in range(THREADS):
+            wanted ^= (thread + 1) << (turn % 50)
+    assert [ledger.get(root).val for root in range(roots)] == [wanted] * roots
+
+
+def test_looking_and_turning_beside_the_traffic(Ledger):
+    """Every way in at once; what is counted in the end adds up."""
+    trees = 2_000
+    roots, vals, edges = forest(trees)
+    clock = Clock()
+    ledger = Ledger(capacity=1, buckets=126, clock=clock)
+    taken, outcomes = [], []
+    stop = threading.Event()
+
+    def traffic():
+        for at in range(0, trees, 20):
+            some = slice(at, at + 20)
+            outcomes.extend(ledger.init_many(roots[some], vals[some], int32s([1] * 20)))
+            for mine in edges[: THREADS - 1]:
+                outcomes.extend(ledger.ack_many(roots[some], mine[some]))
+        stop.set()
+
+    def turning():
+        turns = 0
+        while not stop.is_set():
+            if turns < 60:  # fewer than the buckets: nothing expires
+                ledger.rotate()
+                turns += 1
+            taken.extend(ledger.expired(5))
+
+    def looking():
+        while not stop.is_set():
+            for row in ledger.oldest(5):
+                ledger.get(row.root_id)
+            pickle.loads(pickle.dumps(ledger)).settle()
+            assert len(ledger.entries()) <= trees
+            assert ledger.nbytes > 0
+            assert ledger.stats.second_inits == 0
+
+    run_threads(traffic, turning, looking)
+    assert (taken, outcomes) == ([], [])
+    done = ledger.ack_many(roots, edges[THREADS - 1])
+    assert done.root_ids.tolist() == roots.tolist()
+    assert len(ledger) == 0
+
+
+def test_max_entries_holds_between_threads(Ledger):
+    """Of calls that race for the last places, those that do not fit are refused whole."""
+    ledger = Ledger(capacity=1, max_entries=100)
+    refused = []
+
+    def filling(thread):
+        def work():
+            for at in range(20):
+                roots = np.arange(3) + (thread * 20 + at) * 3
+                try:
+                    ledger.ack_many(roots, roots + 1)
+                except RuntimeError:
+                    refused.append(roots)
+
+        return work
+
+    run_threads(*(filling(thread) for thread in range(THREADS)))
+    assert len(ledger) == 99
+    assert len(refused) == THREADS * 20 - 33
+    for roots in refused:
+        assert all(root not in ledger for root in roots.tolist())
+
+
+def test_merging_two_ledgers_into_each_other(Ledger):
+    """Each locks itself only: merging both ways at once does not deadlock."""
+    one, other = Ledger(), Ledger()
+    roots = np.arange(100)
+    one.ack_many(roots, roots + 1)
+
+    def merging(into, source):
+        def work():
+            for _ in range(50):
+                into.merge(source.entries())
+
+        return work
+
+    run_threads(merging(one, other), merging(other, one))
+    assert len(one) == len(other) == 100
