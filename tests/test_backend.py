@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -125,8 +126,9 @@ def test_choice_in_this_process(native, monkeypatch, order, expected):
     assert (name, module.__name__) == expected
 
 
-def test_choice_of_a_broken_native_in_this_process(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ackcore._native", None)
+@pytest.mark.parametrize("found", [None, ModuleType("ackcore._native")])
+def test_choice_of_a_broken_native_in_this_process(monkeypatch, found):
+    monkeypatch.setitem(sys.modules, "ackcore._native", found)
     monkeypatch.setenv("ACKCORE_BACKEND", "native")
     with pytest.raises(ImportError, match="ACKCORE_BACKEND=native cannot be had"):
         _backend._choose()
