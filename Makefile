@@ -8,6 +8,7 @@ SHELL := /bin/sh
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
 K ?=
+WITH ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
@@ -63,18 +64,18 @@ sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) tests -m "not spark and not faults" $(ARGS)
+	$(PYTEST) tests --ignore tests/spark -m "not spark and not faults" $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist
 	@$(PY) -m build -q --sdist --no-isolation
 
-wheel: sdist ## sdist, wheel from it, and the tests on what the wheel installs beside numpy alone
-	@.ci/wheel $(PY)
+wheel: sdist ## sdist, wheel from it, and the tests on what that installs (WITH=pyspark: all of them)
+	@.ci/wheel $(PY) $(WITH)
 
-test-all: sdist ## the same with pyarrow, on each of Python 3.11, 3.12 and 3.13 that is here
+test-all: sdist ## the same on each of Python 3.11, 3.12 and 3.13 that is here
 	@for version in 3.11 3.12 3.13; do \
-	    if python=$$(.ci/need python $$version); then .ci/wheel "$$python" pyarrow || exit 1; fi; \
+	    if python=$$(.ci/need python $$version); then .ci/wheel "$$python" $(WITH) || exit 1; fi; \
 	done
 
 clean: ## remove all that the other targets made
