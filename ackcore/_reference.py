@@ -46,6 +46,7 @@ from ackcore._reference_ids import (
     root_ids,
     xor_by_parent,
 )
+from ackcore._reference_pack import split_by_shard
 
 __all__ = [
     "IdSource",
@@ -55,6 +56,7 @@ __all__ = [
     "edge_ids",
     "root_id",
     "root_ids",
+    "split_by_shard",
     "xor_by_parent",
 ]
 
@@ -463,9 +465,11 @@ class Ledger:
             return self._entries_of([self._row(root) for root in self._pending])
 
     @classmethod
-    def from_entries(cls, entries: Entries, **arguments: Any) -> Ledger:
-        """Make a ledger of ``entries``; ``arguments`` are the constructor's."""
-        ledger = cls(**arguments)
+    def from_entries(
+        cls, entries: Entries, capacity: int | None = None, **arguments: Any
+    ) -> Ledger:
+        """Make a ledger with these entries; the other arguments are the constructor's."""
+        ledger = cls(max(1024, len(entries)) if capacity is None else capacity, **arguments)
         ledger.merge(entries)
         return ledger
 
