@@ -38,7 +38,7 @@ build: .venv/.built ## compile ackcore._native in place
 lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stubs against the built module
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	.venv/bin/cython-lint pyx
+	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest ackcore._native
 
