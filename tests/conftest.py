@@ -1,7 +1,10 @@
 """What several test modules need: the backends, and how hard hypothesis tries."""
 
+import doctest
 import importlib
 import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,3 +64,21 @@ def make_acker(Ledger, request):
         return Acker(Ledger, **{"shards": request.param, "clock": Clock(), **arguments})
 
     return make_acker
+
+
+@pytest.fixture
+def run_readme():
+    """``run_readme(on_spark, **names)`` runs the README's sessions of one kind, each by itself."""
+
+    def run_readme(on_spark, **names):
+        text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+        fences = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        sessions = [fence for fence in fences if ">>>" in fence and ("spark." in fence) is on_spark]
+        assert sessions
+        report = []
+        for session in sessions:
+            test = doctest.DocTestParser().get_doctest(session, dict(names), "README.md", None, 0)
+            doctest.DocTestRunner().run(test, out=report.append)
+        assert not report, "".join(report)
+
+    return run_readme

@@ -1,19 +1,16 @@
-"""What is installed: types, version, entry points, no sources; and a README that runs."""
+"""What is installed: types, version, entry points, no sources; and a README that is true."""
 
 from __future__ import annotations
 
-import doctest
 import re
+from collections.abc import Callable
 from importlib.metadata import entry_points, metadata, version
 from pathlib import Path
-
-import pytest
 
 import ackcore
 from ackcore import _reference
 
 PACKAGE = Path(ackcore.__file__).parent
-README = Path(__file__).parent.parent / "README.md"
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:
@@ -54,39 +51,6 @@ def test_every_public_name_is_there() -> None:
     assert not missing
 
 
-def sessions(kind: str) -> list[doctest.DocTest]:
-    """The README's interpreter sessions under a fence of this kind, as doctests."""
-    text = README.read_text(encoding="utf-8")
-    fences = re.finditer(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    parser = doctest.DocTestParser()
-    return [
-        parser.get_doctest(
-            fence[1], {}, f"README.md:{text[: fence.start()].count(chr(10)) + 1}", None, 0
-        )
-        for fence in fences
-        if ">>>" in fence[1]
-    ]
-
-
-def test_the_sessions_in_the_readme_are_true() -> None:
+def test_the_sessions_in_the_readme_are_true(run_readme: Callable[..., None]) -> None:
     """Each runs by itself and prints what the README says."""
-    found = [session for session in sessions("python") if "spark" not in session.docstring]
-    assert found
-    run(found)
-
-
-@pytest.mark.spark
-def test_the_sessions_on_spark_in_the_readme_are_true(spark: object, tmp_path: Path) -> None:
-    """The same for those that need a cluster: they find `spark` and `folder` given."""
-    found = [session for session in sessions("python") if "spark" in session.docstring]
-    assert found
-    run(found, spark=spark, folder=str(tmp_path))
-
-
-def run(found: list[doctest.DocTest], **given: object) -> None:
-    """Run sessions; fail with doctest's own report of what differed."""
-    for session in found:
-        session.globs.update(given)
-        report: list[str] = []
-        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(session, out=report.append)
-        assert not report, "".join(report)
+    run_readme(on_spark=False)
