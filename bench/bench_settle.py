@@ -1,0 +1,106 @@
+"""Settling a Parquet table of ack events on Spark, against Spark SQL and a bare crossing.
+
+Trees of five messages (an INIT and four ACKs); ACKCORE_BENCH_ROWS says how many rows, 20 million
+by default. *Scattered*: the messages lie anywhere in the table. *Local*: those of a tree lie
+together, as what one task wrote does. Contestants, in turn, each a whole Spark job, wall time:
+
+- sql: ``groupBy("root_id").agg(bit_xor("val"), max("task"))``, every row taken (a noop sink);
+- crossing: a ``mapInArrow`` that counts the rows, so what it costs that Python sees them;
+- settle: `ackcore.spark.settle` of the same DataFrame, every outcome taken;
+- settle_parquet: the same from the files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as sql
+
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import settle, settle_parquet
+
+MESSAGES, FILES, GROUP_ROWS = 5, 8, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def rows(quick: bool) -> int:
+    return int(os.environ.get("ACKCORE_BENCH_ROWS", 200_000 if quick else 20_000_000))
+
+
+@pytest.fixture(scope="module")
+def spark():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
+        with spark_session("local[2]") as (session, _):
+            # As Spark comes, so that its aggregation is what a user would see.
+            session.conf.set("spark.sql.adaptive.enabled", "true")
+            session.conf.set("spark.sql.shuffle.partitions", "200")
+            yield session
+
+
+@pytest.fixture(scope="module", params=["scattered", "local"])
+def table(request, rows, tmp_path_factory) -> tuple[str, Path]:
+    """A directory of Parquet files, and how the trees lie in them."""
+    rng = np.random.default_rng(7)
+    trees = rows // MESSAGES
+    roots = rng.integers(-(2**63), 2**63 - 1, trees)
+    edges = rng.integers(-(2**63), 2**63 - 1, (trees, MESSAGES - 1))
+    vals = np.zeros((trees, MESSAGES), np.int64)
+    vals[:, :-1] ^= edges
+    vals[:, 1:] ^= edges
+    tasks = np.full((trees, MESSAGES), -1, np.int32)
+    tasks[:, 0] = rng.integers(0, 16, trees)
+    order = np.arange(trees * MESSAGES)
+    if request.param == "scattered":
+        rng.shuffle(order)
+    columns = {"root_id": roots.repeat(MESSAGES), "val": vals.ravel(), "task": tasks.ravel()}
+    directory = tmp_path_factory.mktemp(request.param)
+    for n, part in enumerate(np.array_split(order, FILES)):
+        written = pa.table({name: column[part] for name, column in columns.items()})
+        pq.write_table(written, directory / f"part-{n}.parquet", row_group_size=GROUP_ROWS)
+    return request.param, directory
+
+
+def count_rows(batches):
+    yield pa.RecordBatch.from_pydict({"n": [sum(len(batch) for batch in batches)]})
+
+
+def take_all(frame):
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def bench_settle(spark, table, rows, quick, report_ratio, interleaved):
+    """Whole jobs, start to end, in turn; each ratio is of one round."""
+    layout, directory = table
+    frame = spark.read.parquet(str(directory))
+    by_root = frame.groupBy("root_id").agg(sql.bit_xor("val"), sql.max("task"))
+    contestants = {
+        "sql": lambda: take_all(by_root),
+        "crossing": lambda: frame.mapInArrow(count_rows, "n bigint").collect(),
+        "settle": lambda: take_all(settle(frame)),
+        "settle_parquet": lambda: take_all(settle_parquet(spark, directory)),
+    }
+    for settled in (settle(frame), settle_parquet(spark, directory)):
+        counts = dict(settled.groupBy("status").count().collect())
+        assert counts == {"ACKED": rows // MESSAGES}
+    for work in contestants.values():  # the JVM compiles what is used
+        work()
+    seconds = interleaved(contestants, 1 if quick else 5, time.perf_counter)
+    for name, taken in seconds.items():
+        print(f"{layout} {name}: {', '.join(f'{s:.2f}' for s in taken)} s")
+
+    def ratio(slow: str, fast: str) -> list[float]:
+        return [a / b for a, b in zip(seconds[slow], seconds[fast], strict=True)]
+
+    scattered = layout == "scattered"
+    name = f"{layout}: settle is x times as fast as"
+    report_ratio(f"{name} groupBy().agg()", ratio("sql", "settle"), 1.5 if scattered else None)
+    report_ratio(f"{name} a bare crossing", ratio("crossing", "settle"), 0.5 if scattered else 0.75)
+    name = f"{layout}: settle_parquet is x times as fast as groupBy().agg()"
+    report_ratio(name, ratio("sql", "settle_parquet"), 4 if scattered else 2)

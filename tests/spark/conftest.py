@@ -1,0 +1,198 @@
+"""One Spark for all tests, and what settling must give, in plain Python."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from ackcore.examples.quiet_spark import spark_session
+
+# What the workers get of this module goes along with the job: they cannot import it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ACK, FAIL, RESET = -1, -2, -3
+EVENT = StructType(
+    [
+        StructField("root_id", LongType()),
+        StructField("val", LongType()),
+        StructField("task", IntegerType()),
+        StructField("ts_ms", LongType()),
+        StructField("reason", StringType()),
+    ]
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Whatever asks for a Spark is marked so."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """Two cores, and a task may fail three times before its job does."""
+    with spark_session("local[2,4]") as (session, _):
+        session.conf.set("spark.sql.adaptive.enabled", "true")
+        yield session
+
+
+@pytest.fixture
+def conf(spark):
+    """``conf(key, value)`` sets a setting of Spark SQL until the test is over."""
+    before = {}
+
+    def set_conf(key, value):
+        before.setdefault(key, spark.conf.get(key, None))
+        spark.conf.set(key, value)
+
+    yield set_conf
+    for key, value in before.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
+
+
+@pytest.fixture
+def frame(spark):
+    """``frame(events, columns=3)`` makes a DataFrame of the first columns of events."""
+
+    def frame(events, columns=3):
+        schema = StructType(EVENT.fields[:columns])
+        return spark.createDataFrame([tuple(event[:columns]) for event in events], schema)
+
+    return frame
+
+
+class Row(NamedTuple):
+    """What settling says of one root."""
+
+    status: str
+    task: int
+    val: int
+    inits: int
+    flags: int
+    first_ms: int | None
+    last_ms: int | None
+    reason: str | None
+
+
+def plain_settle(events, now_ms=None, timeout_ms=None):
+    """What becomes of each root, by SEMANTICS 4 word by word: {root id: Row}.
+
+    ``events`` are (root_id, val, task[, ts_ms[, reason]]).
+    """
+    by_root = defaultdict(list)
+    for event in events:
+        by_root[event[0]].append((*event, None, None)[:5])
+    rows = {}
+    for root, messages in by_root.items():
+        val = 0
+        for _, x, task, *_ in messages:
+            if task >= ACK:
+                val ^= x
+        tasks = [task for _, _, task, *_ in messages if task >= 0]
+        failed = any(task == FAIL for _, _, task, *_ in messages)
+        times = [ts for *_, ts, _ in messages if ts is not None]
+        first, last = (min(times), max(times)) if times else (None, None)
+        reasons = sorted((ts or 0, reason) for *_, ts, reason in messages if reason is not None)
+        overdue = timeout_ms is not None and now_ms - last > timeout_ms
+        differ = len(set(tasks)) > 1
+        if not tasks:
+            status = "ORPHAN" if overdue else "OPEN"
+        elif len(tasks) > 1:
+            status = "ANOMALY"
+        elif val == 0:
+            status = "ACKED"
+        elif failed:
+            status = "FAILED"
+        else:
+            status = "EXPIRED" if overdue else "OPEN"
+        rows[root] = Row(
+            status,
+            max(tasks, default=-1),
+            val,
+            min(2, len(tasks)),
+            failed | differ << 1,
+            first,
+            last,
+            reasons[0][1] if reasons else None,
+        )
+    return rows
+
+
+@pytest.fixture(scope="session")
+def expected():
+    return plain_settle
+
+
+@pytest.fixture(scope="session")
+def found():
+    """``found(settled)`` collects what `settle` returned as {root id: Row}; roots are unique."""
+
+    def found(settled):
+        assert settled.columns == ["root_id", *(n if n != "status" else n for n in ORDER)]
+        rows = settled.collect()
+        by_root = {row.root_id: Row(*(row[name] for name in Row._fields)) for row in rows}
+        assert len(by_root) == len(rows)
+        return by_root
+
+    return found
+
+
+ORDER = ["status", "task", "val", "inits", "flags", "first_ms", "last_ms", "reason"]
+
+_SPECIAL = [0, 1, -1, 2**63 - 1, -(2**63)]
+_REASONS = ["ValueError: no", "ValueError: nö", "", "TimeoutError: yes", "Ω", "a\x00b"]
+
+
+@pytest.fixture(scope="session")
+def random_events():
+    """``random_events(seed, trees)`` makes trees of all kinds, their messages shuffled.
+
+    Honest trees of a few edges, from which messages are lost, sent twice, failed, reset, or sent
+    by a second spout task; values that are small and large; roots 0 and at both ends.
+    """
+
+    def random_events(seed, trees):
+        rng = np.random.default_rng(seed)
+        roots = [*_SPECIAL, *rng.integers(-(2**63), 2**63 - 1, trees - len(_SPECIAL)).tolist()]
+        events = []
+        for root in roots:
+            edges = rng.integers(-(2**63), 2**63 - 1, rng.integers(0, 5)).tolist()
+            chain = zip([0, *edges], [*edges, 0], strict=True)
+            first, *acks = (a ^ b for a, b in chain)
+            tree = [(root, first, int(rng.choice([0, 1, 7, 2**31 - 1])))]
+            tree += [(root, ack, ACK) for ack in acks]
+            kind = rng.integers(0, 12)
+            if kind == 0 and len(tree) > 1:
+                tree.pop(rng.integers(1, len(tree)))
+            elif kind == 1:
+                tree.pop(0)
+            elif kind == 2:
+                tree += tree
+            elif kind == 3:
+                tree.append((root, first, int(rng.integers(0, 3))))
+            elif kind == 4:
+                tree.append((root, int(rng.integers(1, 9)), ACK))
+            if rng.random() < 0.2:
+                tree += [(root, 12345, FAIL)] * int(rng.integers(1, 4))
+                if rng.random() < 0.5:
+                    tree.append((root, 1, ACK))
+            if rng.random() < 0.1:
+                tree.append((root, -7, RESET))
+            for message in tree:
+                reason = str(rng.choice(_REASONS)) if message[2] == FAIL else None
+                if reason is not None and rng.random() < 0.2:
+                    reason = None
+                events.append((*message, int(rng.integers(0, 1000)), reason))
+        return [events[i] for i in rng.permutation(len(events))]
+
+    return random_events

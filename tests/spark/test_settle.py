@@ -1,0 +1,329 @@
+"""Settling on Spark gives what plain Python gives, whatever the plan, the settings and the cuts."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as sql
+
+import ackcore
+from ackcore.spark import combine, settle, settle_partitions
+from ackcore.spark.shards import (
+    COMBINED_DDL,
+    SETTLED_DDL,
+    combine_events,
+    pack_entries,
+    pack_events,
+    settle_blobs,
+)
+from ackcore.spark.wire import BLOB_DDL
+
+NOW = 1000
+
+
+DECIDED = {"ACKED", "FAILED", "ANOMALY"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "timeout_ms", "statuses"),
+    [
+        (3, None, {"OPEN"}),
+        (4, None, {"OPEN"}),
+        (5, 300, {"OPEN", "EXPIRED", "ORPHAN"}),
+        (5, 0, {"EXPIRED", "ORPHAN"}),
+    ],
+)
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_random_trees(
+    frame, random_events, expected, found, columns, timeout_ms, statuses, partitions
+):
+    events = random_events(columns, 1500)
+    table = frame(events, columns).repartition(partitions)
+    settled = found(settle(table, now_ms=NOW, timeout_ms=timeout_ms))
+    assert settled == expected([event[:columns] for event in events], NOW, timeout_ms)
+    assert {row.status for row in settled.values()} == DECIDED | statuses
+
+
+def test_the_twin_agrees(frame, random_events, found, reference):
+    """The oracle is ours; the ledger's own twin says the same."""
+    events = random_events(77, 300)
+    ledger = reference.Ledger(clock=lambda: 0)
+    for root, val, task, ts, _ in events:
+        ledger.fold(
+            *(
+                pa.array([x], t)
+                for x, t in (
+                    (root, pa.int64()),
+                    (val, pa.int64()),
+                    (task, pa.int32()),
+                    (ts, pa.int64()),
+                )
+            )
+        )
+    decided = {row.root_id: row for row in ledger.settle(NOW, 300)}
+    settled = found(settle(frame(events, 5), now_ms=NOW, timeout_ms=300))
+    for root, row in settled.items():
+        if row.status == "OPEN":
+            assert root not in decided
+            assert ledger.get(root)[1:5] == (row.val, row.task, row.inits, row.flags)
+        else:
+            assert decided[root].status.name == row.status
+            assert decided[root][2:] == (
+                row.val,
+                row.task,
+                row.inits,
+                row.flags,
+                row.first_ms,
+                row.last_ms,
+            )
+
+
+@pytest.mark.parametrize("shards", [1, 3, 40])
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_any_number_of_shards(conf, frame, random_events, expected, found, shards, adaptive):
+    """Adaptive execution joins small partitions: whole shards, so nothing changes."""
+    conf("spark.sql.adaptive.enabled", adaptive)
+    conf("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
+    events = random_events(3, 500)
+    assert found(settle(frame(events, 5), shards=shards)) == expected(events)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.ansi.enabled", "true"),
+        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "7"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "0"),
+        ("spark.sql.execution.arrow.pyspark.validateSchema.enabled", "true"),
+        ("spark.sql.session.timeZone", "Asia/Kathmandu"),
+        ("spark.sql.shuffle.partitions", "1"),
+        ("spark.sql.caseSensitive", "true"),
+    ],
+)
+def test_any_settings(conf, frame, random_events, expected, found, key, value):
+    conf(key, value)
+    events = random_events(4, 200)
+    first, second = events[::2], events[1::2]
+    left = settle(frame(first, 5), shards=2)
+    settled = {**found(left), **found(settle(frame(second, 5), open_before=left, shards=2))}
+    assert settled.keys() == expected(events).keys()
+    assert found(settle(combine(frame(events, 5)), shards=2)) == expected(events)
+
+
+def test_cuts_lose_nothing(frame, random_events, expected, found):
+    """A table cut into parts, each settled with what the parts before left open.
+
+    A root decided in an earlier part is decided; its late rows start anew (SEMANTICS 4).  So the
+    cuts here let every root be decided by its last part alone: each part's INITs come last.
+    """
+    events = random_events(5, 800)
+    single = {root for root, row in expected(events).items() if row.inits <= 1}
+    events = [event for event in events if event[0] in single]
+    acks = [event for event in events if event[2] < 0]
+    inits = [event for event in events if event[2] >= 0]
+    parts = [acks[0::3], acks[1::3], acks[2::3], inits]
+    left = None
+    for part in parts:
+        assert left is None or set(found(left)) <= {event[0] for event in events}
+        settled = settle(frame(part, 4), open_before=left, shards=3)
+        left = settled.localCheckpoint().where("status = 'OPEN'")
+    assert found(settled) == expected([event[:4] for event in events])
+
+
+def test_a_fail_before_its_init_goes_on(frame, found):
+    first = settle(frame([(7, 0, -2, 100, "boom")], 5))
+    assert found(first) == {7: ("OPEN", -1, 0, 0, 1, 100, 100, "boom")}
+    second = settle(frame([(7, 5, 3, 50, None)], 5), open_before=first)
+    assert found(second) == {7: ("FAILED", 3, 5, 1, 1, 50, 100, "boom")}
+
+
+def test_open_rows_time_out(frame, found):
+    first = settle(frame([(1, 5, 0, 100), (2, 5, -1, 100)], 4), now_ms=150, timeout_ms=50)
+    assert {row.status for row in found(first).values()} == {"OPEN"}
+    second = settle(frame([(3, 5, 0, 140)], 4), open_before=first, now_ms=151, timeout_ms=50)
+    statuses = {root: row.status for root, row in found(second).items()}
+    assert statuses == {1: "EXPIRED", 2: "ORPHAN", 3: "OPEN"}
+
+
+def test_decided_rows_are_not_decided_again(frame, found):
+    first = settle(frame([(1, 5, 0), (1, 5, -1), (2, 5, 0)]))
+    second = settle(frame([(3, 1, 0)]), open_before=first)
+    assert {root: row.status for root, row in found(second).items()} == {2: "OPEN", 3: "OPEN"}
+
+
+def test_a_table_delivered_twice_is_no_success(frame, found):
+    events = [(1, 5, 0), (1, 5, -1), (2, 0, 4)]
+    table = frame(events)
+    assert {row.status for row in found(settle(table)).values()} == {"ACKED"}
+    assert {row.status for row in found(settle(table.union(table))).values()} == {"ANOMALY"}
+
+
+def test_the_earliest_reason_is_kept(frame, found):
+    events = [
+        (1, 5, 0, 9, None),
+        (1, 0, -2, 5, "late"),
+        (1, 0, -2, 4, "b"),
+        (1, 0, -2, 4, "a"),
+        (2, 5, 0, 1, None),
+        (2, 0, -2, 1, None),
+        (3, 0, -2, 1, ""),
+    ]
+    settled = found(settle(frame(events, 5).repartition(4)))
+    assert [settled[root].reason for root in (1, 2, 3)] == ["a", None, ""]
+    untimed = frame(events, 5).drop("ts_ms")
+    assert found(settle(untimed))[1].reason == "a"
+    # What an open row has shown stays, and what is combined keeps its time.
+    later = frame([(3, 0, -2, 0, "earlier"), (1, 0, -2, 3, "first")], 5)
+    assert found(settle(later, open_before=settle(frame(events, 5))))[3].reason == ""
+    combined = combine(frame(events, 5)).unionByName(combine(later))
+    assert [found(settle(combined))[root].reason for root in (1, 3)] == ["first", "earlier"]
+
+
+def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expected, found):
+    events = random_events(6, 300)
+    table = frame(events, 5)
+    combined = combine(table.coalesce(1))
+    assert (
+        combined.schema.simpleString()
+        .removeprefix("struct<")
+        .removesuffix(">")
+        .replace(":", " ")
+        .replace(",", ", ")
+        == COMBINED_DDL
+    )
+    rows = {row.root_id: row for row in combined.collect()}
+    assert len(rows) == combined.count() == len(expected(events))
+    for root, row in expected(events).items():
+        got = rows[root]
+        assert (got.val, got.task, got.inits, got.flags) == (
+            row.val,
+            row.task,
+            row.inits,
+            row.flags,
+        )
+        assert (got.first_ms, got.last_ms, got.reason) == (row.first_ms, row.last_ms, row.reason)
+        assert (got.reason_ms is None) == (got.reason is None)
+    assert found(settle(combine(table.repartition(3)), now_ms=NOW, timeout_ms=200)) == expected(
+        events, NOW, 200
+    )
+
+
+def test_empty_tables_and_partitions(frame, found):
+    nothing = frame([], 5)
+    assert found(settle(nothing)) == {}
+    assert found(settle(nothing.coalesce(1), shards=5, timeout_ms=1)) == {}
+    assert combine(nothing).collect() == []
+    one = frame([(1, 5, 0, 1, None)], 5).repartition(8)
+    assert found(settle(one, open_before=settle(nothing)))[1].status == "OPEN"
+    assert found(settle(nothing, open_before=settle(one)))[1].first_ms == 1
+
+
+def test_columns_in_any_order(frame, random_events, expected, found):
+    events = random_events(8, 100)
+    table = frame(events, 5).select("reason", "task", "ts_ms", "val", "root_id")
+    assert found(settle(table)) == expected(events)
+    again = settle(table).select(
+        "reason", "last_ms", "val", "status", "flags", "first_ms", "inits", "task", "root_id"
+    )
+    still_open = {root: row for root, row in expected(events).items() if row.status == "OPEN"}
+    assert found(settle(frame([], 5), open_before=again)) == still_open
+
+
+def test_the_schema_is_as_documented(frame):
+    settled = settle(frame([], 3))
+    assert ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in settled.schema) == SETTLED_DDL
+
+
+def test_nothing_runs_before_an_action(spark, frame):
+    """A job that would fail is not noticed until then."""
+    table = frame([(1, 5, 0)]).mapInArrow(_must_not_run, "root_id bigint, val bigint, task int")
+    settled = settle(table, open_before=settle(table))
+    with pytest.raises(Exception, match="it ran"):
+        settled.collect()
+
+
+def _must_not_run(batches):
+    raise RuntimeError("it ran")
+    yield
+
+
+def test_now_is_the_time_of_the_call(frame, found):
+    long_ago = settle(frame([(1, 5, 0, 0)], 4), timeout_ms=10**12)
+    assert found(long_ago)[1].status == "EXPIRED"
+    assert found(settle(frame([(1, 5, 0, 0)], 4), timeout_ms=2**62))[1].status == "OPEN"
+
+
+def test_plans_of_ones_own(spark, frame, random_events, expected, found):
+    """The functions that mapInArrow takes, put together by hand."""
+    events = random_events(9, 300)
+    half = len(events) // 2
+    packed = frame(events[:half], 5).mapInArrow(
+        pack_events(4, seed=1, timed=True, reasons=True), BLOB_DDL
+    )
+    combined = frame(events[half:], 5).mapInArrow(
+        combine_events(seed=1, timed=True, reasons=True), COMBINED_DDL
+    )
+    blobs = packed.union(combined.mapInArrow(pack_entries(4, seed=1), BLOB_DDL))
+    # Sorting by shard keeps each shard together, as repartitionById does.
+    by_range = blobs.repartitionByRange(3, "dest")
+    settled = by_range.mapInArrow(settle_blobs(seed=1), SETTLED_DDL)
+    assert found(settled) == expected(events)
+
+
+def test_partitions_of_an_rdd(spark, random_events, expected):
+    events = random_events(10, 300)
+    rdd = spark.sparkContext.parallelize(events, 3).keyBy(lambda event: event[0])
+    rdd = rdd.partitionBy(3).values()
+    rows = rdd.mapPartitions(settle_partitions).collect()
+    assert {row[0]: row[1:] for row in rows} == expected(events)
+    assert len(rows) == len(expected(events))
+    untimed = [event[:3] for event in events]
+    rows = list(settle_partitions(iter(untimed)))
+    assert {row[0]: row[1:] for row in rows} == expected(untimed)
+    nones = [(*event[:3], None, event[4]) for event in events]
+    rows = list(settle_partitions(iter(nones)))
+    assert {row[0]: row[1:] for row in rows} == expected(nones)
+    rows = list(settle_partitions(iter(events), now_ms=NOW, timeout_ms=200))
+    assert {row[0]: row[1:] for row in rows} == expected(events, NOW, 200)
+    assert list(settle_partitions(iter([]))) == []
+
+
+def test_rows_that_are_no_events_are_refused():
+    with pytest.raises(ValueError, match=r"rows must be tuples .* got lengths \[2\]"):
+        list(settle_partitions([(1, 2)]))
+    with pytest.raises(ValueError, match=r"got lengths \[3, 4\]"):
+        list(settle_partitions([(1, 2, 3), (1, 2, 3, 4)]))
+    with pytest.raises(TypeError, match="rows: val must be int64"):
+        list(settle_partitions([(1, "2", 3)]))
+    with pytest.raises(ValueError, match="rows: root_id must not hold nulls, got 1 of 1 rows"):
+        list(settle_partitions([(None, 2, 3)]))
+    with pytest.raises(ValueError, match="tasks must be .* got -4 in row 1"):
+        list(settle_partitions([(1, 2, 3), (1, 2, -4)]))
+    with pytest.raises(ValueError, match="timeout_ms was given and the events have no times"):
+        list(settle_partitions([(1, 2, 3)], timeout_ms=1))
+    with pytest.raises(ValueError, match="ts_ms must not hold nulls"):
+        list(settle_partitions([(1, 2, 3, 4), (1, 2, 3, None)]))
+
+
+def test_sql_sees_the_same_trees(spark, frame, random_events, found):
+    """Against Spark's own aggregation, for what it can express."""
+    events = [event for event in random_events(11, 1000) if event[2] >= -1]
+    table = frame(events)
+    by_sql = table.groupBy("root_id").agg(
+        sql.bit_xor("val").alias("val"),
+        sql.max("task").alias("task"),
+        sql.count_if(sql.col("task") >= 0).alias("inits"),
+    )
+    settled = found(settle(table))
+    for root, val, task, inits in by_sql.collect():
+        row = settled.pop(root)
+        assert (row.val, row.task, row.inits) == (val, task, min(2, inits))
+        assert (row.status == "ACKED") == (val == 0 and inits == 1)
+    assert not settled
+
+
+def test_the_package_imports_no_spark():
+    assert "settle" not in vars(ackcore)
