@@ -1,7 +1,7 @@
 # cython: language_level=3, embedsignature=True, autotestdict=False
 # cython: wraparound=False, boundscheck=False, initializedcheck=False
 # cython: freethreading_compatible=True
-"""The compiled core: ids in bulk.
+"""The compiled core: the ledger, ids in bulk, packing.
 
 Each column call has three stages: check and convert, allocate, then loops that run without
 the GIL and cannot fail.  Nothing is copied on the way in.
@@ -71,6 +71,30 @@ cdef cnp.ndarray new_column(Py_ssize_t n, int typenum):
     return cnp.PyArray_EMPTY(1, &shape, typenum, 0)
 
 
+cdef object shortened(cnp.ndarray column, size_t n):
+    """The first n rows; a long column's memory behind them is given back."""
+    cdef Py_ssize_t size
+    if column is None:
+        return None
+    size = rows(column)
+    if <size_t>size == n:
+        return column
+    if size - <Py_ssize_t>n > 65536:
+        column.resize(n, refcheck=False)
+        return column
+    return column[:n]
+
+
+cdef int32_t lowest(cnp.ndarray column) noexcept:
+    cdef const int32_t *items = tasks_of(column)
+    cdef Py_ssize_t i, n = rows(column)
+    cdef int32_t least = 0
+    with nogil:
+        for i in range(n):
+            least = items[i] if items[i] < least else least
+    return least
+
+
 cdef uint64_t as_id(object value, str name) except? 0:
     """64 bits from a Python integer of either sign."""
     cdef int overflow = 0
@@ -91,6 +115,40 @@ cdef int64_t as_count(object value, str name, int64_t least, int64_t most) excep
         if overflow == 0 and least <= count <= most:
             return count
     return _columns.as_count(value, name, least, most)
+
+
+# Columns of entries, as the kernel sees them.
+
+cdef tuple ENTRY_TYPES = (
+    cnp.NPY_INT64, cnp.NPY_INT64, cnp.NPY_INT32, cnp.NPY_UINT8, cnp.NPY_UINT8, cnp.NPY_UINT8,
+    cnp.NPY_INT64, cnp.NPY_INT64,
+)
+
+
+cdef void *data_of(cnp.ndarray column):
+    return NULL if column is None else cnp.PyArray_DATA(column)
+
+
+cdef void lay_over(list columns, columns_t *out):
+    """Point at columns that are in the order of `Entries`."""
+    out.root_ids = <int64_t *>data_of(columns[0])
+    out.vals = <int64_t *>data_of(columns[1])
+    out.tasks = <int32_t *>data_of(columns[2])
+    out.inits = <uint8_t *>data_of(columns[3])
+    out.flags = <uint8_t *>data_of(columns[4])
+    out.ages = <uint8_t *>data_of(columns[5])
+    out.first = <int64_t *>data_of(columns[6])
+    out.last = <int64_t *>data_of(columns[7])
+    out.statuses = NULL
+
+
+cdef object bucket_view(table_t t):
+    """A table's buckets as a read-only structured array over its memory."""
+    cdef cnp.ndarray memory = <cnp.ndarray>t.owner
+    offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
+    view = memory[offset:offset + 128 * t.n].view(BUCKET)
+    view.flags.writeable = False
+    return view
 
 
 include "ids.pxi"

@@ -13,7 +13,7 @@
  *     the bucket after a full one too (`PEEK`): a search that leaves its home finds it there.
  *
  * `plain` is a ledger with no dead entries, no move to another table under way, no clock and no
- * refresh on ack; the others pay for those tests, which always go one way and so cost little.
+ * refresh on ack; the others pay for those tests, which go one way all the time.
  */
 #ifndef ACKCORE_KERNEL_H
 #define ACKCORE_KERNEL_H
@@ -108,6 +108,16 @@ COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t t
     return 1;
 }
 
+/* The times beside a bucket of either table. */
+INLINE times_t *times_of(const ledger_t *l, const bucket_t *b) {
+    const table_t *t = (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
+    return &t->times[b - t->buckets];
+}
+INLINE void prefetch_times(const times_t *t) {
+    __builtin_prefetch(t, 1, 3);
+    __builtin_prefetch(&t->last, 1, 3);
+}
+
 /* ---- a block of messages, between two looks at the table's size ---------------------------- */
 
 INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
@@ -141,6 +151,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
     for (size_t j = 0; j < n; j++) {
         uint32_t match, free_;
         prefetch(homes[j + AHEAD]);
+        if (!plain && l->cur.times) prefetch_times(times_of(l, homes[j + AHEAD]));
         if (peek) {
             const bucket_t *b = homes[j + PEEK];
             probe(b, 0, &match, &free_);
@@ -159,20 +170,30 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
         const int32_t was = b->not_tasks[s] & (int32_t)~new32;
         const int32_t init = ~task; /* negative for an INIT, 0 for an ACK */
         if (UNLIKELY((was_stamp & MARKED) | ((uint32_t)(was & init) >> 31))) goto apart;
-        if (!plain && (l->cur.times || l->refresh_on_ack)) goto apart;
         const uint64_t val = (b->vals[s] & ~(uint64_t)(int64_t)(int32_t)new32) ^ vals[j];
         const int32_t is = was | init;
         b->keys[s] = id;
         b->vals[s] = val;
         b->not_tasks[s] = is;
         fresh += new32 & 1;
-        if (!decide) {
-            b->stamps[s] = (uint8_t)stamp;
+        uint32_t now_stamp = was_stamp | (stamp & new32);
+        if (!decide || (!plain && l->refresh_on_ack)) now_stamp = stamp;
+        if (!decide || !plain) {
             l->counts[was_stamp]--; /* counts[0] is nobody's */
-            l->counts[stamp]++;
+            l->counts[now_stamp]++;
+        }
+        if (!plain && l->cur.times) {
+            times_t *t = times_of(l, b);
+            const int64_t time = in->times ? in->times[p + j] : in->now;
+            const int64_t first = new32 ? time : t->first[s], last = new32 ? time : t->last[s];
+            t->first[s] = !decide && time < first ? time : first;
+            t->last[s] = decide || time > last ? time : last;
+            if (decide) out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)first);
+        }
+        if (!decide) {
+            b->stamps[s] = (uint8_t)now_stamp;
             continue;
         }
-        const uint32_t now_stamp = was_stamp | (stamp & new32);
         const uint32_t done = opaque((uint32_t)(is >> 31) & -(uint32_t)(val == 0)); /* ~0: complete */
         root_ids[m] = (int64_t)id;
         out_tasks[m] = ~is;
@@ -193,7 +214,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
         apart += wrote;
     }
     }
-    if (decide) l->counts[stamp] += (int64_t)fresh;
+    if (decide && plain) l->counts[stamp] += (int64_t)fresh;
     l->used += fresh - (m - m0 - apart);
     return m;
 }
@@ -230,7 +251,8 @@ static block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
 static size_t next_block(ledger_t *l, size_t rest) {
     size_t rows = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES ? BIG_BLOCK : BLOCK;
     if (rows > rest) rows = rest;
-    ledger_migrate(l, rows);
+    /* A table that is left for a smaller one is nearly empty: go through it faster. */
+    ledger_migrate(l, l->old.n > l->cur.n ? rows * 16 : rows);
     if (UNLIKELY(l->used + rows > l->limit)) {
         size_t room = l->limit > l->used ? l->limit - l->used : 0;
         table_t t;

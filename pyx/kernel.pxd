@@ -60,8 +60,12 @@ cdef extern from "kernel.h" nogil:
     size_t buckets_for(size_t entries) noexcept
     size_t limit_of(size_t n) noexcept
 
-    void ledger_open(ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret) noexcept
-    size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing) noexcept
+    void ledger_open(
+        ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret
+    ) noexcept
+    size_t ledger_needs(
+        ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing
+    ) noexcept
     void ledger_lay_in(ledger_t *l, table_t t) noexcept
     void ledger_relay(ledger_t *l, table_t t) noexcept
     size_t ledger_wants(const ledger_t *l) noexcept
@@ -72,7 +76,9 @@ cdef extern from "kernel.h" nogil:
     int64_t takeable(const ledger_t *l) noexcept
     size_t FULL
 
-    size_t run_batch(ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide) noexcept
+    size_t run_batch(
+        ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide
+    ) noexcept
     size_t run_one(
         ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now, const outcomes_t *out
     ) noexcept

@@ -26,7 +26,7 @@ enum { /* Status of _records.py */
     STATUS_ORPHAN = 5,
     STATUS_ANOMALY = 6
 };
-enum { MAX_SPARES = 64, LOW_WATER = 8 };
+enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 16384 };
 #define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
 
 typedef struct {
@@ -336,6 +336,7 @@ static void ledger_rotate(ledger_t *l) {
     l->stamp = next;
     l->dead += l->counts[stamp_of(l, l->turns)];
     l->taking = 0;
+    if (l->old.n > l->cur.n) ledger_migrate(l, SLICE);
     ledger_weigh(l);
 }
 

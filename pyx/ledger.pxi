@@ -4,7 +4,7 @@
 # run of the kernel that cannot fail, under the lock.  No Python code runs while the lock is held,
 # so what can fail is found out first and raised afterwards.
 
-cdef object NO_ROOM = "no memory for {} more entries; apply the rows in smaller batches"
+cdef str NO_ROOM = "no memory for {} more entries; apply the rows in smaller batches"
 
 
 @cython.final
@@ -47,15 +47,21 @@ cdef class Ledger:
     cdef object options
     cdef readonly object clock  #: The callable that gives the time, or None.
 
-    def __cinit__(self, capacity=1024, *, buckets=3, refresh_on_ack=False, clock=None, max_entries=None, seed=None):
+    def __cinit__(
+        self, capacity=1024, *, buckets=3, refresh_on_ack=False, clock=None, max_entries=None,
+        seed=None,
+    ):
         # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method can meet
         # a ledger without a table.
         cdef table_t t
-        self.options = _columns.ledger_options(capacity, buckets, refresh_on_ack, clock, max_entries, seed)
+        self.options = _columns.ledger_options(
+            capacity, buckets, refresh_on_ack, clock, max_entries, seed
+        )
         self.clock = self.options.clock
         self.timed = clock is not None
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
-        secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed & UINT64_MAX
+        secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
+        secret &= UINT64_MAX
         t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))
         ledger_open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
@@ -122,17 +128,37 @@ cdef class Ledger:
 
     # Messages in columns.
 
-    cdef object run(self, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind):
+    cdef size_t run_batch(
+        self, const batch_t *batch, size_t n, const outcomes_t *out, bint decide
+    ) except? 0x7fffffffffffffff:
+        """Run n checked rows and return how many outcomes they had."""
+        cdef size_t need, missing = 0, m = 0
+        while True:
+            with nogil, self.lock:
+                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
+                if need == 0:
+                    m = run_batch(&self.l, batch, n, out, decide)
+            if need == 0:
+                break
+            self.lay_in(need, missing)
+        self.tidy()
+        return m
+
+    cdef object outcomes(
+        self, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind
+    ):
         """Apply rows; `vals` and `tasks` are None where the kind has none."""
-        cdef Py_ssize_t n = rows(roots), m = 0
+        cdef Py_ssize_t n = rows(roots)
         cdef batch_t batch
         cdef outcomes_t out
-        cdef size_t need, missing = 0
+        cdef size_t m
         cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
+        memset(&batch, 0, sizeof(batch))
         batch.root_ids = ids_of(roots)
-        batch.vals = NULL if vals is None else ids_of(vals)
-        batch.tasks = NULL if tasks is None else tasks_of(tasks)
-        batch.times = NULL
+        if vals is not None:
+            batch.vals = ids_of(vals)
+        if tasks is not None:
+            batch.tasks = tasks_of(tasks)
         batch.kind = kind
         batch.now = self.now()
         root_ids = new_column(n, cnp.NPY_INT64)
@@ -145,17 +171,10 @@ cdef class Ledger:
         if self.timed:
             elapsed = new_column(n, cnp.NPY_INT64)
             out.elapsed = <int64_t *>cnp.PyArray_DATA(elapsed)
-        while True:
-            with nogil, self.lock:
-                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
-                if need == 0:
-                    m = run_batch(&self.l, &batch, n, &out, True)
-            if need == 0:
-                break
-            self.lay_in(need, missing)
-        self.tidy()
+        m = self.run_batch(&batch, n, &out, True)
         return _records.Outcomes(
-            shortened(root_ids, m), shortened(out_tasks, m), shortened(kinds, m), shortened(elapsed, m)
+            shortened(root_ids, m), shortened(out_tasks, m), shortened(kinds, m),
+            shortened(elapsed, m),
         )
 
     def apply(self, root_ids, vals, tasks):
@@ -193,7 +212,7 @@ cdef class Ledger:
             _columns.same_length(root_ids=roots, vals=values, tasks=kinds)
         if lowest(kinds) < TASK_RESET:
             _columns.check_kinds(kinds)
-        return self.run(roots, values, kinds, 0)
+        return self.outcomes(roots, values, kinds, 0)
 
     def init_many(self, root_ids, init_vals, tasks):
         """Apply a batch of inits: `apply` with tasks that are all >= 0."""
@@ -204,7 +223,7 @@ cdef class Ledger:
             _columns.same_length(root_ids=roots, init_vals=values, tasks=spouts)
         if lowest(spouts) < 0:
             _columns.check_init_tasks(spouts)
-        return self.run(roots, values, spouts, 0)
+        return self.outcomes(roots, values, spouts, 0)
 
     def ack_many(self, root_ids, ack_vals):
         """Apply a batch of acks: row i folds ``ack_vals[i]`` into ``root_ids[i]``."""
@@ -212,15 +231,15 @@ cdef class Ledger:
         cdef cnp.ndarray values = id_column(ack_vals, "ack_vals")
         if rows(values) != rows(roots):
             _columns.same_length(root_ids=roots, ack_vals=values)
-        return self.run(roots, values, None, TASK_ACK)
+        return self.outcomes(roots, values, None, TASK_ACK)
 
     def fail_many(self, root_ids):
         """Fail a batch of roots."""
-        return self.run(id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
+        return self.outcomes(id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
 
     def reset_timeout_many(self, root_ids):
         """Give a batch of roots their full time again."""
-        return self.run(id_column(root_ids, "root_ids"), None, None, TASK_RESET)
+        return self.outcomes(id_column(root_ids, "root_ids"), None, None, TASK_RESET)
 
     # Messages one at a time.
 
@@ -249,11 +268,14 @@ cdef class Ledger:
             self.tidy()
         if m == 0:
             return None
-        return _records.Outcome(out_root, out_task, STATUSES[out_kind], out_elapsed if self.timed else None)
+        return _records.Outcome(
+            out_root, out_task, STATUSES[out_kind], out_elapsed if self.timed else None
+        )
 
     def init(self, root_id, init_val, task):
         """Apply one init by a spout task; return its `Outcome`, or None if nothing came of it."""
-        return self.run_one(as_id(root_id, "root_id"), as_id(init_val, "init_val"), _columns.as_task(task, "task"))
+        cdef int32_t spout = as_count(task, "task", 0, INT32_MAX)
+        return self.run_one(as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
 
     def ack(self, root_id, ack_val):
         """Apply one ack; return its `Outcome`, or None if nothing came of it."""
@@ -288,8 +310,9 @@ cdef class Ledger:
         Entries
             In any order.  What nobody takes before the next turn is dropped, and counted.
         """
-        cdef size_t most = SIZE_MAX if limit is None else min(_columns.as_count(limit, "limit", 0), INT64_MAX)
-        cdef size_t n
+        cdef size_t n, most = SIZE_MAX
+        if limit is not None:
+            most = min(_columns.as_count(limit, "limit", 0), INT64_MAX)
         cdef columns_t out
         with self.lock:
             n = takeable(&self.l)
@@ -315,7 +338,6 @@ cdef class Ledger:
         cdef Py_ssize_t n = rows(roots)
         cdef batch_t batch
         cdef outcomes_t out
-        cdef size_t need, missing = 0
         if times_ms is not None:
             times = _columns.times_column(times_ms, self.timed)
             _columns.same_length(root_ids=roots, vals=values, tasks=kinds, times_ms=times)
@@ -324,21 +346,15 @@ cdef class Ledger:
         if lowest(kinds) < TASK_RESET:
             _columns.check_kinds(kinds)
         memset(&out, 0, sizeof(out))
+        memset(&batch, 0, sizeof(batch))
         batch.root_ids = ids_of(roots)
         batch.vals = ids_of(values)
         batch.tasks = tasks_of(kinds)
-        batch.times = NULL if times is None else <const int64_t *>cnp.PyArray_DATA(times)
-        batch.kind = 0
-        batch.now = 0 if times is not None else self.now()
-        while True:
-            with nogil, self.lock:
-                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
-                if need == 0:
-                    run_batch(&self.l, &batch, n, &out, False)
-            if need == 0:
-                break
-            self.lay_in(need, missing)
-        self.tidy()
+        if times is not None:
+            batch.times = <const int64_t *>cnp.PyArray_DATA(times)
+        else:
+            batch.now = self.now()
+        self.run_batch(&batch, n, &out, False)
 
     def merge(self, entries):
         """Fold saved or foreign entries in without deciding anything.
@@ -355,30 +371,20 @@ cdef class Ledger:
 
     cdef int merge_checked(self, entries) except -1:
         cdef columns_t columns
-        cdef cnp.ndarray roots = entries.root_ids
-        cdef cnp.ndarray column
-        cdef Py_ssize_t n = rows(roots)
+        cdef Py_ssize_t n = len(entries)
         cdef size_t need, missing = 0
-        columns.root_ids = <int64_t *>cnp.PyArray_DATA(roots)
-        column = entries.vals
-        columns.vals = <int64_t *>cnp.PyArray_DATA(column)
-        column = entries.tasks
-        columns.tasks = <int32_t *>cnp.PyArray_DATA(column)
-        column = entries.inits
-        columns.inits = <uint8_t *>cnp.PyArray_DATA(column)
-        column = entries.flags
-        columns.flags = <uint8_t *>cnp.PyArray_DATA(column)
-        column = entries.ages
-        columns.ages = <uint8_t *>cnp.PyArray_DATA(column)
-        columns.first = columns.last = NULL
-        if self.timed:
-            column = entries.first_ms
-            columns.first = <int64_t *>cnp.PyArray_DATA(column)
-            column = entries.last_ms
-            columns.last = <int64_t *>cnp.PyArray_DATA(column)
+        lay_over(
+            [
+                entries.root_ids, entries.vals, entries.tasks, entries.inits, entries.flags,
+                entries.ages, entries.first_ms, entries.last_ms,
+            ],
+            &columns,
+        )
         while True:
             with nogil, self.lock:
-                need = ledger_needs(&self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing)
+                need = ledger_needs(
+                    &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing
+                )
                 if need == 0:
                     merge_rows(&self.l, &columns, n)
             if need == 0:
@@ -422,31 +428,19 @@ cdef class Ledger:
                     most = SIZE_MAX
             if most == SIZE_MAX:
                 break
-        roots, vals, tasks, inits, flags, _, first, last = [shortened(column, n) for column in columns]
-        return _records.Settled(roots, shortened(statuses, n), vals, tasks, inits, flags, first, last)
+        roots, *others = (shortened(column, n) for column in columns)
+        del others[4]  # ages, which nobody wrote
+        return _records.Settled(roots, shortened(statuses, n), *others)
 
     # Looking inside, saving and loading.
 
     cdef list new_columns(self, size_t n, columns_t *out):
         """Columns for n entries, in the order of `Entries`."""
-        cdef cnp.ndarray roots = new_column(n, cnp.NPY_INT64), vals = new_column(n, cnp.NPY_INT64)
-        cdef cnp.ndarray tasks = new_column(n, cnp.NPY_INT32), inits = new_column(n, cnp.NPY_UINT8)
-        cdef cnp.ndarray flags = new_column(n, cnp.NPY_UINT8), ages = new_column(n, cnp.NPY_UINT8)
-        cdef cnp.ndarray first = None, last = None
-        out.root_ids = <int64_t *>cnp.PyArray_DATA(roots)
-        out.vals = <int64_t *>cnp.PyArray_DATA(vals)
-        out.tasks = <int32_t *>cnp.PyArray_DATA(tasks)
-        out.inits = <uint8_t *>cnp.PyArray_DATA(inits)
-        out.flags = <uint8_t *>cnp.PyArray_DATA(flags)
-        out.ages = <uint8_t *>cnp.PyArray_DATA(ages)
-        out.first = out.last = NULL
-        out.statuses = NULL
-        if self.timed:
-            first = new_column(n, cnp.NPY_INT64)
-            last = new_column(n, cnp.NPY_INT64)
-            out.first = <int64_t *>cnp.PyArray_DATA(first)
-            out.last = <int64_t *>cnp.PyArray_DATA(last)
-        return [roots, vals, tasks, inits, flags, ages, first, last]
+        columns = [new_column(n, typenum) for typenum in ENTRY_TYPES]
+        if not self.timed:
+            columns[6] = columns[7] = None
+        lay_over(columns, out)
+        return columns
 
     def entries(self):
         """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
@@ -464,11 +458,9 @@ cdef class Ledger:
                 return _records.Entries(*[shortened(column, n) for column in columns])
 
     @classmethod
-    def from_entries(cls, entries, capacity=None, **arguments):
+    def from_entries(cls, entries, **arguments):
         """A ledger with these entries; the other arguments are the constructor's."""
-        if capacity is None:
-            capacity = max(1024, len(entries))
-        ledger = cls(capacity, **arguments)
+        cdef Ledger ledger = cls(**arguments)
         ledger.merge(entries)
         return ledger
 
@@ -490,7 +482,8 @@ cdef class Ledger:
         if self.timed:
             keys.insert(1, entries.first_ms)
         first = np.lexsort(keys)[:most]
-        return _records.Entries(**{name: column[first] for name, column in entries.columns().items()})
+        columns = entries.columns().items()
+        return _records.Entries(**{name: column[first] for name, column in columns})
 
     def __contains__(self, root_id):
         cdef uint64_t root = as_id(root_id, "root_id")
@@ -615,39 +608,6 @@ def restored(arguments, entries, expired, stats):
     cdef Ledger ledger = Ledger(**arguments)
     ledger.restore(entries, expired, stats)
     return ledger
-
-
-cdef object shortened(cnp.ndarray column, size_t n):
-    """The first n rows; a long column's memory behind them is given back."""
-    cdef Py_ssize_t size
-    if column is None:
-        return None
-    size = rows(column)
-    if <size_t>size == n:
-        return column
-    if size - <Py_ssize_t>n > 65536:
-        column.resize(n, refcheck=False)
-        return column
-    return column[:n]
-
-
-cdef int32_t lowest(cnp.ndarray column) noexcept:
-    cdef const int32_t *items = tasks_of(column)
-    cdef Py_ssize_t i, n = rows(column)
-    cdef int32_t least = 0
-    with nogil:
-        for i in range(n):
-            least = items[i] if items[i] < least else least
-    return least
-
-
-cdef object bucket_view(table_t t):
-    """A table's buckets as a read-only structured array over its memory."""
-    cdef cnp.ndarray memory = <cnp.ndarray>t.owner
-    offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
-    view = memory[offset:offset + 128 * t.n].view(BUCKET)
-    view.flags.writeable = False
-    return view
 
 
 cdef object BUCKET = np.dtype(
