@@ -465,11 +465,9 @@ class Ledger:
             return self._entries_of([self._row(root) for root in self._pending])
 
     @classmethod
-    def from_entries(
-        cls, entries: Entries, capacity: int | None = None, **arguments: Any
-    ) -> Ledger:
+    def from_entries(cls, entries: Entries, **arguments: Any) -> Ledger:
         """Make a ledger with these entries; the other arguments are the constructor's."""
-        ledger = cls(max(1024, len(entries)) if capacity is None else capacity, **arguments)
+        ledger = cls(**arguments)
         ledger.merge(entries)
         return ledger
 

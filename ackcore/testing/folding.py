@@ -83,6 +83,7 @@ _FOLDS: dict[str, tuple[list[tuple[int, int]], tuple[int, int, int, int]]] = {
     "a whole tree is not decided": ([(5, 4), (5, ACK)], (0, 4, 1, 0)),
     "an init of zero is not decided": ([(0, 4)], (0, 4, 1, 0)),
     "a failed tree is not decided": ([(5, 4), (0, FAIL)], (5, 4, 1, FLAG_FAILED)),
+    "nor one that comes to zero": ([(5, 4), (0, FAIL), (5, ACK)], (0, 4, 1, FLAG_FAILED)),
     "a tree and a half": ([(5, 4), (5, ACK), (5, ACK)], (5, 4, 1, 0)),
     "two inits": ([(5, 4), (6, 4)], (3, 4, 2, 0)),
     "three inits": ([(5, 4), (6, 4), (8, 4)], (11, 4, 2, 0)),

@@ -68,7 +68,7 @@ _script("fail_before_an_init_that_makes_zero", "F 7\n A 7 5\n I 7 5 3 -> ACKED 7
 _script("zero_beats_failed", "F 7\n I 7 0 3 -> ACKED 7 3\n pending 0")
 _script("fail", "I 7 5 3\n F 7 -> FAILED 7 3\n pending 0")
 _script("init_of_zero", "I 7 0 3 -> ACKED 7 3\n pending 0")
-_script("second_init_of_the_same_value", "I 7 5 3\n I 7 5 4 -> ACKED 7 4\n pending 0")
+_script("second_init_of_the_same_value", "I 7 5 4\n I 7 5 3 -> ACKED 7 3\n pending 0")
 _script(
     "second_init_of_another_value",
     """I 7 5 3

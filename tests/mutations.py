@@ -1,0 +1,464 @@
+"""Put known bugs in, one by one, and see each caught by the test that is named for it.
+
+    python tests/mutations.py [WORD ...]    only those with one of the words in their name or file
+
+The tree is copied, the tests are seen to pass there, and then each mutation is applied to the copy,
+alone, the extension is built again if its sources changed, and the named test must fail.  A
+mutation whose text is not found exactly once is an error: the code moved on, so must the list.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Of what is copied: neither what is built nor what is not ours.
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache"
+)
+TEST_TIMEOUT_S = 240
+PASSED, FAILED_TESTS = 0, 1  # pytest's exit codes; the others say that nothing was tested
+
+
+class Mutation(NamedTuple):
+    """One bug: what it is, where, the text as it is and as it would be, and who must notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def contract(case: str, backend: str = "_reference") -> str:
+    """The test that runs one case of the contract on one backend."""
+    return f"tests/test_ledger.py::test_contract[ackcore.{backend}-{case}]"
+
+
+def native(case: str) -> str:
+    """The same on the compiled one."""
+    return contract(case, "_native")
+
+
+COLUMNS, TWIN = "ackcore/_columns.py", "ackcore/_reference.py"
+TABLE, LEDGER, KERNEL, LEDGER_PXI = (
+    "pyx/table.h",
+    "pyx/ledger.h",
+    "pyx/kernel.h",
+    "pyx/ledger.pxi",
+)
+MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
+SPARK = "tests/spark/test_settle.py"
+
+MUTATIONS = [
+    # The twin: SEMANTICS 2 and 3.
+    Mutation(
+        "swallow a FAIL before INIT",
+        TWIN,
+        "        if task == FAIL:\n            entry.flags |= FLAG_FAILED",
+        "        if task == FAIL:\n            entry.flags |= FLAG_FAILED * (entry.task >= 0)",
+        contract("fail_before_init"),
+    ),
+    Mutation(
+        "a failed tree of zero is failed",
+        TWIN,
+        "            if entry.val == 0:\n                kind = ACKED",
+        "            if entry.val == 0 and not entry.flags & FLAG_FAILED:\n"
+        "                kind = ACKED",
+        contract("zero_beats_failed"),
+    ),
+    Mutation(
+        "the first task stays",
+        TWIN,
+        "            entry.task = task\n",
+        "            entry.task = max(entry.task, task)\n",
+        contract("second_init_of_the_same_value"),
+    ),
+    Mutation(
+        "an ACK refreshes",
+        TWIN,
+        "if task in (FAIL, RESET) or",
+        "if task < 0 or",
+        contract("init_and_ack_keep_the_bucket"),
+    ),
+    Mutation(
+        "a FAIL does not refresh",
+        TWIN,
+        "if task in (FAIL, RESET) or",
+        "if task == RESET or",
+        contract("fail_and_reset_move_to_the_newest_bucket"),
+    ),
+    Mutation(
+        "expire one bucket early",
+        TWIN,
+        "if self._turn - entry.turn >= self.buckets",
+        "if self._turn - entry.turn >= self.buckets - 1",
+        contract("check_lives_of_buckets"),
+    ),
+    Mutation(
+        "a RESET removes",
+        TWIN,
+        "if kind is not RESET_TIMEOUT:",
+        "if kind is not None:",
+        contract("reset"),
+    ),
+    Mutation(
+        "what nobody took stays",
+        TWIN,
+        "            self._left = [self._row(root) for root in left]",
+        "            self._left = self._left + [self._row(root) for root in left]",
+        contract("what_nobody_took_is_dropped"),
+    ),
+    Mutation(
+        "max_entries is one less",
+        TWIN,
+        "if len(self._pending) + new > self.max_entries",
+        "if len(self._pending) + new >= self.max_entries",
+        contract("check_max_entries"),
+    ),
+    Mutation(
+        "copies forget what expired",
+        TWIN,
+        "    ledger._left = list(left)",
+        "    ledger._left = []",
+        contract("check_pickles_and_copies"),
+    ),
+    # The twin: SEMANTICS 4.
+    Mutation(
+        "decide while folding",
+        TWIN,
+        "        entry.turn = max(entry.turn, row.turn)",
+        "        entry.turn = max(entry.turn, row.turn)\n"
+        "        if entry.inits and entry.val == 0:\n"
+        "            del self._pending[root]",
+        contract("check_folding_messages"),
+    ),
+    Mutation(
+        "the oldest age stays",
+        TWIN,
+        "entry.turn = max(entry.turn, row.turn)",
+        "entry.turn = min(entry.turn, row.turn)",
+        contract("check_merging_two_rows"),
+    ),
+    Mutation(
+        "a second init is forgotten in merging",
+        TWIN,
+        "entry.inits = min(entry.inits + row.inits, 2)",
+        "entry.inits = max(entry.inits, row.inits)",
+        contract("check_tables_delivered_twice"),
+    ),
+    Mutation(
+        "an anomaly of zero is acked",
+        TWIN,
+        "    if entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER:",
+        "    if entry.val and (entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER):",
+        contract("check_settling_table"),
+    ),
+    Mutation(
+        "past the time-out a millisecond early",
+        TWIN,
+        "entry.last_ms < deadline",
+        "entry.last_ms <= deadline",
+        contract("check_settling_far_in_time"),
+    ),
+    # Columns.
+    Mutation(
+        "slices of Arrow start at the front",
+        COLUMNS,
+        "start = column.offset * kind.dtype.itemsize",
+        "start = 0",
+        "tests/test_columns.py::test_id_columns_go_in_uncopied[arrow slice]",
+    ),
+    Mutation(
+        "nulls are zeros",
+        COLUMNS,
+        "    if column.null_count:",
+        "    if not column:",
+        "tests/test_columns.py::test_refused_arrow_and_pandas[ackcore._reference-nulls]",
+    ),
+    Mutation(
+        "foreign byte order is taken for ours",
+        COLUMNS,
+        " or not dtype.isnative:",
+        ":",
+        contract("check_refusals"),
+    ),
+    Mutation(
+        "unknown kinds are let in",
+        COLUMNS,
+        '"tasks", tasks, tasks < RESET,',
+        '"tasks", tasks, tasks < RESET - 1,',
+        contract("check_refusals"),
+    ),
+    # The native table.
+    Mutation(
+        "drop the seed",
+        TABLE,
+        "return (key ^ seed.flip) * seed.multiplier;",
+        "(void)seed; return key * 0x9e3779b97f4a7c15u;",
+        "tests/test_ledger.py::test_each_ledger_has_an_order_of_its_own",
+    ),
+    Mutation(
+        "never take another seed",
+        KERNEL,
+        "if (UNLIKELY(l->tangled)) {",
+        "if (0) {",
+        "tests/test_ledger.py::test_ids_that_share_a_home_under_a_known_seed[1]",
+    ),
+    Mutation(
+        "leave a hole in a chain",
+        TABLE,
+        "while (UNLIKELY(t->buckets[i].over != 0)) {",
+        "while (0) {",
+        f"{MODEL}::test_long_random_traffic[False]",
+    ),
+    Mutation(
+        "a slot keeps the marks of who was there before",
+        KERNEL,
+        "*mark = (uint8_t)((*stamp & MARKED ? *mark : 0) | bits);",
+        "*mark = (uint8_t)(*mark | bits);",
+        f"{MODEL}::test_long_random_traffic[False]",
+    ),
+    Mutation(
+        "lose the entries of XOR 0 when the table moves",
+        LEDGER,
+        "                ledger_carry(l, e);\n",
+        "                if (e.val) ledger_carry(l, e);\n                else l->used--;\n",
+        f"{MODEL}::test_long_random_traffic[False]",
+    ),
+    Mutation(
+        "never sweep",
+        LEDGER,
+        "    for (; buckets && dropped(l) > 0; buckets--) {",
+        "    for (; 0; buckets--) {",
+        f"{MEMORY}::test_steady_expiry_takes_no_more_memory",
+    ),
+    Mutation(
+        "never shrink",
+        LEDGER,
+        "if (l->peak * LOW_WATER < l->limit &&",
+        "if (0 &&",
+        f"{MEMORY}::test_a_table_whose_load_fell_shrinks",
+    ),
+    # The native ledger.
+    Mutation(
+        "swallow a FAIL before INIT, natively",
+        KERNEL,
+        "    } else if (task == TASK_FAIL)\n        add_mark(at, MARK_FAILED);",
+        "    } else if (task == TASK_FAIL)\n"
+        "        add_mark(at, b->not_tasks[at.s] < 0 ? MARK_FAILED : 0);",
+        native("fail_before_init"),
+    ),
+    Mutation(
+        "expire one bucket early, natively",
+        LEDGER,
+        "    l->turns = turns;",
+        "    l->turns = turns - 1;",
+        native("check_lives_of_buckets"),
+    ),
+    Mutation(
+        "decide while folding, natively",
+        KERNEL,
+        "    if (!decide || b->not_tasks[at.s] >= 0) return 0;",
+        "    if (!decide && b->not_tasks[at.s] < 0 && b->vals[at.s] == 0) ledger_erase(l, at);\n"
+        "    if (!decide || b->not_tasks[at.s] >= 0) return 0;",
+        native("check_folding_messages"),
+    ),
+    Mutation(
+        "decide while merging, natively",
+        KERNEL,
+        "    add_mark(at, e.mark);\n",
+        "    add_mark(at, e.mark);\n"
+        "    if (b->not_tasks[at.s] < 0 && b->vals[at.s] == 0) return ledger_erase(l, at);\n",
+        native("check_merging_two_rows"),
+    ),
+    Mutation(
+        "lose a row where a batch is cut",
+        KERNEL,
+        "m = block_for(l, in, decide)(l, in, p, rows, out, m);",
+        "m = block_for(l, in, decide)(l, in, p, rows - (rows == BLOCK), out, m);",
+        native("check_id_patterns"),
+    ),
+    Mutation(
+        "dead entries are found",
+        LEDGER,
+        "if (UNLIKELY(l->dead != 0)) match &= ~dead_slots(l, &t->buckets[i]);",
+        "",
+        f"{MODEL}::test_lazy_expiry_is_eager_expiry",
+    ),
+    Mutation(
+        "rows of pending roots count against max_entries",
+        KERNEL,
+        "*missing += !ledger_find(l, ids[j], &at);",
+        "*missing += 1;",
+        native("check_max_entries"),
+    ),
+    Mutation(
+        "the greatest task does not stay in folding",
+        KERNEL,
+        "if (!decide && was < is) is = was;",
+        "",
+        f"{MODEL}::test_folding_is_merging_rows",
+    ),
+    Mutation(
+        "an anomaly of zero is acked, natively",
+        KERNEL,
+        "    if (e.mark & MARK_INITS) return STATUS_ANOMALY;\n"
+        "    if (e.val == 0) return STATUS_ACKED;",
+        "    if (e.val == 0) return STATUS_ACKED;\n"
+        "    if (e.mark & MARK_INITS) return STATUS_ANOMALY;",
+        native("check_settling_table"),
+    ),
+    Mutation(
+        "batches take no lock",
+        LEDGER_PXI,
+        "            with nogil, self.lock:\n"
+        "                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)\n"
+        "                if need == 0:\n"
+        "                    m = run_batch(",
+        "            with nogil:\n"
+        "                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)\n"
+        "                if need == 0:\n"
+        "                    m = run_batch(",
+        "tests/test_threads.py::test_acks_of_four_threads_complete_every_tree_once"
+        "[ackcore._native]",
+    ),
+    # Spark.
+    Mutation(
+        "lose flags at open_before",
+        "ackcore/arrow.py",
+        'numbers["flags"].view(np.uint8),',
+        'numbers["flags"].view(np.uint8) * np.uint8(0),',
+        f"{SPARK}::test_a_fail_before_its_init_goes_on",
+    ),
+    Mutation(
+        "apply a task's rows twice",
+        "ackcore/spark/shards.py",
+        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n",
+        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n"
+        "                    fold(ledger, rows)\n",
+        f"{SPARK}::test_random_trees",
+    ),
+    Mutation(
+        "lose the last rows of a chunk",
+        "ackcore/spark/packing.py",
+        "        rows, self._rows = self._rows, 0\n",
+        "        rows, self._rows = self._rows - (self._rows > 1), 0\n",
+        f"{SPARK}::test_random_trees",
+    ),
+    Mutation(
+        "decided rows go on as if open",
+        "ackcore/spark/shards.py",
+        '    return batch.filter(pc.equal(_column(batch, "status"), OPEN.name))',
+        "    return batch",
+        f"{SPARK}::test_decided_rows_are_not_decided_again",
+    ),
+]
+
+
+def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the copied tree, on the copied package and nothing else of ours."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",  # a mutation within a second would not be noticed
+        "ACKCORE_REQUIRE_NATIVE": "1",
+        "ACKCORE_CHECKED": "1",  # compiles in a third of the time
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=tree,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TEST_TIMEOUT_S,
+        check=False,
+    )
+
+
+def build(tree: Path) -> None:
+    """Build the extension in place, and see that it can be imported."""
+    for command in (
+        ("setup.py", "-q", "build_ext", "--inplace"),
+        ("-c", "import ackcore._native"),
+    ):
+        done = run(tree, *command)
+        if done.returncode:
+            raise SystemExit(f"mutations: the copy cannot be built:\n{done.stdout[-3000:]}")
+
+
+def run_tests(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Run tests; a run that hangs has failed."""
+    try:
+        return run(tree, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+    except subprocess.TimeoutExpired as hung:
+        return subprocess.CompletedProcess(hung.cmd, FAILED_TESTS, "it hung")
+
+
+def survives(tree: Path, mutation: Mutation) -> str | None:
+    """Apply one mutation, run its test, and undo it; returns what is wrong, or None if caught."""
+    path = tree / mutation.file
+    original = path.read_text(encoding="utf-8")
+    found = original.count(mutation.old)
+    if found != 1:
+        return f"its text is {found} times in {mutation.file}"
+    path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        if mutation.file.startswith("pyx/"):
+            build(tree)
+        done = run_tests(tree, mutation.test)
+    finally:
+        path.write_text(original, encoding="utf-8")
+    if done.returncode == PASSED:
+        return f"{mutation.test} passes all the same"
+    # Below zero: a signal ended it, as it may if memory is misused.
+    if done.returncode != FAILED_TESTS and done.returncode >= 0:
+        return f"{mutation.test} did not run:\n{done.stdout[-2000:]}"
+    return None
+
+
+def main(words: list[str]) -> int:
+    """Run all mutations, or those with one of the words in their name or file."""
+    chosen = [
+        mutation
+        for mutation in MUTATIONS
+        if not words or any(word in f"{mutation.name} {mutation.file}" for word in words)
+    ]
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="ackcore-mutations-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_BEHIND)
+        build(tree)
+        done = run_tests(tree, *dict.fromkeys(mutation.test for mutation in chosen))
+        if done.returncode != PASSED:
+            print(f"mutations: the tests fail before any:\n{done.stdout[-3000:]}")
+            return 1
+        was_native = False
+        for mutation in chosen:
+            is_native = mutation.file.startswith("pyx/")
+            if was_native and not is_native:
+                build(tree)  # the last mutation was undone in its source only
+            was_native = is_native
+            began = time.monotonic()
+            problem = survives(tree, mutation)
+            took = f"{time.monotonic() - began:5.1f} s"
+            print(f"{'SURVIVED' if problem else 'caught  '} {took}  {mutation.name}", flush=True)
+            if problem:
+                survivors.append(mutation)
+                print(f"    {problem}", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations were caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
