@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test build lint bench bench-quick mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo test build lint bench bench-quick mutations sanitize sdist wheel test-all clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -25,12 +25,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: .venv/.built ## word count over a million lines, every one accounted for (ARGS="--lines 100000")
-	@.ci/need java >/dev/null
+demo: java .venv/.built ## word count over a million lines, every one accounted for (ARGS="--lines 100000")
 	@$(PY) -m ackcore.examples.word_count $(ARGS)
 
-test: .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
-	@.ci/need java >/dev/null
+test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)
 
 build: .venv/.built ## compile ackcore._native in place
@@ -42,16 +40,13 @@ lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stub
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest ackcore._native
 
-bench: .venv/.built .venv/.bench ## measure; ends with each ratio beside its bound (K=..., ARGS=...)
-	@.ci/need java >/dev/null
+bench: java .venv/.built .venv/.bench ## measure; ends with each ratio beside its bound (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) $(ARGS)
 
-bench-quick: .venv/.built .venv/.bench ## the same in small, to see that the benches still run
-	@.ci/need java >/dev/null
+bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that the benches still run
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) --quick $(ARGS)
 
-mutations: .venv/.built ## put known bugs in, one by one, and see each caught by its test
-	@.ci/need java >/dev/null
+mutations: java .venv/.built ## put known bugs in, one by one, and see each caught by its test
 	@$(PY) tests/mutations.py $(ARGS)
 
 # PYTHONMALLOC: ASan sees only what malloc hands out. Leaks: an interpreter that exits frees little.
@@ -83,9 +78,13 @@ clean: ## remove all that the other targets made
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find ackcore tests bench -name __pycache__ -prune -exec rm -rf {} +
 
-# ---------------------------------------------------------------- set-up, each step done once
+# ------------------------- set-up: what is missing is said first, and each step is done once
+
+java:
+	@.ci/need java >/dev/null
 
 $(PY):
+	@.ci/need cc >/dev/null
 	@python=$$(.ci/need python) && echo "ackcore: making .venv with $$python" && \
 	    "$$python" -m venv --clear .venv
 
