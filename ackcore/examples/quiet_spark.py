@@ -42,10 +42,24 @@ def check_java() -> None:
         ).stderr
     except (OSError, subprocess.CalledProcessError):
         raise SparkError(f"Spark needs Java and {java or 'java'} does not run; {way_out}") from None
-    version = re.search(r'version "(\d+)', said)
+    version = re.search(r'^.* version "(\d+).*$', said, re.MULTILINE)
     if version is None or int(version[1]) < 17:
-        first = (said.splitlines() or ["no version"])[0]
-        raise SparkError(f"Spark needs Java 17 or newer and {java} is {first}; {way_out}")
+        what = version[0] if version else "of no version that it tells"
+        raise SparkError(f"Spark needs Java 17 or newer and {java} is {what}; {way_out}")
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -72,17 +86,25 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
     Yields the session and a directory inside.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
+        # What the JVM is to find in its environment, and its workers in theirs.
+        variables = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_DIRS": directory,  # goes before spark.local.dir
+            # Read by every JVM; the one that puts Spark's command line together has no options.
+            "JAVA_TOOL_OPTIONS": " ".join(
+                [
+                    os.environ.get("JAVA_TOOL_OPTIONS", ""),
+                    *_NO_TRACES,
+                    f"-Djava.io.tmpdir={directory}",
+                ]
+            ),
+        }
         top = Path(ackcore.__file__).parents[1]
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ["SPARK_LOCAL_DIRS"] = directory  # goes before spark.local.dir
-        # Read by every JVM: the one that puts Spark's command line together has no other options.
-        os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
-            [os.environ.get("JAVA_TOOL_OPTIONS", ""), *_NO_TRACES, f"-Djava.io.tmpdir={directory}"]
-        )
         if str(top) in sys.path and top.name not in ("site-packages", "dist-packages"):
             # The workers import this package too, from wherever it was found.
             before = os.environ.get("PYTHONPATH")
-            os.environ["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
+            variables["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
         builder = (
             SparkSession.builder.master(master)
             .appName("ackcore word count")
@@ -92,17 +114,19 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
             .config("spark.local.dir", directory)
             .config("spark.sql.warehouse.dir", os.path.join(directory, "warehouse"))
             .config("spark.sql.catalogImplementation", "in-memory")
+            # Blobs of ids cannot be made smaller, and the disk is next door.
+            .config("spark.shuffle.compress", "false")
             # Every exchange has its number of partitions already.
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
         )
         if master.startswith("local"):
-            os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
             builder = builder.config("spark.driver.host", "127.0.0.1")
             builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
         try:
             # The JVM keeps the streams that it is born with.
-            with _said_elsewhere(Path(directory, "spark.log")):
+            with _environment(variables), _said_elsewhere(Path(directory, "spark.log")):
                 spark = builder.getOrCreate()
         except Exception as error:
             raise SparkError(f"Spark does not start: {one_line(error)}") from error
