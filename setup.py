@@ -16,7 +16,8 @@ CHECKED = os.environ.get("ACKCORE_CHECKED") == "1"
 SANITIZE = os.environ.get("ACKCORE_SANITIZE") == "1"
 ANNOTATE = os.environ.get("ACKCORE_ANNOTATE") == "1"
 
-# Never -march=native: wheels travel, so the kernel picks its SIMD level when it is imported.
+# Never -march=native: wheels travel.  Each kernel_*.c names its SIMD level, and one is chosen at
+# import.
 cflags = [] if sys.platform == "win32" else ["-O1" if CHECKED else "-O3"]
 sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 if SANITIZE:
@@ -24,7 +25,7 @@ if SANITIZE:
 
 native = Extension(
     "ackcore._native",
-    ["pyx/_native.pyx"],
+    ["pyx/_native.pyx", *sorted(glob("pyx/kernel_*.c"))],
     include_dirs=["pyx", np.get_include()],
     depends=sorted(glob("pyx/*.h") + glob("pyx/*.pxd")),
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],

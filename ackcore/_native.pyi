@@ -5,6 +5,8 @@ import numpy.typing as npt
 
 from ackcore._records import Entries, Entry, Int32s, Int64s, Outcome, Outcomes, Settled, Stats
 
+cpu: str
+
 # Columns are Any: what is accepted (ackcore._columns) has no type in common.
 
 def root_id(key: int, partition: int, offset: int, attempt: int) -> int: ...

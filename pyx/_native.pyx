@@ -22,7 +22,10 @@ from ids cimport (
     ATTEMPT_BITS, OFFSET_BITS, PARTITION_BITS, acker_of, biject, bijection_t, edge_key,
     edge_key_t, edge_ordinal, edge_parent, edge_root, position, root_bijection, source_bijection,
 )
-from kernel cimport *
+from kernel cimport (
+    FULL, SLOTS, TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
+    kernel_t, ledger_t, limit_of, live, outcomes_t, table_bytes, table_over, table_t, takeable,
+)
 
 import os
 
@@ -32,6 +35,31 @@ from ackcore import _columns, _records
 from ackcore import _id_parts as parts
 
 cnp.import_array()
+
+cdef tuple LEVELS = ("baseline", "avx2", "avx512")
+
+
+cdef const kernel_t *chosen_kernel(object order) except NULL:
+    """The kernel that ACKCORE_CPU orders, else the best that this machine runs."""
+    cdef int level
+    if order:
+        if order not in LEVELS:
+            raise ImportError(f"ACKCORE_CPU must be one of {', '.join(LEVELS)}, got {order!r}")
+        level = LEVELS.index(order)
+        if kernel_at(level) == NULL:
+            raise ImportError(f"ACKCORE_CPU={order}: this machine does not run it; unset it")
+    else:
+        level = len(LEVELS) - 1
+        while kernel_at(level) == NULL:
+            level -= 1
+    global cpu
+    cpu = LEVELS[level]
+    return kernel_at(level)
+
+
+#: The SIMD level of the kernel that runs: "baseline", "avx2" or "avx512".
+cpu = None
+cdef const kernel_t *kernel = chosen_kernel(os.environ.get("ACKCORE_CPU"))
 
 
 # Arguments: the common types here, all others (and all refusals) through ackcore._columns,

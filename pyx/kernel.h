@@ -34,15 +34,6 @@ INLINE uint32_t opaque(uint32_t x) {
     return x;
 }
 
-typedef struct { /* columns of messages; without `tasks` all are of one kind */
-    const uint64_t *root_ids;
-    const uint64_t *vals;  /* NULL where the kind ignores them */
-    const int32_t *tasks;  /* NULL: `kind` */
-    const int64_t *times;  /* NULL: `now` */
-    int64_t now;
-    int32_t kind;
-} batch_t;
-
 /* ---- one message ------------------------------------------------------------------------- */
 
 static void set_stamp(ledger_t *l, place_t at, int stamp) {
@@ -300,7 +291,6 @@ static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int
     ledger_weigh(l);
     return m;
 }
-#define FULL SIZE_MAX
 /* What must be had before n more rows: buckets of a spare table, 0 for nothing, or FULL if the
  * rows that have no entry now could take the ledger past `most` entries (-1: no bound). */
 static size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing) {
@@ -458,5 +448,25 @@ static int64_t waiting_orphans(ledger_t *l) {
         }
     return orphans;
 }
+
+const kernel_t KERNEL = {
+    .open = ledger_open,
+    .close = ledger_close,
+    .needs = ledger_needs,
+    .lay_in = ledger_lay_in,
+    .wants = ledger_wants,
+    .relay = ledger_relay,
+    .next_retired = next_retired,
+    .rotate = ledger_rotate,
+    .run_batch = run_batch,
+    .run_one = run_one,
+    .merge_rows = merge_rows,
+    .list_entries = list_entries,
+    .list_expired = list_expired,
+    .take_expired = take_expired,
+    .settle_all = settle_all,
+    .waiting_orphans = waiting_orphans,
+    .look_up = look_up,
+};
 
 #endif

@@ -1,14 +1,16 @@
-# What _native.pyx sees of the kernel: table.h, ledger.h, kernel.h, read from the bottom up.
+# What _native.pyx sees of the kernel: layout.h, and one build of kernel.h chosen at import.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 
-cdef extern from "kernel.h" nogil:
+cdef extern from "layout.h" nogil:
     enum:
         TASK_ACK
         TASK_FAIL
         TASK_RESET
         SLOTS
+
+    size_t FULL
 
     ctypedef struct table_t:
         size_t n
@@ -18,13 +20,8 @@ cdef extern from "kernel.h" nogil:
     ctypedef struct ledger_t:
         table_t cur
         table_t old
-        size_t used
-        void *retired
         size_t limit
-        size_t least
-        size_t shrink_to
-        int tangled
-        int turns
+        void *retired
         int64_t second_inits
         int64_t orphans
         int64_t untaken
@@ -59,33 +56,37 @@ cdef extern from "kernel.h" nogil:
     table_t table_over(void *memory, size_t n, int timed, void *owner) noexcept
     size_t buckets_for(size_t entries) noexcept
     size_t limit_of(size_t n) noexcept
-
-    void ledger_open(
-        ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret
-    ) noexcept
-    size_t ledger_needs(
-        ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing
-    ) noexcept
-    void ledger_lay_in(ledger_t *l, table_t t) noexcept
-    void ledger_relay(ledger_t *l, table_t t) noexcept
-    size_t ledger_wants(const ledger_t *l) noexcept
-    void *next_retired(ledger_t *l) noexcept
-    void ledger_close(ledger_t *l) noexcept
-    void ledger_rotate(ledger_t *l) noexcept
     size_t live(const ledger_t *l) noexcept
     int64_t takeable(const ledger_t *l) noexcept
-    size_t FULL
 
-    size_t run_batch(
-        ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide
-    ) noexcept
-    size_t run_one(
-        ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now, const outcomes_t *out
-    ) noexcept
-    void merge_rows(ledger_t *l, const columns_t *rows, size_t n) noexcept
-    size_t list_entries(ledger_t *l, const columns_t *out) noexcept
-    size_t list_expired(ledger_t *l, const columns_t *out) noexcept
-    size_t take_expired(ledger_t *l, const columns_t *out, size_t most) noexcept
-    size_t settle_all(ledger_t *l, const columns_t *out, int timed_out, int64_t before) noexcept
-    int64_t waiting_orphans(ledger_t *l) noexcept
-    int look_up(ledger_t *l, uint64_t key, const columns_t *out) noexcept
+    ctypedef struct kernel_t:
+        void (*open)(
+            ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret
+        ) noexcept nogil
+        void (*close)(ledger_t *l) noexcept nogil
+        size_t (*needs)(
+            ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing
+        ) noexcept nogil
+        void (*lay_in)(ledger_t *l, table_t t) noexcept nogil
+        size_t (*wants)(const ledger_t *l) noexcept nogil
+        void (*relay)(ledger_t *l, table_t t) noexcept nogil
+        void *(*next_retired)(ledger_t *l) noexcept nogil
+        void (*rotate)(ledger_t *l) noexcept nogil
+        size_t (*run_batch)(
+            ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide
+        ) noexcept nogil
+        size_t (*run_one)(
+            ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now,
+            const outcomes_t *out
+        ) noexcept nogil
+        void (*merge_rows)(ledger_t *l, const columns_t *rows, size_t n) noexcept nogil
+        size_t (*list_entries)(ledger_t *l, const columns_t *out) noexcept nogil
+        size_t (*list_expired)(ledger_t *l, const columns_t *out) noexcept nogil
+        size_t (*take_expired)(ledger_t *l, const columns_t *out, size_t most) noexcept nogil
+        size_t (*settle_all)(
+            ledger_t *l, const columns_t *out, int timed_out, int64_t before
+        ) noexcept nogil
+        int64_t (*waiting_orphans)(ledger_t *l) noexcept nogil
+        int (*look_up)(ledger_t *l, uint64_t key, const columns_t *out) noexcept nogil
+
+    const kernel_t *kernel_at(int level) noexcept

@@ -16,73 +16,11 @@
 
 #include "table.h"
 
-enum { TASK_ACK = -1, TASK_FAIL = -2, TASK_RESET = -3 };
-enum { /* Status of _records.py */
-    STATUS_OPEN = 0,
-    STATUS_ACKED = 1,
-    STATUS_FAILED = 2,
-    STATUS_RESET_TIMEOUT = 3,
-    STATUS_EXPIRED = 4,
-    STATUS_ORPHAN = 5,
-    STATUS_ANOMALY = 6
-};
-enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 16384 };
-#define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
-
-typedef struct {
-    table_t cur;  /* the table */
-    table_t old;  /* the one it is taking over from; n = 0: none */
-    size_t front; /* homes of `old` before this one have moved */
-    table_t spares[MAX_SPARES]; /* laid in for growth, smallest first */
-    size_t n_spares;
-    struct retired *retired;    /* tables that the Ledger may free */
-    size_t used, limit;         /* entries, the dead included; how many before growth */
-    size_t least;               /* buckets below which it never shrinks */
-    uint64_t secret;
-    seed_t seed;
-    int64_t counts[STAMPS + 1]; /* entries by stamp */
-    int64_t dead;               /* entries of age >= turns */
-    int stamp, turns;
-    int refresh_on_ack;
-    int tangled;          /* a chain grew long: wants a new seed */
-    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from */
-    size_t work, peak;    /* rows since `peak` was last reset, and most entries since */
-    size_t shrink_to;     /* buckets that would do; 0: fits */
-    int64_t second_inits, orphans, untaken, growths;
-} ledger_t;
-
-typedef struct { /* where outcomes go */
-    int64_t *root_ids;
-    int32_t *tasks;
-    uint8_t *kinds;
-    int64_t *elapsed; /* NULL without a clock */
-} outcomes_t;
-
-typedef struct { /* entries as columns, in or out */
-    int64_t *root_ids, *vals;
-    int32_t *tasks;
-    uint8_t *inits, *flags, *ages;
-    int64_t *first, *last; /* NULL without a clock */
-    uint8_t *statuses;     /* settling only */
-} columns_t;
-
 /* ---- stamps ------------------------------------------------------------------------------ */
-
-INLINE int age_of(const ledger_t *l, int stamp) {
-    int age = l->stamp - stamp;
-    return age < 0 ? age + STAMPS : age;
-}
-INLINE int stamp_of(const ledger_t *l, int age) {
-    int stamp = l->stamp - age;
-    return stamp < 1 ? stamp + STAMPS : stamp;
-}
-INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
-INLINE int64_t dropped(const ledger_t *l) { return l->dead - takeable(l); }
-INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
 
 /* One bit a slot: which hold a dead entry. */
 INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
-#if defined(__SSE2__)
+#if SIMD >= 1
     const __m128i seven = _mm_set1_epi8(0x7f), now = _mm_set1_epi8((char)l->stamp);
     const __m128i raw = _mm_loadl_epi64((const __m128i *)b->stamps);
     const __m128i stamps = _mm_and_si128(raw, seven);
@@ -148,17 +86,6 @@ static void ledger_erase(ledger_t *l, place_t at) {
 
 /* ---- another layout: growth, shrinking, a new seed --------------------------------------- */
 
-INLINE size_t limit_of(size_t n) { return n * LOADED; }
-/* Some room above what was asked for, so that a full ledger still takes blocks of rows whole. */
-INLINE size_t buckets_for(size_t entries) {
-    size_t slack = entries / 32;
-    slack = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
-    return (entries + slack + LOADED - 1) / LOADED;
-}
-typedef struct retired { /* written over the table that it retires */
-    struct retired *next;
-    void *owner;
-} retired_t;
 static void retire(ledger_t *l, table_t *t) {
     retired_t *r = (retired_t *)t->buckets;
     void *owner = t->owner;

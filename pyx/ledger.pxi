@@ -63,11 +63,11 @@ cdef class Ledger:
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
         secret &= UINT64_MAX
         t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))
-        ledger_open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
+        kernel.open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
     def __dealloc__(self):
         # No lock: nobody can reach this ledger any more.
-        ledger_close(&self.l)
+        kernel.close(&self.l)
         self.free_retired()
 
     # Memory.
@@ -95,7 +95,7 @@ cdef class Ledger:
             _columns.refuse_full(len(self), missing, self.most)
         t = self.new_table(need)
         with self.lock:
-            ledger_lay_in(&self.l, t)
+            kernel.lay_in(&self.l, t)
         return 0
 
     cdef int tidy(self) except -1:
@@ -103,14 +103,14 @@ cdef class Ledger:
         cdef size_t wanted
         cdef table_t t
         with self.lock:
-            wanted = ledger_wants(&self.l)
+            wanted = kernel.wants(&self.l)
         if wanted:
             try:
                 t = self.new_table(wanted)
             except MemoryError:
                 return 0  # it is a wish: everything goes on as it is
             with self.lock:
-                ledger_relay(&self.l, t)
+                kernel.relay(&self.l, t)
         self.free_retired()
         return 0
 
@@ -118,7 +118,7 @@ cdef class Ledger:
         cdef void *owner
         while True:
             with self.lock:
-                owner = next_retired(&self.l)
+                owner = kernel.next_retired(&self.l)
             if owner == NULL:
                 return
             Py_DECREF(<object>owner)
@@ -135,9 +135,9 @@ cdef class Ledger:
         cdef size_t need, missing = 0, m = 0
         while True:
             with nogil, self.lock:
-                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)
+                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing)
                 if need == 0:
-                    m = run_batch(&self.l, batch, n, out, decide)
+                    m = kernel.run_batch(&self.l, batch, n, out, decide)
             if need == 0:
                 break
             self.lay_in(need, missing)
@@ -257,10 +257,10 @@ cdef class Ledger:
         out.elapsed = &out_elapsed if self.timed else NULL
         while True:
             with self.lock:
-                need = ledger_needs(&self.l, 1, self.most, &root, &missing)
+                need = kernel.needs(&self.l, 1, self.most, &root, &missing)
                 if need == 0:
-                    m = run_one(&self.l, root, val, task, now, &out)
-                    untidy = self.l.retired != NULL or ledger_wants(&self.l) != 0
+                    m = kernel.run_one(&self.l, root, val, task, now, &out)
+                    untidy = self.l.retired != NULL or kernel.wants(&self.l) != 0
             if need == 0:
                 break
             self.lay_in(need, 1)
@@ -294,7 +294,7 @@ cdef class Ledger:
     def rotate(self):
         """Age every entry by one turn, in constant time; the oldest bucket's entries leave."""
         with self.lock:
-            ledger_rotate(&self.l)
+            kernel.rotate(&self.l)
         self.tidy()
 
     def expired(self, limit=None):
@@ -319,7 +319,7 @@ cdef class Ledger:
         n = min(n, most)
         columns = self.new_columns(n, &out)
         with nogil, self.lock:
-            n = take_expired(&self.l, &out, n)
+            n = kernel.take_expired(&self.l, &out, n)
         self.free_retired()
         return _records.Entries(*[shortened(column, n) for column in columns])
 
@@ -367,7 +367,7 @@ cdef class Ledger:
             If a column is not as in `Entries`, a row cannot be an entry, or one of the two keeps
             times and the other does not.  Nothing has been folded then.
         """
-        self.merge_checked(_columns.check_entries(entries, self.l.turns, self.timed))
+        self.merge_checked(_columns.check_entries(entries, self.options.buckets, self.timed))
 
     cdef int merge_checked(self, entries) except -1:
         cdef columns_t columns
@@ -382,11 +382,11 @@ cdef class Ledger:
         )
         while True:
             with nogil, self.lock:
-                need = ledger_needs(
+                need = kernel.needs(
                     &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing
                 )
                 if need == 0:
-                    merge_rows(&self.l, &columns, n)
+                    kernel.merge_rows(&self.l, &columns, n)
             if need == 0:
                 break
             self.lay_in(need, missing)
@@ -424,7 +424,7 @@ cdef class Ledger:
             with nogil, self.lock:
                 n = live(&self.l)
                 if n <= most:
-                    n = settle_all(&self.l, &out, timed_out, before)
+                    n = kernel.settle_all(&self.l, &out, timed_out, before)
                     most = SIZE_MAX
             if most == SIZE_MAX:
                 break
@@ -452,7 +452,7 @@ cdef class Ledger:
             with nogil, self.lock:
                 n = live(&self.l)
                 if n <= most:
-                    n = list_entries(&self.l, &out)
+                    n = kernel.list_entries(&self.l, &out)
                     most = SIZE_MAX
             if most == SIZE_MAX:
                 return _records.Entries(*[shortened(column, n) for column in columns])
@@ -471,7 +471,7 @@ cdef class Ledger:
         cdef bint found
         columns = self.new_columns(1, &out)
         with self.lock:
-            found = look_up(&self.l, root, &out)
+            found = kernel.look_up(&self.l, root, &out)
         return next(iter(_records.Entries(*columns))) if found else None
 
     def oldest(self, n):
@@ -489,7 +489,7 @@ cdef class Ledger:
         cdef uint64_t root = as_id(root_id, "root_id")
         cdef bint found
         with self.lock:
-            found = look_up(&self.l, root, NULL)
+            found = kernel.look_up(&self.l, root, NULL)
         return found
 
     def __len__(self):
@@ -537,7 +537,7 @@ cdef class Ledger:
         cdef int64_t second_inits, orphans, untaken, growths
         with nogil, self.lock:
             second_inits = self.l.second_inits
-            orphans = self.l.orphans + waiting_orphans(&self.l)
+            orphans = self.l.orphans + kernel.waiting_orphans(&self.l)
             untaken = self.l.untaken
             growths = self.l.growths
         return _records.Stats(second_inits, orphans, untaken, growths)
@@ -577,8 +577,8 @@ cdef class Ledger:
                 n = live(&self.l)
                 m = takeable(&self.l)
                 if n <= most_live and m <= most_expired:
-                    n = list_entries(&self.l, &out)
-                    m = list_expired(&self.l, &gone)
+                    n = kernel.list_entries(&self.l, &out)
+                    m = kernel.list_expired(&self.l, &gone)
                     most_live = SIZE_MAX
             if most_live == SIZE_MAX:
                 break
@@ -594,7 +594,7 @@ cdef class Ledger:
         self.merge_checked(expired)
         self.most = most
         self.l.second_inits = stats.second_inits
-        self.l.orphans = stats.orphans - waiting_orphans(&self.l)
+        self.l.orphans = stats.orphans - kernel.waiting_orphans(&self.l)
         self.l.untaken = stats.expired_untaken
         self.l.growths = stats.growths
         return 0

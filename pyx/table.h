@@ -1,122 +1,10 @@
-/* table.h - the ledger's hash table: layout, search, insertion, erasure, growth.
- *
- * Layout.  A bucket is two cache lines and holds six entries, probed all at once:
- *
- *     keys[6] | stamps[6] over | not_tasks[6] | vals[6]          48 + 8 + 24 + 48 = 128 bytes
- *
- * stamps[s] is 0 when slot s is free - occupancy is a mark of its own, so root 0 and value 0 are
- * like any other.  Its low seven bits are the turn (1..127) in which the entry was last put, its
- * high bit says that the entry has something in the side array `marks` (a second init, a fail, ...).
- * not_tasks[s] is ~task, negative once the init was seen, and 0 before.  Beside the buckets lie
- * `marks`, eight bytes a bucket that ordinary traffic never touches (untouched pages of zeros cost
- * nothing), and, only in a ledger with a clock, `times`.
- *
- * Placement.  An entry's home is the bucket mulhi(hash, n); it lives there or, when that is full,
- * in the nearest later bucket with room (the last is followed by the first).  `over` of a bucket
- * counts the entries that went past it: home at or before it, place after it.
- *
- * Invariant.  over > 0 only in a full bucket.  So a bucket with a free slot ends every search, one
- * test tells the common case, and erasing leaves nothing behind: the hole is filled with the
- * nearest entry that went past it, and so on until nothing did.
- *
- * mulhi preserves the order of hashes, whatever n is: a table of another size is laid out by
- * walking the old one from front to end, a few buckets at a time.  While that goes on, homes before
- * `front` are found in the new table and the others in the old one.
- *
- * Costs.  Load is at most half: 43 to 91 bytes an entry, with the marks.  An operation touches one
- * bucket, seldom two.  Multiply-shift with a secret seed spreads sequential ids better than chance;
- * a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until the table is
- * laid out anew everything stays correct.
- */
+/* table.h - one hash table: probing, insertion, erasure.  layout.h says how it works. */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
-#define COLD static __attribute__((noinline))
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
-
-enum {
-    SLOTS = 6,
-    LOADED = 3,        /* entries a bucket, at most, on average */
-    CHAIN_LIMIT = 32,  /* buckets from home; at half load chance alone does not get to ten */
-    STAMPS = 127,
-    MARKED = 0x80
-};
-/* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
-enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
-
-typedef struct {
-    uint64_t keys[SLOTS];
-    uint8_t stamps[SLOTS];
-    uint16_t over;
-    int32_t not_tasks[SLOTS];
-    uint64_t vals[SLOTS];
-} bucket_t;
-
-typedef struct {
-    uint8_t marks[SLOTS];
-    uint16_t over_high; /* counts 65535s, should `over` ever not suffice */
-} marks_t;
-
-typedef struct {
-    int64_t first[SLOTS];
-    int64_t last[SLOTS];
-} times_t;
-
-typedef struct {
-    bucket_t *buckets;
-    marks_t *marks;
-    times_t *times; /* NULL without a clock */
-    size_t n;       /* buckets; 0: no table */
-    void *owner;    /* whose memory it is: the table's reference to a numpy array */
-} table_t;
-
-typedef struct { /* one entry, out of its table */
-    uint64_t key, val;
-    int64_t first, last;
-    int32_t not_task;
-    uint8_t stamp, mark;
-} entry_t;
-
-typedef struct { /* a place in a table */
-    table_t *table;
-    size_t i;
-    unsigned s;
-} place_t;
-
-_Static_assert(sizeof(bucket_t) == 128 && sizeof(marks_t) == 8, "two cache lines and eight bytes");
-
-/* ---- memory ------------------------------------------------------------------------------ */
-
-enum { TABLE_ALIGN = 128 };
-
-INLINE size_t table_bytes(size_t n, int timed) {
-    return n * (sizeof(bucket_t) + sizeof(marks_t) + (timed ? sizeof(times_t) : 0)) + TABLE_ALIGN;
-}
-/* Lay a table out in zeroed memory of table_bytes(n, timed). */
-INLINE table_t table_over(void *memory, size_t n, int timed, void *owner) {
-    uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
-    table_t t;
-    t.buckets = (bucket_t *)start;
-    t.marks = (marks_t *)(t.buckets + n);
-    t.times = timed ? (times_t *)(t.marks + n) : NULL;
-    t.n = n;
-    t.owner = owner;
-    return t;
-}
+#include "layout.h"
 
 /* ---- hashing and probing ----------------------------------------------------------------- */
-
-typedef struct {
-    uint64_t flip, multiplier; /* secret; the multiplier is odd */
-} seed_t;
 
 INLINE uint64_t mix64(uint64_t x) { /* SplitMix64's finaliser (Stafford's Mix13) */
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -135,7 +23,7 @@ INLINE size_t home_in(size_t n, uint64_t hash) {
 /* One bit a slot: which hold `key` (free ones never do), and which are free. */
 INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
     uint32_t equal, empty;
-#if defined(__SSE2__)
+#if SIMD >= 1
     const __m128i stamps = _mm_loadl_epi64((const __m128i *)b->stamps);
     empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(stamps, _mm_setzero_si128())) & 63;
 #else
@@ -147,16 +35,16 @@ INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *fr
 #error "the table packs stamps little-endian"
 #endif
 #endif
-#if defined(__AVX512VL__) && defined(__AVX512F__)
+#if SIMD >= 3
     equal = _mm512_mask_cmpeq_epi64_mask(63, _mm512_load_si512((const void *)b->keys),
                                          _mm512_set1_epi64((long long)key));
-#elif defined(__AVX2__)
+#elif SIMD >= 2
     const __m256i wanted = _mm256_set1_epi64x((long long)key);
     const __m256i low = _mm256_load_si256((const __m256i *)b->keys);
     const __m256i high = _mm256_load_si256((const __m256i *)&b->keys[4]);
     equal = (uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(low, wanted)) |
             (((uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(high, wanted)) & 3) << 4);
-#elif defined(__SSE2__)
+#elif SIMD >= 1
     const __m128i wanted = _mm_set1_epi64x((long long)key);
     equal = 0;
     for (int k = 0; k < 3; k++) { /* no 64-bit compare below SSE4.1: both halves must agree */

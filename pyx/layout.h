@@ -1,0 +1,239 @@
+/* layout.h - what a ledger is in memory, and what its kernel offers.
+ *
+ * Layout.  A bucket is two cache lines and holds six entries, probed all at once:
+ *
+ *     keys[6] | stamps[6] over | not_tasks[6] | vals[6]          48 + 8 + 24 + 48 = 128 bytes
+ *
+ * stamps[s] is 0 when slot s is free - occupancy is a mark of its own, so root 0 and value 0 are
+ * like any other.  Its low seven bits are the turn (1..127) in which the entry was last put, its
+ * high bit says that the entry has something in the side array `marks` (a second init, a fail, ...).
+ * not_tasks[s] is ~task, negative once the init was seen, and 0 before.  Beside the buckets lie
+ * `marks`, eight bytes a bucket that ordinary traffic never touches (untouched pages of zeros cost
+ * nothing), and, only in a ledger with a clock, `times`.
+ *
+ * Placement.  An entry's home is the bucket mulhi(hash, n); it lives there or, when that is full,
+ * in the nearest later bucket with room (the last is followed by the first).  `over` of a bucket
+ * counts the entries that went past it: home at or before it, place after it.
+ *
+ * Invariant.  over > 0 only in a full bucket.  So a bucket with a free slot ends every search, one
+ * test tells the common case, and erasing leaves nothing behind: the hole is filled with the
+ * nearest entry that went past it, and so on until nothing did.
+ *
+ * mulhi preserves the order of hashes, whatever n is: a table of another size is laid out by
+ * walking the old one from front to end, a few buckets at a time.  While that goes on, homes before
+ * `front` are found in the new table and the others in the old one.
+ *
+ * Costs.  Load is at most half: 43 to 91 bytes an entry, with the marks.  An operation touches one
+ * bucket, seldom two.  Multiply-shift with a secret seed spreads sequential ids better than chance;
+ * a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until the table is
+ * laid out anew everything stays correct.
+ */
+#ifndef ACKCORE_LAYOUT_H
+#define ACKCORE_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define COLD static __attribute__((noinline))
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+enum {
+    SLOTS = 6,
+    LOADED = 3,        /* entries a bucket, at most, on average */
+    CHAIN_LIMIT = 32,  /* buckets from home; at half load chance alone does not get to ten */
+    STAMPS = 127,
+    MARKED = 0x80
+};
+/* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
+enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
+
+typedef struct {
+    uint64_t keys[SLOTS];
+    uint8_t stamps[SLOTS];
+    uint16_t over;
+    int32_t not_tasks[SLOTS];
+    uint64_t vals[SLOTS];
+} bucket_t;
+
+typedef struct {
+    uint8_t marks[SLOTS];
+    uint16_t over_high; /* counts 65535s, should `over` ever not suffice */
+} marks_t;
+
+typedef struct {
+    int64_t first[SLOTS];
+    int64_t last[SLOTS];
+} times_t;
+
+typedef struct {
+    bucket_t *buckets;
+    marks_t *marks;
+    times_t *times; /* NULL without a clock */
+    size_t n;       /* buckets; 0: no table */
+    void *owner;    /* whose memory it is: the table's reference to a numpy array */
+} table_t;
+
+typedef struct { /* one entry, out of its table */
+    uint64_t key, val;
+    int64_t first, last;
+    int32_t not_task;
+    uint8_t stamp, mark;
+} entry_t;
+
+typedef struct { /* a place in a table */
+    table_t *table;
+    size_t i;
+    unsigned s;
+} place_t;
+
+_Static_assert(sizeof(bucket_t) == 128 && sizeof(marks_t) == 8, "two cache lines and eight bytes");
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+enum { TABLE_ALIGN = 128 };
+
+INLINE size_t table_bytes(size_t n, int timed) {
+    return n * (sizeof(bucket_t) + sizeof(marks_t) + (timed ? sizeof(times_t) : 0)) + TABLE_ALIGN;
+}
+/* Lay a table out in zeroed memory of table_bytes(n, timed). */
+INLINE table_t table_over(void *memory, size_t n, int timed, void *owner) {
+    uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
+    table_t t;
+    t.buckets = (bucket_t *)start;
+    t.marks = (marks_t *)(t.buckets + n);
+    t.times = timed ? (times_t *)(t.marks + n) : NULL;
+    t.n = n;
+    t.owner = owner;
+    return t;
+}
+
+typedef struct {
+    uint64_t flip, multiplier; /* secret; the multiplier is odd */
+} seed_t;
+
+/* ---- the ledger ---------------------------------------------------------------------------- */
+
+enum { TASK_ACK = -1, TASK_FAIL = -2, TASK_RESET = -3 };
+enum { /* Status of _records.py */
+    STATUS_OPEN = 0,
+    STATUS_ACKED = 1,
+    STATUS_FAILED = 2,
+    STATUS_RESET_TIMEOUT = 3,
+    STATUS_EXPIRED = 4,
+    STATUS_ORPHAN = 5,
+    STATUS_ANOMALY = 6
+};
+enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 16384 };
+#define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
+
+typedef struct {
+    table_t cur;  /* the table */
+    table_t old;  /* the one it is taking over from; n = 0: none */
+    size_t front; /* homes of `old` before this one have moved */
+    table_t spares[MAX_SPARES]; /* laid in for growth, smallest first */
+    size_t n_spares;
+    struct retired *retired;    /* tables that the Ledger may free */
+    size_t used, limit;         /* entries, the dead included; how many before growth */
+    size_t least;               /* buckets below which it never shrinks */
+    uint64_t secret;
+    seed_t seed;
+    int64_t counts[STAMPS + 1]; /* entries by stamp */
+    int64_t dead;               /* entries of age >= turns */
+    int stamp, turns;
+    int refresh_on_ack;
+    int tangled;          /* a chain grew long: wants a new seed */
+    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from */
+    size_t work, peak;    /* rows since `peak` was last reset, and most entries since */
+    size_t shrink_to;     /* buckets that would do; 0: fits */
+    int64_t second_inits, orphans, untaken, growths;
+} ledger_t;
+
+typedef struct { /* where outcomes go */
+    int64_t *root_ids;
+    int32_t *tasks;
+    uint8_t *kinds;
+    int64_t *elapsed; /* NULL without a clock */
+} outcomes_t;
+
+typedef struct { /* entries as columns, in or out */
+    int64_t *root_ids, *vals;
+    int32_t *tasks;
+    uint8_t *inits, *flags, *ages;
+    int64_t *first, *last; /* NULL without a clock */
+    uint8_t *statuses;     /* settling only */
+} columns_t;
+
+#define FULL SIZE_MAX /* of kernel_t.needs: max_entries might be passed */
+
+typedef struct { /* columns of messages; without `tasks` all are of one kind */
+    const uint64_t *root_ids;
+    const uint64_t *vals;  /* NULL where the kind ignores them */
+    const int32_t *tasks;  /* NULL: `kind` */
+    const int64_t *times;  /* NULL: `now` */
+    int64_t now;
+    int32_t kind;
+} batch_t;
+
+typedef struct retired { /* written over the table that it retires */
+    struct retired *next;
+    void *owner;
+} retired_t;
+
+INLINE size_t limit_of(size_t n) { return n * LOADED; }
+/* Some room above what was asked for, so that a full ledger still takes blocks of rows whole. */
+INLINE size_t buckets_for(size_t entries) {
+    size_t slack = entries / 32;
+    slack = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
+    return (entries + slack + LOADED - 1) / LOADED;
+}
+
+INLINE int age_of(const ledger_t *l, int stamp) {
+    int age = l->stamp - stamp;
+    return age < 0 ? age + STAMPS : age;
+}
+INLINE int stamp_of(const ledger_t *l, int age) {
+    int stamp = l->stamp - age;
+    return stamp < 1 ? stamp + STAMPS : stamp;
+}
+INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
+INLINE int64_t dropped(const ledger_t *l) { return l->dead - takeable(l); }
+INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
+
+/* ---- the kernel ---------------------------------------------------------------------------- */
+
+/* One build of kernel.h; there is one for each level of SIMD, and all do the same. */
+typedef struct {
+    void (*open)(ledger_t *, table_t, int turns, int refresh_on_ack, uint64_t secret);
+    void (*close)(ledger_t *);
+    size_t (*needs)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing);
+    void (*lay_in)(ledger_t *, table_t);
+    size_t (*wants)(const ledger_t *);
+    void (*relay)(ledger_t *, table_t);
+    void *(*next_retired)(ledger_t *);
+    void (*rotate)(ledger_t *);
+    size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
+    size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,
+                      const outcomes_t *);
+    void (*merge_rows)(ledger_t *, const columns_t *, size_t n);
+    size_t (*list_entries)(ledger_t *, const columns_t *);
+    size_t (*list_expired)(ledger_t *, const columns_t *);
+    size_t (*take_expired)(ledger_t *, const columns_t *, size_t most);
+    size_t (*settle_all)(ledger_t *, const columns_t *, int timed_out, int64_t before);
+    int64_t (*waiting_orphans)(ledger_t *);
+    int (*look_up)(ledger_t *, uint64_t key, const columns_t *);
+} kernel_t;
+
+#if defined(__x86_64__)
+#define HAS_X86_KERNELS 1
+extern const kernel_t kernel_avx2, kernel_avx512;
+#else
+#define HAS_X86_KERNELS 0
+#endif
+extern const kernel_t kernel_baseline;
+
+/* The kernel for a level - 0 baseline, 1 AVX2, 2 AVX-512 - or NULL where it cannot run. */
+const kernel_t *kernel_at(int level);
+
+#endif
