@@ -21,6 +21,7 @@ cdef extern from "layout.h" nogil:
         table_t cur
         table_t old
         size_t limit
+        size_t least
         void *retired
         int64_t second_inits
         int64_t orphans

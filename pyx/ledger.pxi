@@ -588,11 +588,14 @@ cdef class Ledger:
             self.stats,
         )
 
-    cdef int restore(self, entries, expired, stats) except -1:
+    cdef int restore(self, arguments, entries, expired, stats) except -1:
+        # Without the lock: nobody else has this ledger yet.
         most, self.most = self.most, -1
         self.merge_checked(entries)
         self.merge_checked(expired)
         self.most = most
+        self.options = self.options._replace(capacity=arguments["capacity"])
+        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))
         self.l.second_inits = stats.second_inits
         self.l.orphans = stats.orphans - kernel.waiting_orphans(&self.l)
         self.l.untaken = stats.expired_untaken
@@ -605,8 +608,11 @@ cdef class Ledger:
 
 def restored(arguments, entries, expired, stats):
     """Rebuild a pickled or copied `Ledger`."""
-    cdef Ledger ledger = Ledger(**arguments)
-    ledger.restore(entries, expired, stats)
+    # Entries come in the order of their table, and to fill a growing one of the same seed in
+    # that order would crowd one end of it: there is room for all of them from the start.
+    room = max(arguments["capacity"], len(entries) + len(expired))
+    cdef Ledger ledger = Ledger(**{**arguments, "capacity": room})
+    ledger.restore(arguments, entries, expired, stats)
     return ledger
 
 
