@@ -30,7 +30,8 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
         return None
     rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
     times = np.full(len(rows), ms) if isinstance(ms, int) else ms[rows]
-    found = texts.take(pa.array(rows)).cast(pa.string())
+    # Cast first: Arrow cannot take() from views of strings.
+    found = texts.cast(pa.string()).take(pa.array(rows))
     return pa.table([pa.array(root_ids[rows]), pa.array(times), found], schema=REASON_SCHEMA)
 
 

@@ -300,7 +300,7 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([(1, "2", 3)]))
     with pytest.raises(ValueError, match="rows: root_id must not hold nulls, got 1 of 1 rows"):
         list(settle_partitions([(None, 2, 3)]))
-    with pytest.raises(ValueError, match="tasks must be .* got -4 in row 1"):
+    with pytest.raises(ValueError, match=r"tasks must be .* got -4 in row 1"):
         list(settle_partitions([(1, 2, 3), (1, 2, -4)]))
     with pytest.raises(ValueError, match="timeout_ms was given and the events have no times"):
         list(settle_partitions([(1, 2, 3)], timeout_ms=1))

@@ -1,0 +1,174 @@
+"""Blobs hold what was packed, whole, and the same bytes whenever the same is packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ackcore import Entries
+from ackcore.spark import wire
+from ackcore.spark.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
+
+RNG = np.random.default_rng(5)
+
+
+def ids(n):
+    return RNG.integers(-(2**63), 2**63 - 1, n)
+
+
+def some_events(n, timed=False, most=7):
+    return wire.Events(
+        ids(n), ids(n), RNG.integers(-3, most, n).astype(np.int32), ids(n) if timed else None
+    )
+
+
+def some_entries(n, timed=False):
+    inits = RNG.integers(0, 3, n).astype(np.uint8)
+    tasks = np.where(inits > 0, RNG.integers(0, 2**31 - 1, n), -1).astype(np.int32)
+    flags = np.where(inits == 2, RNG.integers(0, 4, n), RNG.integers(0, 2, n)).astype(np.uint8)
+    times = (ids(n), ids(n)) if timed else (None, None)
+    return Entries(ids(n), ids(n), tasks, inits, flags, np.zeros(n, np.uint8), *times)
+
+
+def rows_of(table):
+    columns = table if isinstance(table, wire.Events) else list(table.columns().values())
+    return sorted(zip(*(c.tolist() for c in columns if c is not None), strict=True))
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("shards", [1, 2, 7, 300])
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 1000])
+def test_what_is_packed_is_unpacked(timed, shards, n):
+    for rows, pack in (
+        (some_events(n, timed), wire.pack_events),
+        (some_entries(n, timed), wire.pack_entries),
+    ):
+        batch = pack(rows, shards)
+        assert batch.schema == wire.BLOB_SCHEMA
+        assert batch["dest"].to_pylist() == sorted(set(batch["dest"].to_pylist()))
+        parts = list(wire.unpack(batch))
+        assert sorted(row for part in parts for row in rows_of(part)) == rows_of(rows)
+        for dest, part in zip(batch["dest"].to_pylist(), parts, strict=True):
+            roots = part[0] if isinstance(part, wire.Events) else part.root_ids
+            _, counts = wire.split_by_shard(roots, shards)
+            assert counts[dest] == len(roots) > 0
+
+
+def test_rows_keep_their_order_within_a_shard():
+    events = some_events(5000)
+    for part in wire.unpack(wire.pack_events(events, 6)):
+        places = [events.root_ids.tolist().index(root) for root in part.root_ids.tolist()]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("most", "width"), [(127, 1), (2**15 - 1, 2), (2**31 - 1, 4)])
+def test_tasks_are_as_narrow_as_they_may(most, width):
+    tasks = np.array([-3, most, 0], np.int32)
+    events = wire.Events(ids(3), ids(3), tasks)
+    (blob,) = wire.pack_events(events, 1)["blob"].to_pylist()
+    assert len(blob) == -(-(16 + 3 * (16 + width)) // 8) * 8
+    (part,) = wire.unpack(wire.pack_events(events, 1))
+    assert part.tasks.tolist() == tasks.tolist()
+    assert part.tasks.dtype == np.int32
+
+
+def test_the_same_rows_are_the_same_bytes(monkeypatch):
+    """Spark gives a job up if a task that runs again writes other bytes: no byte is left over.
+
+    Whatever memory held before is made to differ between the two packings.
+    """
+    events, entries = some_events(999, timed=True), some_entries(999)
+    empty = np.empty
+    packed = []
+    for rest in (0x00, 0xA5):
+
+        def dirty(shape, dtype=float, rest=rest):
+            memory = empty(shape, dtype)
+            memory.view(np.uint8).fill(rest)
+            return memory
+
+        monkeypatch.setattr(np, "empty", dirty)
+        packed.append(
+            [
+                batch["blob"].to_pylist()
+                for batch in (wire.pack_events(events, 13), wire.pack_entries(entries, 13))
+            ]
+        )
+    assert packed[0] == packed[1]
+
+
+def test_blobs_are_read_wherever_they_lie():
+    """In slices, behind 64-bit offsets, and at odd addresses."""
+    events = some_events(500)
+    batch = wire.pack_events(events, 9)
+    wide = batch.set_column(2, "blob", batch["blob"].cast(pa.large_binary()))
+    odd = batch.set_column(2, "blob", pa.array([b"x", *batch["blob"].to_pylist()])[1:])
+    for other in (wide, odd):
+        assert [rows_of(part) for part in wire.unpack(other)] == [
+            rows_of(part) for part in wire.unpack(batch)
+        ]
+    assert [rows_of(part) for part in wire.unpack(batch.slice(3, 2))] == [
+        rows_of(part) for part in wire.unpack(batch)
+    ][3:5]
+    assert list(wire.unpack(batch.slice(0, 0))) == []
+    assert (
+        list(wire.unpack(wire.BLOB_SCHEMA.empty_table().to_batches()[0:1] or batch.slice(9))) == []
+    )
+
+
+def test_what_is_no_blob_is_refused():
+    (blob,) = wire.pack_events(some_events(100), 1)["blob"].to_pylist()
+
+    def unpack(blob):
+        columns = [pa.array([0], pa.int32()), pa.array([1], pa.int8()), pa.array([blob])]
+        return list(wire.unpack(pa.RecordBatch.from_arrays(columns, schema=wire.BLOB_SCHEMA)))
+
+    assert len(unpack(blob)) == 1
+    with pytest.raises(ValueError, match="header of 16 bytes, got 15"):
+        unpack(blob[:15])
+    with pytest.raises(ValueError, match=r"version 2, kind 1 .* reads version 1"):
+        unpack(b"\x02" + blob[1:])
+    with pytest.raises(ValueError, match="version 1, kind 9"):
+        unpack(b"\x01\x09" + blob[2:])
+    with pytest.raises(ValueError, match="100 rows is cut short"):
+        unpack(blob[:1000])
+
+
+def reasons(*rows):
+    columns = list(zip(*rows, strict=True)) or [[], [], []]
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, REASON_SCHEMA, strict=True)],
+        schema=REASON_SCHEMA,
+    )
+
+
+def test_reasons_are_packed():
+    table = reasons((5, 1, "a"), (-5, 2, ""), (2**63 - 1, -3, "日本語\x00"), (0, 0, "x" * 1000))
+    for shards in (1, 3, 50):
+        parts = list(wire.unpack(wire.pack_reasons(table, shards)))
+        assert earliest(parts).equals(earliest([table]))
+    assert list(wire.unpack(wire.pack_reasons(no_reasons(), 3))) == []
+
+
+def test_the_earliest_reason_by_time_and_text():
+    tables = [
+        reasons((1, 5, "z"), (2, 5, "b"), (2, 5, "B")),
+        reasons((1, 4, "zz"), (2, 5, "ä"), (-9, 0, "")),
+    ]
+    kept = earliest(tables)
+    assert kept.to_pylist() == reasons((-9, 0, ""), (1, 4, "zz"), (2, 5, "B")).to_pylist()
+    assert earliest(tables[::-1]).equals(kept)
+    texts, times = look_up(kept, np.array([2, 7, -9, 1, -10, 99]))
+    assert texts.to_pylist() == ["B", None, "", "zz", None, None]
+    assert times.to_pylist() == [5, None, 0, 4, None, None]
+    assert earliest([]).equals(no_reasons())
+    assert look_up(no_reasons(), np.array([1]))[0].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.string_view()])
+def test_rows_with_a_reason_are_found(arrow_type):
+    texts = pa.array(["skip", None, "a", "", None], arrow_type)[1:]
+    found = reasons_of(np.array([1, 2, 3, 4]), np.array([9, 8, 7, 6]), texts)
+    assert found.to_pylist() == reasons((2, 8, "a"), (3, 7, "")).to_pylist()
+    assert reasons_of(np.array([1]), 0, texts[:1]) is None

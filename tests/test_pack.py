@@ -1,0 +1,91 @@
+"""Rows are dealt out to shards alike by both backends, evenly, and the same way for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ackcore import _reference_pack, acker_task
+
+RNG = np.random.default_rng(3)
+PATTERNS = {
+    "random": RNG.integers(-(2**63), 2**63 - 1, 20_000),
+    "sequential": np.arange(20_000),
+    "high bits": np.arange(20_000) << 44,
+    "low and high": np.arange(20_000) * (2**32 + 1),
+    "empty": np.empty(0, np.int64),
+}
+
+
+@pytest.fixture(params=["native", "reference"])
+def split_by_shard(request):
+    if request.param == "native":
+        return request.getfixturevalue("native").split_by_shard
+    return _reference_pack.split_by_shard
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("n", [1, 2, 7, 200])
+def test_every_row_goes_to_one_shard(split_by_shard, name, n):
+    roots = PATTERNS[name]
+    order, counts = split_by_shard(roots, n)
+    assert order.dtype == counts.dtype == np.int64
+    assert len(counts) == n
+    assert sorted(order.tolist()) == list(range(len(roots)))
+    shard = np.repeat(np.arange(n), counts)
+    of_root = dict(zip(roots[order].tolist(), shard.tolist(), strict=True))
+    again, _ = split_by_shard(roots[::-1].copy(), n)
+    assert [of_root[root] for root in roots[::-1][again].tolist()] == shard.tolist()
+    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
+        assert (np.diff(order[start : start + count]) > 0).all()
+    if len(roots):
+        # Each shard's share, within six standard deviations.
+        assert abs(counts - len(roots) / n).max() < 6 * (len(roots) / n) ** 0.5 + 1
+
+
+def test_backends_agree(native):
+    for roots in PATTERNS.values():
+        for n in (1, 3, 1000, 2**20):
+            ours, twins = native.split_by_shard(roots, n), _reference_pack.split_by_shard(roots, n)
+            for one, other in zip(ours, twins, strict=True):
+                assert one.tolist() == other.tolist()
+
+
+def test_shards_never_change(split_by_shard):
+    """Computed with plain Python integers: the next version finds a root where this one put it."""
+    mask = 2**64 - 1
+
+    def shard(root, n):
+        x = root & mask
+        x ^= x >> 32
+        x = x * 0x0E9846AF9B1A615D & mask
+        x ^= x >> 32
+        x = x * 0x0E9846AF9B1A615D & mask
+        x ^= x >> 28
+        return ((x >> 32) * n) >> 32
+
+    for root in (0, 1, -1, 42, 2**63 - 1, -(2**63), 0x0123456789ABCDEF):
+        for n in (1, 2, 10, 997):
+            _, counts = split_by_shard(np.array([root]), n)
+            assert counts.argmax() == shard(root, n)
+    assert split_by_shard(np.arange(10), 4)[0].tolist() == [0, 1, 4, 7, 8, 2, 5, 3, 6, 9]
+
+
+def test_shards_are_independent_of_acker_tasks(split_by_shard):
+    roots = PATTERNS["random"]
+    roots = roots[acker_task(roots, 4) == 1]
+    _, counts = split_by_shard(roots, 4)
+    assert abs(counts - len(roots) / 4).max() < 6 * (len(roots) / 4) ** 0.5
+
+
+def test_what_is_refused(split_by_shard):
+    roots = np.arange(5)
+    with pytest.raises(TypeError, match="root_ids"):
+        split_by_shard([1, 2], 3)
+    with pytest.raises(ValueError, match="root_ids"):
+        split_by_shard(roots[::2], 3)
+    for n in (0, -1, 2**20 + 1):
+        with pytest.raises(ValueError, match=f"n must be in 1..1048576, got {n}"):
+            split_by_shard(roots, n)
+    with pytest.raises(TypeError, match="n must be an integer"):
+        split_by_shard(roots, 1.5)
