@@ -206,10 +206,10 @@ MUTATIONS = [
         "tests/test_ledger.py::test_each_ledger_has_an_order_of_its_own",
     ),
     Mutation(
-        "never take another seed",
-        KERNEL,
-        "if (UNLIKELY(l->tangled)) {",
-        "if (0) {",
+        "take the same seed again",
+        LEDGER,
+        "    l->secret = mix64(l->secret + 1);\n",
+        "",
         "tests/test_ledger.py::test_ids_that_share_a_home_under_a_known_seed[1]",
     ),
     Mutation(
@@ -341,9 +341,9 @@ MUTATIONS = [
     Mutation(
         "apply a task's rows twice",
         "ackcore/spark/shards.py",
-        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n",
-        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n"
-        "                    fold(ledger, rows)\n",
+        "                else:\n                    ledger.merge(rows)\n",
+        "                else:\n                    ledger.merge(rows)\n"
+        "                    ledger.merge(rows)\n",
         f"{SPARK}::test_random_trees",
     ),
     Mutation(

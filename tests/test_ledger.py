@@ -146,10 +146,9 @@ def test_ids_that_share_a_home_under_a_known_seed(native, seed):
     for at in range(0, 20_000, 1_000):
         some = slice(at, at + 1_000)
         assert len(ledger.init_many(roots[some], vals[some], tasks[some])) == 0
-    entries = ledger.entries().root_ids.tolist()
-    assert set(entries) == set(roots.tolist())
-    # One chain would list them as they came: the table has taken another seed.
-    assert entries != roots.tolist()
+    assert set(ledger.entries().root_ids.tolist()) == set(roots.tolist())
+    # The table has taken another seed: under this one, all but six would be past one bucket.
+    assert max(int(table["over"].max()) for table in ledger.tables) < 100
     outcomes = ledger.ack_many(roots, vals)
     assert outcomes.root_ids.tolist() == roots.tolist()
     assert outcomes.tasks.tolist() == tasks.tolist()

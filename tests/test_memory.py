@@ -125,6 +125,27 @@ def test_tables_are_the_memory(native):
     assert sum(int(table.view(np.uint8).sum(dtype=np.int64)) for table in tables) >= 0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_places_that_are_passed_are_full(native, seed):
+    """The table's invariant: something went past a bucket only if that is full."""
+    chance = np.random.default_rng(seed)
+    ledger = native.Ledger(capacity=3_000, seed=seed)
+    passed = 0
+    for turn in range(60):
+        roots = chance.integers(0, 3_000, 2_000)
+        tasks = chance.choice([-1, -1, -2, 0], 2_000).astype(np.int32)
+        ledger.apply(roots, chance.integers(0, 2, 2_000), tasks)
+        if turn % 4 == 3:
+            ledger.rotate()
+        for table in ledger.tables:
+            over = table["over"] > 0
+            passed += int(over.sum())
+            assert (table["stamps"][over] != 0).all()
+        held = sum(int((table["stamps"] != 0).sum()) for table in ledger.tables)
+        assert held >= len(ledger)
+    assert passed > 0
+
+
 def test_a_clock_costs_nothing_when_there_is_none(native):
     assert native.Ledger(10_000).nbytes < native.Ledger(10_000, clock=Clock()).nbytes
 
