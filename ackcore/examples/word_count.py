@@ -107,12 +107,12 @@ def count(spark: SparkSession, job: Job, files: str, *, tracked: bool = True) ->
     sources = waves * counters
     shares = word_source.share(job.pieces, sources)
     split = Split(shares, counters, job.poison, tracked)
-    count = Count(files, sources, job.drop, tracked)
+    counting = Count(files, sources, job.drop, tracked)
     counted = (
         spark.range(0, sources, 1, sources)
         .mapInArrow(split, word_stages.sql_schema(word_stages.SENT))
         .repartitionById(counters, "counter")
-        .mapInArrow(count, word_stages.sql_schema(word_stages.COUNTED))
+        .mapInArrow(counting, word_stages.sql_schema(word_stages.COUNTED))
         .collect()
     )
     if tracked:
@@ -293,12 +293,12 @@ def compare(
                 start = time.perf_counter()
                 return work(files), time.perf_counter() - start
 
-        def show(done: int, of: int) -> None:
+        def advance(done: int, of: int) -> None:
             bar.update(line, completed=done, total=of or None)
 
-        result = watched(spark, title, show, clocked)
+        result = watched(spark, title, advance, clocked)
         of = bar.tasks[line].total or 1
-        show(int(of), int(of))
+        advance(int(of), int(of))
         return result
 
     reading = bar.add_task("plain reading", total=None)

@@ -130,11 +130,11 @@ class Split:
         rows = Counter[int]()
         for number, pieces in enumerate(batches(self.shares[task])):
             sent = self.split(task, number, read(pieces))
-            for row in sent:
-                rows[row["counter"]] += 1
-                for value in row.values():
-                    part = value if isinstance(value, bytes) else repr(value).encode()
-                    seal.update(len(part).to_bytes(8, "little") + part)
+            rows.update(row["counter"] for row in sent)
+            for value in (value for row in sent for value in row.values() if self.tracked):
+                part = value if isinstance(value, bytes) else repr(value).encode()
+                seal.update(len(part).to_bytes(8, "little"))
+                seal.update(part)
             yield _batch(sent, SENT)
         if self.tracked:
             fingerprint = int.from_bytes(seal.digest(), "little", signed=True)
