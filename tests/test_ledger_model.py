@@ -296,3 +296,31 @@ def test_long_random_traffic(native, reference, timed):
             assert snapshot(ledgers[0]) == snapshot(ledgers[1])
             oldest = [list(ledger.oldest(20)) for ledger in ledgers]
             assert oldest[0] == oldest[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True}, {"clock": Clock(5)}])
+def test_tables_beyond_the_caches(native, reference, options):
+    """Batches that run through a table of tens of megabytes, and folds that do."""
+    chance = np.random.default_rng(4)
+    ledgers = [backend.Ledger(capacity=1, **options) for backend in (native, reference)]
+    for turn in range(6):
+        roots = chance.integers(0, 180_000, 60_000) << 9
+        vals = chance.integers(0, 3, 60_000)
+        tasks = chance.choice([-1, -1, -1, -2, -3, 0, 5], 60_000).astype(np.int32)
+        if turn == 3:
+            for ledger in ledgers:
+                ledger.fold(roots, vals, tasks)
+        else:
+            one, other = (ledger.apply(roots, vals, tasks) for ledger in ledgers)
+            for name, column in one.columns().items():
+                np.testing.assert_array_equal(column, other.columns()[name])
+        if turn in (2, 4):
+            for ledger in ledgers:
+                ledger.rotate()
+        assert len(ledgers[0]) == len(ledgers[1])
+    entries = [ledger.entries() for ledger in ledgers]
+    orders = [np.argsort(table.root_ids) for table in entries]
+    for name, column in entries[0].columns().items():
+        wanted = entries[1].columns()[name]
+        np.testing.assert_array_equal(column[orders[0]], wanted[orders[1]])
+    assert ledgers[0].nbytes > 8 << 20
