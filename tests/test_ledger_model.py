@@ -302,11 +302,11 @@ def test_long_random_traffic(native, reference, timed):
 def test_tables_beyond_the_caches(native, reference, options):
     """Batches that run through a table of tens of megabytes, and folds that do."""
     chance = np.random.default_rng(4)
-    ledgers = [backend.Ledger(capacity=1, **options) for backend in (native, reference)]
+    ledgers = [backend.Ledger(capacity=250_000, **options) for backend in (native, reference)]
     for turn in range(6):
-        roots = chance.integers(0, 180_000, 60_000) << 9
-        vals = chance.integers(0, 3, 60_000)
-        tasks = chance.choice([-1, -1, -1, -2, -3, 0, 5], 60_000).astype(np.int32)
+        roots = chance.integers(0, 100_000, 40_000) << 9
+        vals = chance.integers(0, 3, 40_000)
+        tasks = chance.choice([-1, -1, -1, -2, -3, 0, 5], 40_000).astype(np.int32)
         if turn == 3:
             for ledger in ledgers:
                 ledger.fold(roots, vals, tasks)
