@@ -8,7 +8,7 @@ SHELL := /bin/sh
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
 K ?=
-WITH ?=
+EXTRAS ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
@@ -65,12 +65,12 @@ sdist: .venv/.tools
 	@rm -rf dist
 	@$(PY) -m build -q --sdist --no-isolation
 
-wheel: sdist ## sdist, wheel from it, and the tests on what that installs (WITH=pyspark: all of them)
-	@.ci/wheel $(PY) $(WITH)
+wheel: sdist ## sdist, wheel from it, and the tests on what that installs (EXTRAS=spark,cli: all of them)
+	@.ci/wheel $(PY) $(EXTRAS)
 
 test-all: sdist ## the same on each of Python 3.11, 3.12 and 3.13 that is here
 	@for version in 3.11 3.12 3.13; do \
-	    if python=$$(.ci/need python $$version); then .ci/wheel "$$python" $(WITH) || exit 1; fi; \
+	    if python=$$(.ci/need python $$version); then .ci/wheel "$$python" $(EXTRAS) || exit 1; fi; \
 	done
 
 clean: ## remove all that the other targets made
