@@ -24,7 +24,8 @@ from ids cimport (
 )
 from kernel cimport (
     FULL, SLOTS, TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
-    kernel_t, ledger_t, limit_of, live, outcomes_t, table_bytes, table_over, table_t, takeable,
+    kernel_t, ledger_t, limit_of, live, lock_close, lock_free, lock_hold, lock_open, lock_t,
+    lock_wait, outcomes_t, table_bytes, table_over, table_t, takeable,
 )
 
 import os

@@ -378,7 +378,7 @@ static size_t list_entries(ledger_t *l, const columns_t *out) {
     return list_ages(l, out, 0, l->turns - 1);
 }
 static size_t list_expired(ledger_t *l, const columns_t *out) {
-    return list_ages(l, out, l->turns, l->turns);
+    return takeable(l) ? list_ages(l, out, l->turns, l->turns) : 0;
 }
 static int look_up(ledger_t *l, uint64_t key, const columns_t *out) {
     place_t at;
@@ -389,21 +389,24 @@ static int look_up(ledger_t *l, uint64_t key, const columns_t *out) {
     }
     return 1;
 }
-/* Hand out up to `most` of the entries that expired at the last turn. */
+/* Hand out up to `most` of the entries that expired at the last turn, going on where the last call
+ * stopped: through what is left of the old table, then through the new one. */
 static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
     size_t m = 0;
     const int stamp = stamp_of(l, l->turns);
-    ledger_migrate(l, WHOLE);
     while (m < most && l->counts[stamp] > 0) {
-        bucket_t *b = &l->cur.buckets[l->taking];
+        if (l->taking < l->front && l->old.n && l->old.buckets[l->old.n - 1].over == 0)
+            l->taking = l->front; /* before the front there is nothing */
+        const int in_old = l->taking < l->old.n;
+        place_t at = {in_old ? &l->old : &l->cur, l->taking - (in_old ? 0 : l->old.n), 0};
+        bucket_t *b = &at.table->buckets[at.i];
         if (dead_slots(l, b))
-            for (unsigned s = 0; s < SLOTS && m < most; s++)
-                while (m < most && (b->stamps[s] & ~MARKED) == stamp) {
-                    place_t at = {&l->cur, l->taking, s};
-                    put_column(out, m++, entry_at(&l->cur, l->taking, s), l->turns);
-                    ledger_erase(l, at);
+            for (; at.s < SLOTS; at.s++)
+                while (m < most && (b->stamps[at.s] & ~MARKED) == stamp) {
+                    put_column(out, m++, entry_at(at.table, at.i, at.s), l->turns);
+                    ledger_erase(l, at); /* may pull another one into this slot */
                 }
-        if (m < most) l->taking = after(&l->cur, l->taking);
+        if (m < most && ++l->taking >= l->old.n + l->cur.n) l->taking = 0;
     }
     return m;
 }

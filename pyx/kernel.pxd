@@ -22,6 +22,7 @@ cdef extern from "layout.h" nogil:
         table_t old
         size_t limit
         size_t least
+        size_t given_back
         void *retired
         int64_t second_inits
         int64_t orphans
@@ -91,3 +92,14 @@ cdef extern from "layout.h" nogil:
         int (*look_up)(ledger_t *l, uint64_t key, const columns_t *out) noexcept nogil
 
     const kernel_t *kernel_at(int level) noexcept
+
+
+cdef extern from "lock.h" nogil:
+    ctypedef struct lock_t:
+        pass
+
+    int lock_open(lock_t *lock) noexcept
+    void lock_close(lock_t *lock) noexcept
+    void lock_hold(lock_t *lock) noexcept
+    void lock_wait(lock_t *lock) noexcept
+    void lock_free(lock_t *lock) noexcept

@@ -132,6 +132,7 @@ typedef struct {
     table_t cur;  /* the table */
     table_t old;  /* the one it is taking over from; n = 0: none */
     size_t front; /* homes of `old` before this one have moved */
+    size_t given_back; /* bytes of `old` whose memory was returned already */
     table_t spares[MAX_SPARES]; /* laid in for growth, smallest first */
     size_t n_spares;
     struct retired *retired;    /* tables that the Ledger may free */
@@ -144,7 +145,7 @@ typedef struct {
     int stamp, turns;
     int refresh_on_ack;
     int tangled;          /* a chain grew long: wants a new seed */
-    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from */
+    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from (old, then cur) */
     size_t work, peak;    /* rows since `peak` was last reset, and most entries since */
     size_t shrink_to;     /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;

@@ -15,6 +15,9 @@
 #define ACKCORE_LEDGER_H
 
 #include "table.h"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 /* ---- stamps ------------------------------------------------------------------------------ */
 
@@ -128,17 +131,35 @@ static void migrate_home(ledger_t *l, size_t i) {
         if (b->over == 0) break;
     }
 }
+/* Give the memory behind the front back a piece at a time: to unmap a large table in one go takes
+ * tens of milliseconds.  Pages given back read as zeros, which is to say as free slots; the table
+ * must hold nothing there, and entries that went past its end might lie at its beginning. */
+static void give_back(ledger_t *l) {
+#if defined(__linux__)
+    enum { PIECE = 2 << 20 };
+    const uintptr_t start = (uintptr_t)l->old.buckets;
+    const uintptr_t from = (start + l->given_back + PIECE - 1) / PIECE * PIECE;
+    const uintptr_t to = (uintptr_t)&l->old.buckets[l->front] / PIECE * PIECE;
+    if (to <= from || l->old.buckets[l->old.n - 1].over) return;
+    madvise((void *)from, to - from, MADV_DONTNEED); /* failing, it is freed with the rest */
+    l->given_back = to - start;
+#endif
+}
 static void ledger_migrate(ledger_t *l, size_t homes) {
     size_t end = l->old.n - l->front < homes ? l->old.n : l->front + homes;
     if (l->old.n == 0) return;
     while (l->front < end) migrate_home(l, l->front++);
-    if (l->front == l->old.n) retire(l, &l->old);
+    if (l->front == l->old.n) {
+        retire(l, &l->old);
+        l->taking = 0;
+    } else
+        give_back(l);
 }
 static void lay_out_in(ledger_t *l, table_t t) {
     ledger_migrate(l, WHOLE);
     l->old = l->cur;
     l->cur = t;
-    l->front = 0;
+    l->front = l->given_back = 0;
     l->limit = limit_of(t.n);
     l->sweep = l->taking = 0;
 }

@@ -41,7 +41,7 @@ cdef class Ledger:
     """
 
     cdef ledger_t l
-    cdef cython.pymutex lock
+    cdef lock_t lock
     cdef bint timed
     cdef int64_t most
     cdef object options
@@ -54,6 +54,8 @@ cdef class Ledger:
         # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method can meet
         # a ledger without a table.
         cdef table_t t
+        if lock_open(&self.lock) != 0:
+            raise MemoryError("no memory for a lock")
         self.options = _columns.ledger_options(
             capacity, buckets, refresh_on_ack, clock, max_entries, seed
         )
@@ -69,6 +71,7 @@ cdef class Ledger:
         # No lock: nobody can reach this ledger any more.
         kernel.close(&self.l)
         self.free_retired()
+        lock_close(&self.lock)
 
     # Memory.
 
@@ -94,31 +97,35 @@ cdef class Ledger:
         if need == FULL:
             _columns.refuse_full(len(self), missing, self.most)
         t = self.new_table(need)
-        with self.lock:
-            kernel.lay_in(&self.l, t)
+        lock_hold(&self.lock)
+        kernel.lay_in(&self.l, t)
+        lock_free(&self.lock)
         return 0
 
     cdef int tidy(self) except -1:
         """After a call: free what the kernel left behind, and give it the table it would like."""
         cdef size_t wanted
         cdef table_t t
-        with self.lock:
-            wanted = kernel.wants(&self.l)
+        lock_hold(&self.lock)
+        wanted = kernel.wants(&self.l)
+        lock_free(&self.lock)
         if wanted:
             try:
                 t = self.new_table(wanted)
             except MemoryError:
                 return 0  # it is a wish: everything goes on as it is
-            with self.lock:
-                kernel.relay(&self.l, t)
+            lock_hold(&self.lock)
+            kernel.relay(&self.l, t)
+            lock_free(&self.lock)
         self.free_retired()
         return 0
 
     cdef void free_retired(self) noexcept:
         cdef void *owner
         while True:
-            with self.lock:
-                owner = kernel.next_retired(&self.l)
+            lock_hold(&self.lock)
+            owner = kernel.next_retired(&self.l)
+            lock_free(&self.lock)
             if owner == NULL:
                 return
             Py_DECREF(<object>owner)
@@ -134,10 +141,12 @@ cdef class Ledger:
         """Run n checked rows and return how many outcomes they had."""
         cdef size_t need, missing = 0, m = 0
         while True:
-            with nogil, self.lock:
+            with nogil:
+                lock_wait(&self.lock)
                 need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing)
                 if need == 0:
                     m = kernel.run_batch(&self.l, batch, n, out, decide)
+                lock_free(&self.lock)
             if need == 0:
                 break
             self.lay_in(need, missing)
@@ -256,11 +265,12 @@ cdef class Ledger:
         out.kinds = &out_kind
         out.elapsed = &out_elapsed if self.timed else NULL
         while True:
-            with self.lock:
-                need = kernel.needs(&self.l, 1, self.most, &root, &missing)
-                if need == 0:
-                    m = kernel.run_one(&self.l, root, val, task, now, &out)
-                    untidy = self.l.retired != NULL or kernel.wants(&self.l) != 0
+            lock_hold(&self.lock)
+            need = kernel.needs(&self.l, 1, self.most, &root, &missing)
+            if need == 0:
+                m = kernel.run_one(&self.l, root, val, task, now, &out)
+                untidy = self.l.retired != NULL or kernel.wants(&self.l) != 0
+            lock_free(&self.lock)
             if need == 0:
                 break
             self.lay_in(need, 1)
@@ -293,8 +303,9 @@ cdef class Ledger:
 
     def rotate(self):
         """Age every entry by one turn, in constant time; the oldest bucket's entries leave."""
-        with self.lock:
-            kernel.rotate(&self.l)
+        lock_hold(&self.lock)
+        kernel.rotate(&self.l)
+        lock_free(&self.lock)
         self.tidy()
 
     def expired(self, limit=None):
@@ -314,12 +325,15 @@ cdef class Ledger:
         if limit is not None:
             most = min(_columns.as_count(limit, "limit", 0), INT64_MAX)
         cdef columns_t out
-        with self.lock:
-            n = takeable(&self.l)
+        lock_hold(&self.lock)
+        n = takeable(&self.l)
+        lock_free(&self.lock)
         n = min(n, most)
         columns = self.new_columns(n, &out)
-        with nogil, self.lock:
+        with nogil:
+            lock_wait(&self.lock)
             n = kernel.take_expired(&self.l, &out, n)
+            lock_free(&self.lock)
         self.free_retired()
         return _records.Entries(*[shortened(column, n) for column in columns])
 
@@ -381,12 +395,14 @@ cdef class Ledger:
             &columns,
         )
         while True:
-            with nogil, self.lock:
+            with nogil:
+                lock_wait(&self.lock)
                 need = kernel.needs(
                     &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing
                 )
                 if need == 0:
                     kernel.merge_rows(&self.l, &columns, n)
+                lock_free(&self.lock)
             if need == 0:
                 break
             self.lay_in(need, missing)
@@ -421,11 +437,13 @@ cdef class Ledger:
             statuses = new_column(most, cnp.NPY_UINT8)
             out.statuses = <uint8_t *>cnp.PyArray_DATA(<cnp.ndarray>statuses)
             out.ages = NULL
-            with nogil, self.lock:
+            with nogil:
+                lock_wait(&self.lock)
                 n = live(&self.l)
                 if n <= most:
                     n = kernel.settle_all(&self.l, &out, timed_out, before)
                     most = SIZE_MAX
+                lock_free(&self.lock)
             if most == SIZE_MAX:
                 break
         roots, *others = (shortened(column, n) for column in columns)
@@ -444,18 +462,7 @@ cdef class Ledger:
 
     def entries(self):
         """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
-        cdef size_t n, most
-        cdef columns_t out
-        while True:
-            most = len(self)
-            columns = self.new_columns(most, &out)
-            with nogil, self.lock:
-                n = live(&self.l)
-                if n <= most:
-                    n = kernel.list_entries(&self.l, &out)
-                    most = SIZE_MAX
-            if most == SIZE_MAX:
-                return _records.Entries(*[shortened(column, n) for column in columns])
+        return self.everything()[0]
 
     @classmethod
     def from_entries(cls, entries, **arguments):
@@ -470,8 +477,9 @@ cdef class Ledger:
         cdef columns_t out
         cdef bint found
         columns = self.new_columns(1, &out)
-        with self.lock:
-            found = kernel.look_up(&self.l, root, &out)
+        lock_hold(&self.lock)
+        found = kernel.look_up(&self.l, root, &out)
+        lock_free(&self.lock)
         return next(iter(_records.Entries(*columns))) if found else None
 
     def oldest(self, n):
@@ -488,14 +496,16 @@ cdef class Ledger:
     def __contains__(self, root_id):
         cdef uint64_t root = as_id(root_id, "root_id")
         cdef bint found
-        with self.lock:
-            found = kernel.look_up(&self.l, root, NULL)
+        lock_hold(&self.lock)
+        found = kernel.look_up(&self.l, root, NULL)
+        lock_free(&self.lock)
         return found
 
     def __len__(self):
         cdef size_t n
-        with self.lock:
-            n = live(&self.l)
+        lock_hold(&self.lock)
+        n = live(&self.l)
+        lock_free(&self.lock)
         return n
 
     @property
@@ -517,41 +527,46 @@ cdef class Ledger:
     def capacity(self):
         """Entries that the present table holds before it grows."""
         cdef size_t n
-        with self.lock:
-            n = self.l.limit
+        lock_hold(&self.lock)
+        n = self.l.limit
+        lock_free(&self.lock)
         return n
 
     @property
     def nbytes(self):
         """Bytes of the table, or of both while entries move from one to the other."""
         cdef size_t n
-        with self.lock:
-            n = table_bytes(self.l.cur.n, self.timed)
-            if self.l.old.n:
-                n += table_bytes(self.l.old.n, self.timed)
+        lock_hold(&self.lock)
+        n = table_bytes(self.l.cur.n, self.timed)
+        if self.l.old.n:
+            n += table_bytes(self.l.old.n, self.timed) - self.l.given_back
+        lock_free(&self.lock)
         return n
 
     @property
     def stats(self):
         """`Stats`: second inits, orphans, expired that nobody took, growths."""
         cdef int64_t second_inits, orphans, untaken, growths
-        with nogil, self.lock:
+        with nogil:
+            lock_wait(&self.lock)
             second_inits = self.l.second_inits
             orphans = self.l.orphans + kernel.waiting_orphans(&self.l)
             untaken = self.l.untaken
             growths = self.l.growths
+            lock_free(&self.lock)
         return _records.Stats(second_inits, orphans, untaken, growths)
 
     @property
     def tables(self):
         """The one or two tables as read-only arrays of 128-byte buckets; stale after growth."""
         cdef table_t cur, old
-        with self.lock:
-            cur = self.l.cur
-            old = self.l.old
-            Py_INCREF(<object>cur.owner)
-            if old.n:
-                Py_INCREF(<object>old.owner)
+        lock_hold(&self.lock)
+        cur = self.l.cur
+        old = self.l.old
+        Py_INCREF(<object>cur.owner)
+        if old.n:
+            Py_INCREF(<object>old.owner)
+        lock_free(&self.lock)
         views = [bucket_view(cur)]
         Py_DECREF(<object>cur.owner)
         if old.n:
@@ -568,18 +583,21 @@ cdef class Ledger:
         cdef size_t n, m, most_live, most_expired
         cdef columns_t out, gone
         while True:
-            with self.lock:
-                most_live = live(&self.l)
-                most_expired = takeable(&self.l)
+            lock_hold(&self.lock)
+            most_live = live(&self.l)
+            most_expired = takeable(&self.l)
+            lock_free(&self.lock)
             pending = self.new_columns(most_live, &out)
             expired = self.new_columns(most_expired, &gone)
-            with nogil, self.lock:
+            with nogil:
+                lock_wait(&self.lock)
                 n = live(&self.l)
                 m = takeable(&self.l)
                 if n <= most_live and m <= most_expired:
                     n = kernel.list_entries(&self.l, &out)
                     m = kernel.list_expired(&self.l, &gone)
                     most_live = SIZE_MAX
+                lock_free(&self.lock)
             if most_live == SIZE_MAX:
                 break
         return (
