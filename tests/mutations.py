@@ -55,7 +55,7 @@ TABLE, LEDGER, KERNEL, LEDGER_PXI = (
     "pyx/ledger.pxi",
 )
 MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
-SPARK = "tests/spark/test_settle.py"
+SPARK, PACKING = "tests/spark/test_settle.py", "tests/spark/test_packing.py"
 
 MUTATIONS = [
     # The twin: SEMANTICS 2 and 3.
@@ -319,14 +319,12 @@ MUTATIONS = [
     Mutation(
         "batches take no lock",
         LEDGER_PXI,
-        "            with nogil, self.lock:\n"
-        "                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)\n"
-        "                if need == 0:\n"
-        "                    m = run_batch(",
-        "            with nogil:\n"
-        "                need = ledger_needs(&self.l, n, self.most, batch.root_ids, &missing)\n"
-        "                if need == 0:\n"
-        "                    m = run_batch(",
+        "                    m = kernel.run_batch(&self.l, batch, n, out, decide)\n"
+        "                lock_free(&self.lock)\n",
+        "                    lock_free(&self.lock)\n"
+        "                    m = kernel.run_batch(&self.l, batch, n, out, decide)\n"
+        "                else:\n"
+        "                    lock_free(&self.lock)\n",
         "tests/test_threads.py::test_acks_of_four_threads_complete_every_tree_once"
         "[ackcore._native]",
     ),
@@ -345,6 +343,21 @@ MUTATIONS = [
         "                else:\n                    ledger.merge(rows)\n"
         "                    ledger.merge(rows)\n",
         f"{SPARK}::test_random_trees",
+    ),
+    Mutation(
+        "apply a task's rows twice, those that were not folded",
+        "ackcore/spark/shards.py",
+        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n",
+        "                if isinstance(rows, Events):\n                    fold(ledger, rows)\n"
+        "                    fold(ledger, rows)\n",
+        f"{SPARK}::test_a_table_delivered_twice_is_no_success",
+    ),
+    Mutation(
+        "rows from a shuffle leave as they came",
+        "ackcore/spark/packing.py",
+        "order = None if self._fixed_order else np.argsort(entries.root_ids)",
+        "order = None",
+        f"{PACKING}::test_the_order_of_rows_does_not_show_unless_it_is_fixed",
     ),
     Mutation(
         "lose the last rows of a chunk",
