@@ -239,15 +239,15 @@ def test_the_schema_is_as_documented(frame):
 
 def test_nothing_runs_before_an_action(spark, frame):
     """A job that would fail is not noticed until then."""
-    table = frame([(1, 5, 0)]).mapInArrow(_must_not_run, "root_id bigint, val bigint, task int")
+
+    def must_not_run(batches):  # in here, as workers cannot import this module
+        raise RuntimeError("it ran")
+        yield
+
+    table = frame([(1, 5, 0)]).mapInArrow(must_not_run, "root_id bigint, val bigint, task int")
     settled = settle(table, open_before=settle(table))
     with pytest.raises(Exception, match="it ran"):
         settled.collect()
-
-
-def _must_not_run(batches):
-    raise RuntimeError("it ran")
-    yield
 
 
 def test_now_is_the_time_of_the_call(frame, found):
