@@ -13,6 +13,7 @@ together, as what one task wrote does. Contestants, in turn, each a whole Spark 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -30,11 +31,13 @@ MESSAGES, FILES, GROUP_ROWS = 5, 8, 1 << 20
 
 @pytest.fixture(scope="module")
 def rows(quick: bool) -> int:
+    """How many rows the tables have."""
     return int(os.environ.get("ACKCORE_BENCH_ROWS", 200_000 if quick else 20_000_000))
 
 
 @pytest.fixture(scope="module")
 def spark():
+    """Two cores, room for the tables' shuffles, and Spark's own settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
         with spark_session("local[2]") as (session, _):
@@ -68,10 +71,12 @@ def table(request, rows, tmp_path_factory) -> tuple[str, Path]:
 
 
 def count_rows(batches):
+    """The crossing: let Python see every batch, and do nothing with it."""
     yield pa.RecordBatch.from_pydict({"n": [sum(len(batch) for batch in batches)]})
 
 
 def take_all(frame):
+    """Have every row made, and drop it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -92,15 +97,13 @@ def bench_settle(spark, table, rows, quick, report_ratio, interleaved):
     for work in contestants.values():  # the JVM compiles what is used
         work()
     seconds = interleaved(contestants, 1 if quick else 5, time.perf_counter)
-    for name, taken in seconds.items():
-        print(f"{layout} {name}: {', '.join(f'{s:.2f}' for s in taken)} s")
 
-    def ratio(slow: str, fast: str) -> list[float]:
-        return [a / b for a, b in zip(seconds[slow], seconds[fast], strict=True)]
+    def compare(slow: str, fast: str, bound: float | None) -> None:
+        taken = " / ".join(f"{statistics.median(seconds[name]):.2f}" for name in (slow, fast))
+        ratios = [a / b for a, b in zip(seconds[slow], seconds[fast], strict=True)]
+        report_ratio(f"{layout}, {rows:,} rows: {slow} / {fast} ({taken} s)", ratios, bound)
 
     scattered = layout == "scattered"
-    name = f"{layout}: settle is x times as fast as"
-    report_ratio(f"{name} groupBy().agg()", ratio("sql", "settle"), 1.5 if scattered else None)
-    report_ratio(f"{name} a bare crossing", ratio("crossing", "settle"), 0.5 if scattered else 0.75)
-    name = f"{layout}: settle_parquet is x times as fast as groupBy().agg()"
-    report_ratio(name, ratio("sql", "settle_parquet"), 4 if scattered else 2)
+    compare("sql", "settle", 1.5 if scattered else None)
+    compare("crossing", "settle", 0.5 if scattered else 0.75)
+    compare("sql", "settle_parquet", 4 if scattered else 2)

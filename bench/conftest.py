@@ -25,13 +25,13 @@ class Ratio:
     bound: float | None
     at_most: bool
 
-    def line(self, width: int) -> str:
-        """One row of the summary: median, spread, bound, verdict."""
+    def line(self, width: int, quick: bool) -> str:
+        """One row of the summary: median, spread, bound, and a verdict unless in haste."""
         median = statistics.median(self.per_round)
         spread = f"{min(self.per_round):.2f} .. {max(self.per_round):.2f}"
         rounds = f"{len(self.per_round)} rounds"
         row = f"{self.name:<{width}}  {median:8.2f} x   {spread:>20}   {rounds:>9}"
-        if self.bound is None:
+        if self.bound is None or quick:
             return row
         met = median <= self.bound if self.at_most else median >= self.bound
         sign = "<=" if self.at_most else ">="
@@ -111,11 +111,12 @@ def pytest_terminal_summary(
         return
     terminalreporter.section("ratios: median of the rounds, lowest .. highest")
     terminalreporter.line(machine())
-    if config.getoption("quick"):
+    quick = config.getoption("quick")
+    if quick:
         terminalreporter.line("--quick: too few rounds and too small sizes to judge a bound by")
     width = max(len(row.name) for row in rows)
     for row in rows:
-        terminalreporter.line(row.line(width))
+        terminalreporter.line(row.line(width, quick))
 
 
 def machine() -> str:
