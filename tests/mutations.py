@@ -325,8 +325,7 @@ MUTATIONS = [
         "                    m = kernel.run_batch(&self.l, batch, n, out, decide)\n"
         "                else:\n"
         "                    lock_free(&self.lock)\n",
-        "tests/test_threads.py::test_acks_of_four_threads_complete_every_tree_once"
-        "[ackcore._native]",
+        "tests/test_threads.py::test_long_batches_of_four_threads_on_the_same_roots",
     ),
     # Spark.
     Mutation(

@@ -67,6 +67,26 @@ def test_acks_of_four_threads_complete_every_tree_once(Ledger):
     assert len(ledger) == 0
 
 
+def test_long_batches_of_four_threads_on_the_same_roots(native):
+    """Batches long enough that two of them run at once, if nothing keeps them apart."""
+    roots = np.arange(1_600_000) % 16
+    ledger = native.Ledger()
+    vals = np.random.default_rng(9).integers(-(2**63), 2**63, (THREADS, len(roots)))
+
+    def acking(mine):
+        def work():
+            for _ in range(3):
+                ledger.ack_many(roots, vals[mine])
+
+        return work
+
+    run_threads(*(acking(thread) for thread in range(THREADS)))
+    # An odd number of rounds leaves every val in once.
+    wanted = np.bitwise_xor.reduce(np.bitwise_xor.reduce(vals).reshape(-1, 16))
+    assert [ledger.get(root).val for root in range(16)] == wanted.tolist()
+    assert len(ledger) == 16
+
+
 def test_scalars_of_four_threads_on_the_same_roots(Ledger):
     """Every thread acks all edges of its own on few roots, one call at a time."""
     roots, rounds = 8, 500
