@@ -36,6 +36,8 @@ ENTRY_SCHEMA = pa.schema(
 
 def is_text(arrow_type: pa.DataType) -> bool:
     """Whether a column of this type holds text, in whichever of Arrow's layouts."""
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
     return bool(
         pa.types.is_string(arrow_type)
         or pa.types.is_large_string(arrow_type)

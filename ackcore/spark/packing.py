@@ -8,6 +8,7 @@ were fetched from a shuffle), the whole partition is folded and its roots are so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,19 +25,18 @@ Batches = Iterator[pa.RecordBatch]
 
 #: Rows that are packed together: 20-28 MiB, and blobs of some 100 KiB even for 200 shards.
 CHUNK_ROWS = 1 << 20
-#: Folding costs about 15 ns a row and spares 70 ns for each row that need not be shipped, so it
-#: pays if a quarter goes.  A table of this many roots is as large as caches still help with:
-FOLDED_ROOTS = 1 << 20
-#: and of the rows that fill it a quarter meet their root again if there are twice as many roots.
-#: How many there are is told from the first rows, as by the birthdays in a crowd.
-MOST_ROOTS = 2 * FOLDED_ROOTS
-PROBE_ROWS = 1 << 17
-WORTHWHILE = 0.25
+#: Folding costs 10 to 20 ns a row, and shipping a row to its shard's ledger 100 to 150.
+WORTHWHILE = 0.15
+#: How many roots there will be is told from the first rows, read in two halves.
+PROBE_ROWS = 1 << 18
+#: Rows that a partition is taken to have where that is not known, and roots that room is made for
+#: then: what is too much has to be cleared, and what is too little to be moved, in vain.
+LIKELY_ROWS, LIKELY_ROOTS = 1 << 22, 1 << 20
 #: Chunks that are shipped as they are before folding is tried again.
 UNFOLDED_CHUNKS = 15
-#: Roots that are held to be sorted where rows have no fixed order: some 400 MiB.  A partition with
-#: more is cut by what came: the outcomes are the same, but if its task has to run again because a
-#: shuffle file was lost, Spark finds other bytes and runs more anew, or gives the job up.
+#: Roots that one table takes before it is shipped: 200 MiB.  Without a fixed order of rows it is
+#: then cut by what came.  The outcomes are the same; but if the task has to run again because a
+#: shuffle file was lost, Spark finds other bytes, and runs more anew or gives the job up.
 HELD_ROOTS = 1 << 22
 
 
@@ -53,13 +53,18 @@ class Packer:
         Whether the rows have times.
     fixed_order : bool
         Whether the rows come in the same order if the task runs again.
+    rows : int, optional
+        How many will come.
     """
 
-    def __init__(self, shards: int, *, seed: int, timed: bool, fixed_order: bool) -> None:
+    def __init__(
+        self, shards: int, *, seed: int, timed: bool, fixed_order: bool, rows: int | None = None
+    ) -> None:
         self._shards = shards
         self._seed = seed
         self._timed = timed
         self._fixed_order = fixed_order
+        self._rows = rows
         self._chunk: _Chunk | None = None
         self._ledger: Ledger | None = None
         self._rows_folded = 0
@@ -78,9 +83,10 @@ class Packer:
 
     def add_entries(self, entries: Entries) -> Batches:
         """Take folded rows in; yields what is ready to be shipped."""
-        ledger = self._open_ledger()
+        ledger = self._ledger
+        if ledger is None:
+            ledger = self._new_ledger(len(entries))
         ledger.merge(entries)
-        self._rows_folded += len(entries)
         if len(ledger) >= HELD_ROOTS:
             yield from self._ship_ledger()
 
@@ -93,7 +99,7 @@ class Packer:
         if self._reason_rows >= CHUNK_ROWS:
             self._reasons = [earliest(self._reasons)]
             self._reason_rows = len(self._reasons[0])
-            if self._reason_rows >= CHUNK_ROWS // 2:
+            if self._reason_rows >= CHUNK_ROWS // 2:  # cut by what came, as roots beyond HELD_ROOTS
                 yield from self._ship_reasons()
 
     def finish(self) -> Batches:
@@ -111,29 +117,35 @@ class Packer:
             self._chunks_to_ship -= 1
             yield wire.pack_events(events, self._shards)
             return
-        probe = 0
-        if self._ledger is None and self._fixed_order:
-            probe = min(PROBE_ROWS, rows)
-            ledger = self._open_ledger()
-            fold(ledger, events, 0, probe)
-            if not _is_worthwhile(probe, len(ledger)):
-                self._ledger = None
+        ledger = self._ledger
+        if ledger is None:
+            likely = max(rows, LIKELY_ROWS) if self._rows is None else self._rows
+            roots = self._expect_roots(events, likely)
+            if self._fixed_order and roots > (1 - WORTHWHILE) * likely:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
                 yield wire.pack_events(events, self._shards)
                 return
-        ledger = self._open_ledger()
-        fold(ledger, events, probe, rows)
+            ledger = self._new_ledger(roots if self._rows else min(roots, LIKELY_ROOTS))
+        fold(ledger, events)
         self._rows_folded += rows
-        if len(ledger) >= (FOLDED_ROOTS if self._fixed_order else HELD_ROOTS):
+        if len(ledger) >= HELD_ROOTS:
             if self._fixed_order and len(ledger) > (1 - WORTHWHILE) * self._rows_folded:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
             yield from self._ship_ledger()
 
-    def _open_ledger(self) -> Ledger:
-        if self._ledger is None:
-            self._ledger = new_ledger(self._seed, self._timed)
-            self._rows_folded = 0
-        return self._ledger
+    def _expect_roots(self, events: Events, rows: int) -> int:
+        """Return about how many roots there will be among so many rows, going by the first."""
+        half = min(PROBE_ROWS, len(events.root_ids)) // 2
+        probe = new_ledger(self._seed, self._timed, 2 * half)
+        fold(probe, events, 0, half)
+        first = len(probe)
+        fold(probe, events, half, 2 * half)
+        return _extrapolate(half, first, len(probe), rows)
+
+    def _new_ledger(self, roots: int) -> Ledger:
+        self._ledger = ledger = new_ledger(self._seed, self._timed, min(roots, HELD_ROOTS))
+        self._rows_folded = 0
+        return ledger
 
     def _ship_ledger(self) -> Batches:
         if self._ledger is None:
@@ -189,17 +201,26 @@ class _Chunk:
         return Events(self._roots[:rows], self._vals[:rows], self._tasks[:rows], times)
 
 
-def _is_worthwhile(rows: int, roots: int) -> bool:
-    """Whether folding is expected to take away enough, going by the first rows.
+def _extrapolate(half: int, first: int, both: int, rows: int) -> int:
+    """Return about how many roots there are in ``rows`` rows.
 
-    Of r rows drawn from N roots about r * r / (2 N) meet a root again.
+    There were ``first`` in the first ``half`` of a sample, and ``both`` in the whole.  Rows that
+    lie together are taken for one, and such ones for draws from N roots: then the roots met by n
+    halves are N * (1 - q ** n), which two counts settle.
     """
-    return (rows - roots) * 2 * MOST_ROOTS >= rows * rows
+    met_again = 2 * first - both
+    if met_again <= 0:
+        return rows * both // max(1, 2 * half)
+    pool, q = first * first / met_again, both / first - 1
+    return min(rows, math.ceil(pool * (1 - math.pow(q, rows / half))))
 
 
-def new_ledger(seed: int | None, timed: bool) -> Ledger:
-    """Return a ledger to fold into; one that keeps times has a clock, which nobody asks."""
-    return Ledger(clock=_no_clock if timed else None, seed=seed)
+def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
+    """Return a ledger to fold about so many roots into.
+
+    One that keeps times has a clock, which nobody asks.
+    """
+    return Ledger(max(1024, roots), clock=_no_clock if timed else None, seed=seed)
 
 
 def _no_clock() -> int:

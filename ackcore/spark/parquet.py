@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,8 +26,9 @@ from ackcore.spark.settle import Job
 from ackcore.spark.shards import MapInArrow, read_events
 from ackcore.spark.wire import BLOB_DDL
 
-#: Compressed bytes that a task reads, if there are more than the cores take at once.
-_TASK_BYTES = 128 << 20
+#: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
+#: more rows meet their root again and need not be shipped.
+_TASK_BYTES = 256 << 20
 #: Rows that are decoded at a time.
 _READ_ROWS = 1 << 16
 #: Footers that the driver reads at a time: it waits for storage, not for its core.
@@ -72,6 +73,7 @@ class _Piece(NamedTuple):
     source: _Source
     first: int
     end: int
+    rows: int
 
 
 def settle_parquet(
@@ -145,14 +147,16 @@ def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed:
 
     def pack(numbers: Batches) -> Batches:
         # A file's rows always come in the same order.
-        packer = Packer(shards, seed=seed, timed=timed, fixed_order=True)
-        for batch in numbers:
-            for piece in (piece for n in batch.column(0).to_pylist() for piece in tasks[n]):
-                path, first, last = piece.source.path, piece.first, piece.end - 1
-                name = f"{path}, row groups {first} to {last}"
-                for events, found in read_events(_read(piece, names), timed, reasons, name):
-                    yield from packer.add(events)
-                    yield from packer.add_reasons(found)
+        mine = [
+            piece for batch in numbers for n in batch.column(0).to_pylist() for piece in tasks[n]
+        ]
+        rows = sum(piece.rows for piece in mine)
+        packer = Packer(shards, seed=seed, timed=timed, fixed_order=True, rows=rows)
+        for piece in mine:
+            name = f"{piece.source.path}, row groups {piece.first} to {piece.end - 1}"
+            for events, found in read_events(_read(piece, names), timed, reasons, name):
+                yield from packer.add(events)
+                yield from packer.add_reasons(found)
         yield from packer.finish()
 
     return pack
@@ -182,14 +186,14 @@ def _deal_out(files: list[_File], cores: int) -> list[list[_Piece]]:
     tasks: list[list[_Piece]] = [[] for _ in range(wanted)]
     before = 0
     for file in files:
-        for group, size in enumerate(file.group_bytes):
+        for group, (rows, size) in enumerate(zip(file.group_rows, file.group_bytes, strict=True)):
             # By its middle, so that a large group does not fall to the task that it only begins in.
             task = tasks[min(wanted - 1, (2 * before + size) * wanted // (2 * total))]
             before += size
             if task and task[-1].source == file.source and task[-1].end == group:
-                task[-1] = task[-1]._replace(end=group + 1)
+                task[-1] = task[-1]._replace(end=group + 1, rows=task[-1].rows + rows)
             else:
-                task.append(_Piece(file.source, group, group + 1))
+                task.append(_Piece(file.source, group, group + 1, rows))
     return [task for task in tasks if task]
 
 
@@ -199,6 +203,8 @@ def _deal_out(files: list[_File], cores: int) -> list[list[_Piece]]:
 def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[_Source]:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
+    elif isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}")
     found: dict[tuple[str, str], _Source] = {}
     for given in paths:
         if not isinstance(given, (str, os.PathLike)):
@@ -218,18 +224,17 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[_Source
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[_Source]:
     """Return the files that a path, a directory or a pattern stands for."""
     wild = _WILD.search(given)
-    if wild is None:
-        files, base = _resolve(given, filesystem)
-        info = files.get_file_info(base)
-        if info.type == pa.fs.FileType.NotFound:
-            raise FileNotFoundError(f"paths: {given} does not exist")
-        if info.type == pa.fs.FileType.File:
-            return [_source(info, files)]
+    files, base, info = _look_at(given, filesystem)
+    if info is not None and info.type == pa.fs.FileType.File:
+        return [_source(info, files)]
+    if info is not None and info.type == pa.fs.FileType.Directory:
         pattern = re.compile(".*")
+    elif wild is None:
+        raise FileNotFoundError(f"paths: {given} does not exist")
     else:
         start = given.rfind("/", 0, wild.start()) + 1
         files, base = _resolve(given[:start] or ".", filesystem)
-        pattern = re.compile(_translate(given[start:]))
+        pattern = re.compile(_translate(given[start:].rstrip("/")))
     below = pa.fs.FileSelector(base, recursive=True, allow_not_found=True)
     found = []
     for info in files.get_file_info(below):
@@ -242,6 +247,19 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[_Source]:
     if not found:
         raise FileNotFoundError(f"paths: there are no files in {given}")
     return found
+
+
+def _look_at(
+    given: str, filesystem: pa.fs.FileSystem | None
+) -> tuple[pa.fs.FileSystem, str, pa.fs.FileInfo | None]:
+    """Take a path as it is written: a name may have brackets in it."""
+    try:
+        files, path = _resolve(given, filesystem)
+    except pa.ArrowInvalid:
+        if _WILD.search(given) is None:
+            raise
+        return filesystem, given, None  # a URI must not have brackets, and then this is a pattern
+    return files, path, files.get_file_info(path)
 
 
 def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
@@ -262,7 +280,8 @@ def _translate(pattern: str) -> str:
         if pattern.startswith("**/"):
             out, pattern = out + "(?:.*/)?", pattern[3:]
         elif bracket:
-            out += f"[{'^' if bracket[1] else ''}{bracket[2]}]"
+            members = re.sub(r"([\[\\^&~|])", r"\\\1", bracket[2])
+            out += f"[{'^' if bracket[1] else ''}{members}]"
             pattern = pattern[bracket.end() :]
         else:
             out += {"*": "[^/]*", "?": "[^/]"}.get(pattern[0]) or re.escape(pattern[0])

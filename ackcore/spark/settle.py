@@ -117,6 +117,7 @@ def settle(
     >>> previous = outcomes.where("status = 'OPEN'")
     """
     columns = check_events(events)
+    rows = events.select(columns.names)
     job = Job(
         events.sparkSession,
         timed=columns.timed,
@@ -124,7 +125,7 @@ def settle(
         open_before=open_before,
         now_ms=now_ms,
         timeout_ms=timeout_ms,
-        size=lambda: estimated_bytes(events),
+        size=lambda: estimated_bytes(rows),
     )
     if columns.folded:
         pack = pack_entries(job.shards, seed=job.seed, name="events")
@@ -134,9 +135,9 @@ def settle(
             seed=job.seed,
             timed=bool(columns.timed),
             reasons=columns.reasons,
-            fixed_order=has_fixed_order(events),
+            fixed_order=has_fixed_order(rows),
         )
-    return job.settle(events.select(columns.names).mapInArrow(pack, BLOB_DDL))
+    return job.settle(rows.mapInArrow(pack, BLOB_DDL))
 
 
 class Job:

@@ -22,7 +22,7 @@ from pyspark import TaskContext
 
 from ackcore import _columns
 from ackcore._backend import Ledger
-from ackcore._records import OPEN, RESET, Int64s, Settled
+from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settled_to_batch
 from ackcore.spark import wire
 from ackcore.spark.packing import Batches, Packer, fold, new_ledger
@@ -154,7 +154,8 @@ def settle_blobs(
         timed = False
         reasons = []
         for batch in batches:
-            for rows in wire.unpack(batch):
+            parts = list(wire.unpack(batch))
+            for rows in parts:
                 if isinstance(rows, pa.Table):
                     reasons.append(rows)
                     continue
@@ -163,7 +164,8 @@ def settle_blobs(
                     timed = times is not None
                     # Blobs may hold roots in the order of a table of this seed, and to fill a
                     # growing one of the same seed in that order would crowd one end of it.
-                    ledger = new_ledger(seed ^ 1, timed)
+                    # The first batch is most of them, and of a root it has one row or a few.
+                    ledger = new_ledger(seed ^ 1, timed, sum(map(_roots_in, parts)) // 2)
                 if (times is not None) != timed:
                     raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
                 if isinstance(rows, Events):
@@ -174,6 +176,10 @@ def settle_blobs(
             yield from _results(ledger, timed, earliest(reasons), now_ms, timeout_ms)
 
     return settle
+
+
+def _roots_in(rows: Events | Entries | pa.Table) -> int:
+    return 0 if isinstance(rows, pa.Table) else len(rows.root_ids)
 
 
 _UNLIKE_TIMES = (

@@ -24,10 +24,9 @@ SCHEMA = pa.schema(
 def small(monkeypatch):
     """The same thresholds, for tables of a few thousand rows."""
     monkeypatch.setattr(packing, "CHUNK_ROWS", 1000)
-    monkeypatch.setattr(packing, "FOLDED_ROOTS", 2000)
-    monkeypatch.setattr(packing, "MOST_ROOTS", 4000)
     monkeypatch.setattr(packing, "PROBE_ROWS", 400)
-    monkeypatch.setattr(packing, "HELD_ROOTS", 10**6)
+    monkeypatch.setattr(packing, "LIKELY_ROWS", 20_000)
+    monkeypatch.setattr(packing, "LIKELY_ROOTS", 100)
 
 
 def batch_of(events):
@@ -137,8 +136,9 @@ def test_trees_that_lie_elsewhere_are_shipped_unfolded(small):
     assert chunks == ["events"] * 20
 
 
-def test_folding_is_given_up_and_tried_again(small):
+def test_folding_is_given_up_and_tried_again(small, monkeypatch):
     """Local, then scattered, then local again: 15 chunks as they are, then another probe."""
+    monkeypatch.setattr(packing, "HELD_ROOTS", 4000)
     local = np.arange(10_000) // 5
     scattered = np.arange(10_000, 40_000)
     again = np.arange(10_000) // 5 + 50_000

@@ -1,0 +1,304 @@
+"""Tables in Parquet files give what the same rows give from a DataFrame."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+
+from ackcore.spark import parquet, settle, settle_parquet
+
+TYPES = {
+    "root_id": pa.int64(),
+    "val": pa.int64(),
+    "task": pa.int32(),
+    "ts_ms": pa.int64(),
+    "reason": pa.string(),
+}
+
+
+def arrow_table(events, columns=5, **changed):
+    """Events as an Arrow table; ``name=type`` gives a column another type."""
+    data = {}
+    by_column = list(zip(*events, strict=True)) or [[]] * 5
+    for (name, arrow_type), column in list(zip(TYPES.items(), by_column, strict=True))[:columns]:
+        data[name] = pa.array(column, arrow_type).cast(changed.get(name, arrow_type))
+    return pa.table(data)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """``write(name, events, ...)`` writes a file below the test's directory, which it returns."""
+
+    def write(name, events, columns=5, row_group_size=100, table=None, **options):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = arrow_table(events, columns) if table is None else table
+        pq.write_table(table, path, row_group_size=row_group_size, **options)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("columns", [3, 4, 5])
+def test_the_same_as_from_a_data_frame(spark, write, random_events, expected, found, columns):
+    events = random_events(41, 800)
+    for n in range(5):
+        directory = write(f"part-{n}.parquet", events[n::5], columns)
+    (directory / "_SUCCESS").touch()
+    (directory / ".hidden").write_bytes(b"no table")
+    timeout_ms = 300 if columns > 3 else None
+    outcomes = expected([event[:columns] for event in events], 1000, timeout_ms)
+    options = {"now_ms": 1000, "timeout_ms": timeout_ms}
+    assert found(settle_parquet(spark, directory, **options)) == outcomes
+    assert found(settle(spark.read.parquet(str(directory)), **options)) == outcomes
+    assert found(settle_parquet(spark, str(directory), shards=5, **options)) == outcomes
+
+
+def test_files_that_spark_wrote(spark, frame, tmp_path, random_events, expected, found):
+    events = random_events(42, 300)
+    frame(events, 5).repartition(3).write.parquet(f"{tmp_path}/table")
+    assert found(settle_parquet(spark, f"{tmp_path}/table")) == expected(events)
+    assert found(settle_parquet(spark, f"file://{tmp_path}/table")) == expected(events)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"row_group_size": 1},
+        {"compression": "zstd", "data_page_version": "2.0"},
+        {"compression": "none", "use_dictionary": False},
+        {"use_byte_stream_split": ["root_id", "val"], "use_dictionary": False},
+        {"write_statistics": False},
+    ],
+)
+def test_files_of_any_make(spark, write, random_events, expected, found, options):
+    events = random_events(43, 40)
+    directory = write("one.parquet", events, **options)
+    assert found(settle_parquet(spark, directory)) == expected(events)
+
+
+def test_columns_in_any_order_and_others_beside(spark, write, random_events, expected, found):
+    events = random_events(44, 50)
+    table = arrow_table(events).select(["reason", "task", "ts_ms", "val", "root_id"])
+    nested = pa.array([{"root_id": "no", "x": [1]}] * len(events))
+    table = table.add_column(1, "nested", nested).append_column(
+        "when", [[dt.datetime.now()] * len(events)]
+    )
+    large = table.set_column(0, "reason", table["reason"].cast(pa.large_string()))
+    coded = table.set_column(0, "reason", table["reason"].dictionary_encode())
+    write("a.parquet", None, table=table)
+    write("b.parquet", None, table=large)
+    directory = write("c.parquet", None, table=coded)
+    for name in "abc":
+        assert found(settle_parquet(spark, directory / f"{name}.parquet")) == expected(events)
+
+
+def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypatch):
+    events = random_events(45, 60)
+    write("day=1/a.parquet", events[0::3])
+    write("day=1/deep/b.parquet", events[1::3])
+    write("day=2/a[1].parquet", events[2::3])
+    everything = expected(events)
+
+    def settled(*paths, **options):
+        return found(settle_parquet(spark, paths[0] if len(paths) == 1 else paths, **options))
+
+    assert settled(tmp_path) == everything
+    assert settled(str(tmp_path) + "/") == everything
+    assert settled(f"{tmp_path}/day=*") == everything
+    assert settled(f"{tmp_path}/**/*.parquet") == everything
+    assert settled(f"{tmp_path}/day=1", tmp_path / "day=2") == everything
+    assert settled(f"{tmp_path}/day=[!2]/", f"{tmp_path}/day=2/a[[]1].parquet") == everything
+    assert settled(f"{tmp_path}/day=2/a[1].parquet") == expected(events[2::3])
+    assert settled(f"{tmp_path}/day=1/*.parquet") == expected(events[0::3])
+    assert settled(f"{tmp_path}/day=?/?.parquet") == expected(events[0::3])
+    assert settled(f"file://{tmp_path}/day=1/d*/*") == expected(events[1::3])
+    monkeypatch.chdir(tmp_path)
+    assert settled("day=1", "day=2") == everything
+    assert settled("*") == everything
+    below = pa.fs.SubTreeFileSystem(str(tmp_path), pa.fs.LocalFileSystem())
+    assert settled("day=1", "day=2/", filesystem=below) == everything
+    assert settled("d*/a*", filesystem=below) == expected(events[0::3] + events[2::3])
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "match"),
+    [
+        ("{}/missing.parquet", FileNotFoundError, r"paths: .*/missing\.parquet does not exist"),
+        (["{}/a.parquet", "{}/missing"], FileNotFoundError, "missing does not exist"),
+        ("{}/*.orc", FileNotFoundError, r"paths: there are no files in .*/\*\.orc"),
+        ("{}/nowhere/*.parquet", FileNotFoundError, "there are no files"),
+        ("{}/empty", FileNotFoundError, "there are no files in .*/empty"),
+        (
+            ["{}/a.parquet", "{}"],
+            ValueError,
+            r"paths name .*/a\.parquet twice, and its events would",
+        ),
+        ([], ValueError, "paths must name at least one file, got none"),
+        (7, TypeError, "paths must be a path or a sequence of paths, got int"),
+        ([7], TypeError, "paths must be paths, got int"),
+        (b"here", TypeError, "got bytes"),
+        ("{}/text", ValueError, "text is not a Parquet file: "),
+    ],
+)
+def test_paths_that_are_refused(spark, write, tmp_path, paths, error, match):
+    write("a.parquet", [(1, 5, 0, 1, None)])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("root_id,val,task\n1,2,3\n")
+    if paths == ["{}/a.parquet", "{}"]:
+        (tmp_path / "text").unlink()
+    if isinstance(paths, str):
+        paths = paths.format(tmp_path)
+    elif isinstance(paths, list):
+        paths = [path.format(tmp_path) if isinstance(path, str) else path for path in paths]
+    with pytest.raises(error, match=match):
+        settle_parquet(spark, paths)
+
+
+TIMESTAMP = pa.timestamp("ms")
+EVENT = [(1, 5, 0, 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "error", "match"),
+    [
+        (
+            arrow_table(EVENT, ts_ms=TIMESTAMP),
+            {},
+            TypeError,
+            r"ts_ms must be int64, got timestamp\[ms\]; cast it",
+        ),
+        (
+            arrow_table(EVENT, ts_ms=TIMESTAMP),
+            {"use_deprecated_int96_timestamps": True},
+            TypeError,
+            r"ts_ms must be int64, got timestamp\[ns\]",
+        ),
+        (arrow_table(EVENT, task=pa.int64()), {}, TypeError, "task must be int32, got int64"),
+        (
+            arrow_table(EVENT, root_id=pa.uint64()),
+            {},
+            TypeError,
+            "root_id must be int64, got uint64",
+        ),
+        (arrow_table(EVENT, val=pa.string()), {}, TypeError, "val must be int64, got string"),
+        (
+            arrow_table(EVENT).set_column(4, "reason", [[b"x"]]),
+            {},
+            TypeError,
+            "reason must be string, got binary",
+        ),
+        (
+            arrow_table(EVENT).drop_columns("val"),
+            {},
+            ValueError,
+            r"must have a column val \(int64\), got root_id, task",
+        ),
+        (arrow_table(EVENT).append_column("val", [[1]]), {}, ValueError, "has 2 columns val"),
+        (
+            arrow_table([*EVENT, (1, None, 0, 1, None)]),
+            {},
+            ValueError,
+            "val must not hold nulls, got 1 of 2 rows in row group 0",
+        ),
+    ],
+)
+def test_files_that_are_refused(spark, write, table, options, error, match):
+    """Named with the column, before any job."""
+    directory = write("events.parquet", None, table=table, **options)
+    with pytest.raises(error, match=rf"events\.parquet.*{match}"):
+        settle_parquet(spark, directory)
+
+
+def test_columns_in_names_of_directories_are_refused(spark, write):
+    directory = write("task=3/a.parquet", EVENT)
+    with pytest.raises(ValueError, match=r"task is told by a directory's name .*Hive"):
+        settle_parquet(spark, directory)
+
+
+def test_files_that_differ_are_refused(spark, write):
+    write("a.parquet", EVENT, 3)
+    directory = write("b.parquet", EVENT, 4)
+    with pytest.raises(
+        ValueError, match=r"b\.parquet has a column ts_ms and .*a\.parquet has none"
+    ):
+        settle_parquet(spark, directory)
+    with pytest.raises(ValueError, match="timeout_ms was given and events has no times"):
+        settle_parquet(spark, directory / "a.parquet", timeout_ms=5)
+
+
+def test_what_only_the_workers_see(spark, write):
+    """A file without statistics, and messages that are none."""
+    nulls = [*EVENT * 150, (None, 5, 0, 1, None)]
+    directory = write("nulls.parquet", nulls, write_statistics=False)
+    with pytest.raises(
+        Exception, match=r"ValueError: .*nulls\.parquet, row groups \d to 1: root_id must not"
+    ):
+        settle_parquet(spark, directory).collect()
+    write("nulls.parquet", [*EVENT, (1, 5, -9, 1, None)])
+    with pytest.raises(Exception, match=r"ValueError: .*nulls\.parquet.*tasks must be .* got -9"):
+        settle_parquet(spark, directory).collect()
+
+
+def test_files_that_change_before_the_action_are_noticed(spark, write):
+    directory = write("a.parquet", EVENT)
+    settled, other = settle_parquet(spark, directory), settle_parquet(spark, directory)
+    write("a.parquet", EVENT * 2)
+    with pytest.raises(
+        Exception, match=r"ValueError: .*a\.parquet has changed since settle_parquet listed"
+    ):
+        settled.collect()
+    os.remove(directory / "a.parquet")
+    with pytest.raises(Exception, match=r"FileNotFoundError: .*a\.parquet is gone"):
+        other.collect()
+
+
+def test_empty_files(spark, write, frame, found):
+    directory = write("empty.parquet", [])
+    assert found(settle_parquet(spark, directory)) == {}
+    left = settle(frame([(1, 5, 0, 1, "so")], 5))
+    assert found(settle_parquet(spark, directory, open_before=left)) == found(left)
+    write("none.parquet", None, table=arrow_table(EVENT))
+    assert len(found(settle_parquet(spark, directory))) == 1
+
+
+def test_row_groups_are_dealt_out_evenly():
+    """Each one once, neighbours together, and about as much to every task."""
+    rng = np.random.default_rng(1)
+
+    def file(name, sizes):
+        source = parquet._Source(name, 0, 0, None)
+        return parquet._File(source, [], [1] * len(sizes), [int(size) for size in sizes])
+
+    for cores in (1, 2, 7):
+        for _ in range(20):
+            files = [file(str(n), rng.integers(1, 100, rng.integers(0, 9))) for n in range(5)]
+            tasks = parquet._deal_out(files, cores)
+            dealt = [
+                (p.source.path, g) for task in tasks for p in task for g in range(p.first, p.end)
+            ]
+            assert dealt == [(f.source.path, g) for f in files for g in range(len(f.group_bytes))]
+            assert len(tasks) <= cores
+            sizes = {f.source.path: f.group_bytes for f in files}
+            total = sum(map(sum, sizes.values()))
+            for task in tasks:
+                share = sum(sum(sizes[p.source.path][p.first : p.end]) for p in task)
+                assert share <= total / cores + 100
+    large = file("large", [parquet._TASK_BYTES // 4] * 40)
+    assert len(parquet._deal_out([large], 4)) == 12
+    assert parquet._deal_out([file("none", [])], 4) == []
+
+
+def test_a_source_travels(tmp_path):
+    """Descriptors go to the workers with the function."""
+    pickle = pytest.importorskip("pickle")
+    pq.write_table(arrow_table(EVENT), tmp_path / "a.parquet")
+    (source,) = parquet._list_files(Path(tmp_path), None)
+    assert pickle.loads(pickle.dumps(source)) == source

@@ -1,0 +1,289 @@
+"""What is not a table of events is refused by name, before any job where that can be told."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from pyspark.sql import functions as sql
+from pyspark.sql.functions import col
+
+from ackcore.spark import combine, events, settle, settle_parquet
+
+NO_JOB = "root_id bigint, val bigint, task int, ts_ms bigint, reason string"
+
+
+def must_not_run(batches):
+    raise RuntimeError("it ran")
+    yield
+
+
+@pytest.fixture
+def table(spark):
+    """Events that cannot be computed: whatever is told of them is told before any job."""
+    return spark.range(1).mapInArrow(must_not_run, NO_JOB)
+
+
+@pytest.fixture
+def open_rows(table):
+    return settle(table)
+
+
+@pytest.mark.parametrize("call", [settle, combine])
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (
+            lambda t: t.drop("val"),
+            ValueError,
+            "events must have a column val bigint, got root_id, task",
+        ),
+        (lambda t: t.withColumnRenamed("root_id", "ROOT_ID"), ValueError, "column root_id bigint"),
+        (
+            lambda t: t.withColumn("task", col("task").cast("bigint")),
+            TypeError,
+            r"events: task must be int, got bigint; cast it first: \.withColumn\(\"task\", col\(",
+        ),
+        (
+            lambda t: t.withColumn("root_id", col("root_id").cast("string")),
+            TypeError,
+            "root_id must be bigint, got string",
+        ),
+        (
+            lambda t: t.withColumn("val", col("val").cast("decimal(20,0)")),
+            TypeError,
+            r"got decimal\(20,0\)",
+        ),
+        (
+            lambda t: t.withColumn("ts_ms", sql.current_timestamp()),
+            TypeError,
+            "ts_ms must be bigint, got timestamp",
+        ),
+        (lambda t: t.withColumn("reason", sql.lit(1)), TypeError, "reason must be string, got int"),
+        (
+            lambda t: t.withColumn("ts", sql.lit(1)),
+            ValueError,
+            r"no columns but root_id, .* got ts; drop them first: \.drop\('ts'\)",
+        ),
+        (lambda t: t.select("*", "val"), ValueError, "two columns val"),
+        (lambda t: t.select(), ValueError, "got no columns"),
+        (
+            lambda t: "events",
+            TypeError,
+            r"events must be a pyspark DataFrame, got str; spark.createDataFrame\(\) makes one",
+        ),
+        (lambda t: pd.DataFrame({"root_id": [1]}), TypeError, "got DataFrame; spark"),
+        (lambda t: t.rdd, TypeError, "got .*RDD"),
+        (lambda t: None, TypeError, "got NoneType"),
+    ],
+)
+def test_tables_that_hold_no_events(table, call, change, error, match):
+    with pytest.raises(error, match=match):
+        call(change(table))
+
+
+def test_a_stream_is_refused_and_the_way_is_named(spark):
+    stream = (
+        spark.readStream.format("rate")
+        .load()
+        .select(col("value").alias("root_id"), col("value").alias("val"), sql.lit(0).alias("task"))
+    )
+    for call in (settle, combine):
+        with pytest.raises(
+            ValueError, match=r"events is a streaming .*\.writeStream\.foreachBatch\("
+        ):
+            call(stream)
+
+
+def test_each_micro_batch_can_be_settled(spark, tmp_path, frame, expected):
+    """The way that is named works: what is open goes from one micro-batch to the next."""
+    parts = [[(1, 5, 0), (2, 5, -1)], [(1, 5, -1), (2, 5, 3), (3, 1, 0)]]
+    for n, part in enumerate(parts):
+        frame(part).coalesce(1).write.parquet(f"{tmp_path}/{n}")
+    seen, left = [], [None]
+
+    def settle_batch(batch, _):
+        outcomes = settle(batch, open_before=left[0]).localCheckpoint()
+        seen.append({row.root_id: row.status for row in outcomes.collect()})
+        left[0] = outcomes.where("status = 'OPEN'")
+
+    for n in range(2):
+        stream = spark.readStream.schema(frame([]).schema).parquet(f"{tmp_path}/{n}")
+        query = (
+            stream.writeStream.foreachBatch(settle_batch)
+            .option("checkpointLocation", f"{tmp_path}/checkpoint{n}")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    assert seen == [{1: "OPEN", 2: "OPEN"}, {1: "ACKED", 2: "ACKED", 3: "OPEN"}]
+
+
+class Connect:
+    """What stands in for a class of Spark Connect, whose packages need not be there."""
+
+
+Connect.__module__ = "pyspark.sql.connect.dataframe"
+
+
+def test_spark_connect_is_refused(table):
+    with pytest.raises(TypeError, match="events is a DataFrame of Spark Connect"):
+        settle(Connect())
+    with pytest.raises(TypeError, match="open_before is a DataFrame of Spark Connect"):
+        settle(table, open_before=Connect())
+    with pytest.raises(TypeError, match="spark is a session of Spark Connect"):
+        settle_parquet(Connect(), "somewhere")
+    with pytest.raises(TypeError, match="spark must be a SparkSession, got str"):
+        settle_parquet("local[2]", "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda t: t.drop("flags"), ValueError, "open_before must have a column flags tinyint"),
+        (
+            lambda t: t.withColumn("inits", col("inits").cast("int")),
+            TypeError,
+            "open_before: inits must be tinyint, got int",
+        ),
+        (lambda t: t.withColumn("status", sql.lit(0)), TypeError, "status must be string"),
+        (lambda t: t.withColumn("when", sql.lit(0)), ValueError, "got when; drop"),
+        (lambda t: t.select("*", "root_id"), ValueError, "open_before has two columns root_id"),
+        (lambda t: t.collect, TypeError, "open_before must be a pyspark DataFrame, got method"),
+    ],
+)
+def test_tables_that_hold_no_open_rows(table, open_rows, change, error, match):
+    with pytest.raises(error, match=match):
+        settle(table, open_before=change(open_rows))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"shards": 0}, ValueError, "shards must be in 1..1048576, got 0"),
+        ({"shards": -1}, ValueError, "shards"),
+        ({"shards": 2**20 + 1}, ValueError, "shards"),
+        ({"shards": 1.5}, TypeError, "shards must be an integer, got float"),
+        ({"shards": "8"}, TypeError, "shards must be an integer, got str"),
+        ({"timeout_ms": -1}, ValueError, "timeout_ms must be at least 0, got -1"),
+        ({"timeout_ms": 1.0}, TypeError, "timeout_ms must be an integer"),
+        ({"now_ms": "now"}, TypeError, "now_ms must be an integer"),
+        ({"now_ms": 2**63}, OverflowError, "now_ms must fit in 64 bits"),
+    ],
+)
+def test_arguments(table, arguments, error, match):
+    with pytest.raises(error, match=match):
+        settle(table, **arguments)
+
+
+def test_a_time_out_needs_times(table, frame):
+    with pytest.raises(ValueError, match=r"timeout_ms was given and events has no times; .* ts_ms"):
+        settle(table.drop("ts_ms"), timeout_ms=5)
+    # Rows that were combined tell only when they are read.
+    combined = combine(frame([(1, 5, 0)]))
+    with pytest.raises(
+        Exception, match="ValueError: timeout_ms was given and the events have no times"
+    ):
+        settle(combined, timeout_ms=5).collect()
+
+
+def test_combined_rows_are_not_combined_again(table):
+    with pytest.raises(ValueError, match="events were combined before"):
+        combine(combine(table))
+
+
+@pytest.mark.parametrize(
+    ("events", "match"),
+    [
+        (
+            [(1, 5, 0, 1, None), (None, 5, 0, 1, None)],
+            "ValueError: events: root_id must not hold nulls, got 1 of 2 rows, the first in row 1;",
+        ),
+        ([(1, None, -2, 1, None)], "ValueError: events: val must not hold nulls"),
+        ([(1, 5, None, 1, None)], "ValueError: events: task must not hold nulls"),
+        ([(1, 5, 0, None, None)], "ValueError: events: ts_ms must not hold nulls"),
+        (
+            [(1, 5, -4, 1, None)],
+            r"ValueError: events: tasks must be a task >= 0 \(INIT\), .* got -4 in row 0",
+        ),
+    ],
+)
+def test_rows_that_are_no_messages(frame, events, match):
+    """Told by the task that meets them, with their place."""
+    for call in (settle, combine):
+        with pytest.raises(Exception, match=match) as refused:
+            call(frame(events, 5).coalesce(1)).collect()
+        assert "of partition 0" in str(refused.value)
+
+
+def test_open_rows_that_no_ledger_left(frame):
+    left = settle(frame([(1, 5, 0, 1, None)], 5))
+    for change, match in [
+        (
+            left.withColumn("inits", sql.lit(3).cast("tinyint")),
+            "open_before: inits must be 0, 1, or 2",
+        ),
+        (left.withColumn("flags", sql.lit(-1).cast("tinyint")), "open_before: flags"),
+        (
+            left.withColumn("val", sql.lit(None).cast("bigint")),
+            "open_before: val must not hold nulls",
+        ),
+        (
+            left.withColumn("first_ms", sql.lit(None).cast("bigint")),
+            "open_before: first_ms must not hold nulls",
+        ),
+    ]:
+        with pytest.raises(Exception, match=f"ValueError: {match}"):
+            settle(frame([], 5), open_before=change).collect()
+    timeless = settle(frame([(1, 5, 0)]))
+    with pytest.raises(Exception, match=r"ValueError: what is settled .* open_before has none"):
+        settle(frame([], 5), open_before=timeless).collect()
+    with pytest.raises(Exception, match=r"ValueError: what is settled together .* events has none"):
+        settle(frame([]), open_before=left).collect()
+
+
+def test_how_many_shards(spark):
+    cores = spark.sparkContext.defaultParallelism
+    mib = 1 << 20
+    assert cores == 2
+    assert events.default_shards(spark, None) == 4
+    assert [events.default_shards(spark, size) for size in (0, 1, mib, 2 * mib, 63 * mib)] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert [events.default_shards(spark, n * mib) for n in (64, 65, 400)] == [2, 4, 14]
+
+
+def test_whose_rows_have_a_fixed_order(spark, tmp_path):
+    """Said only of what is sure: a wrong yes can cost a job when a shuffle file is lost."""
+    numbers = spark.range(10)
+    numbers.write.parquet(f"{tmp_path}/numbers")
+    files = spark.read.parquet(f"{tmp_path}/numbers")
+    ordered = [
+        numbers,
+        files.select("id").where("id > 3"),
+        files.union(numbers),
+        files.withColumn("x", sql.explode(sql.array(sql.lit(1), sql.lit(2)))),
+        files.mapInArrow(must_not_run, "id bigint"),
+        spark.createDataFrame([(1,)], "id int"),
+        spark.createDataFrame(pd.DataFrame({"id": [1]})),
+        spark.createDataFrame(files.rdd.map(tuple), "id bigint"),
+    ]
+    assert [events.has_fixed_order(table) for table in ordered] == [True] * len(ordered)
+    cached = files.cache()
+    unordered = [
+        files.repartition(2),
+        files.coalesce(1),
+        files.sort("id"),
+        files.distinct(),
+        files.groupBy("id").count(),
+        files.join(numbers, "id"),
+        files.limit(3),
+        files.repartition(2).where("id > 3").union(files),
+        spark.createDataFrame(files.rdd.map(tuple).repartition(2), "id bigint"),
+        cached.select("*"),
+    ]
+    assert [events.has_fixed_order(table) for table in unordered] == [False] * len(unordered)
+    cached.unpersist()
