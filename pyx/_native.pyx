@@ -23,7 +23,8 @@ from ids cimport (
     edge_key_t, edge_ordinal, edge_parent, edge_root, position, root_bijection, source_bijection,
 )
 from kernel cimport (
-    FULL, SLOTS, TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
+    FULL, ROWS_BAD, ROWS_PLAIN, SLOTS,
+    TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
     kernel_t, ledger_t, limit_of, live, lock_close, lock_free, lock_hold, lock_open, lock_t,
     lock_wait, outcomes_t, table_bytes, table_over, table_t, takeable,
 )
@@ -156,6 +157,33 @@ cdef tuple ENTRY_TYPES = (
 
 cdef void *data_of(cnp.ndarray column):
     return NULL if column is None else cnp.PyArray_DATA(column)
+
+
+cdef list entry_columns(entries):
+    """The columns of `Entries`, or of what passes for them, in their order."""
+    if not isinstance(entries, _records.Entries):
+        _columns.check_entries(entries, 0, False)  # which refuses it
+    return [
+        entries.root_ids, entries.vals, entries.tasks, entries.inits, entries.flags, entries.ages,
+        entries.first_ms, entries.last_ms,
+    ]
+
+
+cdef bint are_plain_arrays(list columns, bint timed):
+    """Whether columns of entries are such arrays that they need no closer look."""
+    cdef Py_ssize_t k
+    cdef cnp.ndarray column
+    for k in range(8 if timed else 6):
+        if not cnp.PyArray_CheckExact(columns[k]):
+            return False
+        column = columns[k]
+        if cnp.PyArray_NDIM(column) != 1 or not cnp.PyArray_ISCARRAY_RO(column):
+            return False
+        if cnp.PyArray_TYPE(column) != <int>ENTRY_TYPES[k]:
+            return False
+        if rows(column) != rows(columns[0]):
+            return False
+    return timed or (columns[6] is None and columns[7] is None)
 
 
 cdef void lay_over(list columns, columns_t *out):

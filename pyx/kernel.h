@@ -320,14 +320,15 @@ INLINE void put_column(const columns_t *out, size_t m, entry_t e, int age) {
 /* Fold one saved entry in; one of age `turns` has expired and waits to be taken. */
 static void merge_row(ledger_t *l, const columns_t *in, size_t j) {
     place_t at;
-    int age = in->ages[j];
+    /* Checked before, but another thread may write to the caller's columns: a stamp is an index. */
+    int age = in->ages[j] < l->turns ? in->ages[j] : l->turns;
     entry_t e = {(uint64_t)in->root_ids[j],
                  (uint64_t)in->vals[j],
                  in->first ? in->first[j] : 0,
                  in->last ? in->last[j] : 0,
                  in->inits[j] ? ~in->tasks[j] : 0,
                  (uint8_t)stamp_of(l, age),
-                 (uint8_t)(in->flags[j] | (in->inits[j] > 1 ? MARK_INITS : 0))};
+                 (uint8_t)((in->flags[j] & MARK_FLAGS) | (in->inits[j] > 1 ? MARK_INITS : 0))};
     if (age >= l->turns || !ledger_find(l, e.key, &at)) {
         ledger_insert(l, e, &at);
         l->dead += age >= l->turns;
@@ -347,6 +348,19 @@ static void merge_row(ledger_t *l, const columns_t *in, size_t j) {
         if (e.first < t->first[at.s]) t->first[at.s] = e.first;
         if (e.last > t->last[at.s]) t->last[at.s] = e.last;
     }
+}
+/* What these rows are: none that an entry can be (`ROWS_BAD`), entries, or such as one message each
+ * would make (`ROWS_PLAIN`), which take the straight path. */
+static int check_rows(const columns_t *in, size_t n, int turns) {
+    unsigned bad = 0, special = 0;
+    for (size_t j = 0; j < n; j++) {
+        const unsigned inits = in->inits[j], flags = in->flags[j], age = in->ages[j];
+        const unsigned has_task = in->tasks[j] >= 0;
+        bad |= (in->tasks[j] < -1) | (inits > 2) | (flags > MARK_FLAGS) | (age >= (unsigned)turns) |
+               (has_task != (inits > 0)) | ((flags & MARK_TASKS_DIFFER) && inits < 2);
+        special |= (inits & 2) | flags | age;
+    }
+    return bad ? ROWS_BAD : special || in->first ? ROWS_ENTRIES : ROWS_PLAIN;
 }
 static void merge_rows(ledger_t *l, const columns_t *in, size_t n) {
     for (size_t p = 0, rows; p < n; p += rows) {
@@ -463,6 +477,7 @@ const kernel_t KERNEL = {
     .rotate = ledger_rotate,
     .run_batch = run_batch,
     .run_one = run_one,
+    .check_rows = check_rows,
     .merge_rows = merge_rows,
     .list_entries = list_entries,
     .list_expired = list_expired,

@@ -9,6 +9,8 @@ cdef extern from "layout.h" nogil:
         TASK_FAIL
         TASK_RESET
         SLOTS
+        ROWS_BAD
+        ROWS_PLAIN
 
     size_t FULL
 
@@ -22,6 +24,7 @@ cdef extern from "layout.h" nogil:
         table_t old
         size_t limit
         size_t least
+        int turns
         size_t given_back
         void *retired
         int64_t second_inits
@@ -81,6 +84,7 @@ cdef extern from "layout.h" nogil:
             ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now,
             const outcomes_t *out
         ) noexcept nogil
+        int (*check_rows)(const columns_t *rows, size_t n, int turns) noexcept nogil
         void (*merge_rows)(ledger_t *l, const columns_t *rows, size_t n) noexcept nogil
         size_t (*list_entries)(ledger_t *l, const columns_t *out) noexcept nogil
         size_t (*list_expired)(ledger_t *l, const columns_t *out) noexcept nogil

@@ -168,6 +168,8 @@ typedef struct { /* entries as columns, in or out */
 
 #define FULL SIZE_MAX /* of kernel_t.needs: max_entries might be passed */
 
+enum { ROWS_BAD, ROWS_ENTRIES, ROWS_PLAIN }; /* of kernel_t.check_rows */
+
 typedef struct { /* columns of messages; without `tasks` all are of one kind */
     const uint64_t *root_ids;
     const uint64_t *vals;  /* NULL where the kind ignores them */
@@ -217,6 +219,7 @@ typedef struct {
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
     size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,
                       const outcomes_t *);
+    int (*check_rows)(const columns_t *, size_t n, int turns);
     void (*merge_rows)(ledger_t *, const columns_t *, size_t n);
     size_t (*list_entries)(ledger_t *, const columns_t *);
     size_t (*list_expired)(ledger_t *, const columns_t *);

@@ -381,19 +381,34 @@ cdef class Ledger:
             If a column is not as in `Entries`, a row cannot be an entry, or one of the two keeps
             times and the other does not.  Nothing has been folded then.
         """
-        self.merge_checked(_columns.check_entries(entries, self.options.buckets, self.timed))
+        self.merge_columns(entries, True)
 
-    cdef int merge_checked(self, entries) except -1:
+    cdef int merge_columns(self, entries, bint check) except -1:
+        cdef list in_order = entry_columns(entries)
         cdef columns_t columns
-        cdef Py_ssize_t n = len(entries)
-        cdef size_t need, missing = 0
-        lay_over(
-            [
-                entries.root_ids, entries.vals, entries.tasks, entries.inits, entries.flags,
-                entries.ages, entries.first_ms, entries.last_ms,
-            ],
-            &columns,
-        )
+        cdef batch_t batch
+        cdef outcomes_t out
+        cdef size_t n, need, missing = 0
+        cdef int found = ROWS_BAD
+        if check:
+            if are_plain_arrays(in_order, self.timed):
+                lay_over(in_order, &columns)
+                n = len(in_order[0])
+                with nogil:
+                    found = kernel.check_rows(&columns, n, self.l.turns)
+            if found == ROWS_BAD:
+                entries = _columns.check_entries(entries, self.options.buckets, self.timed)
+                in_order = entry_columns(entries)
+        lay_over(in_order, &columns)
+        n = len(in_order[0])
+        if found == ROWS_PLAIN:
+            memset(&out, 0, sizeof(out))
+            memset(&batch, 0, sizeof(batch))
+            batch.root_ids = <const uint64_t *>columns.root_ids
+            batch.vals = <const uint64_t *>columns.vals
+            batch.tasks = columns.tasks
+            self.run_batch(&batch, n, &out, False)
+            return 0
         while True:
             with nogil:
                 lock_wait(&self.lock)
@@ -609,8 +624,8 @@ cdef class Ledger:
     cdef int restore(self, arguments, entries, expired, stats) except -1:
         # Without the lock: nobody else has this ledger yet.
         most, self.most = self.most, -1
-        self.merge_checked(entries)
-        self.merge_checked(expired)
+        self.merge_columns(entries, False)
+        self.merge_columns(expired, False)
         self.most = most
         self.options = self.options._replace(capacity=arguments["capacity"])
         self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))
