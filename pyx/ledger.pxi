@@ -45,7 +45,7 @@ cdef class Ledger:
     cdef bint timed
     cdef int64_t most
     cdef object options
-    cdef readonly object clock  #: The callable that gives the time, or None.
+    cdef object _clock
 
     def __cinit__(
         self, capacity=1024, *, buckets=3, refresh_on_ack=False, clock=None, max_entries=None,
@@ -59,7 +59,7 @@ cdef class Ledger:
         self.options = _columns.ledger_options(
             capacity, buckets, refresh_on_ack, clock, max_entries, seed
         )
-        self.clock = self.options.clock
+        self._clock = self.options.clock
         self.timed = clock is not None
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
@@ -131,7 +131,7 @@ cdef class Ledger:
             Py_DECREF(<object>owner)
 
     cdef int64_t now(self) except? -1:
-        return 0 if self.clock is None else _columns.read_clock(self.clock)
+        return 0 if self._clock is None else _columns.read_clock(self._clock)
 
     # Messages in columns.
 
@@ -441,7 +441,7 @@ cdef class Ledger:
             ``EXPIRED``, ``ORPHAN`` (no init).  What is open stays in the ledger.
         """
         # None, or too long ago for anything to lie before it: nothing is past the time-out.
-        deadline = _columns.deadline(now_ms, timeout_ms, self.clock)
+        deadline = _columns.deadline(now_ms, timeout_ms, self._clock)
         cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
         cdef int64_t before = deadline if timed_out else 0
         cdef size_t n, most
@@ -532,6 +532,11 @@ cdef class Ledger:
     def refresh_on_ack(self):
         """Whether every message moves its entry to the newest bucket."""
         return self.options.refresh_on_ack
+
+    @property
+    def clock(self):
+        """The callable that gives the time in milliseconds, or None."""
+        return self._clock
 
     @property
     def max_entries(self):

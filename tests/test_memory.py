@@ -115,6 +115,8 @@ def test_tables_are_the_memory(native):
     for table in tables:
         assert isinstance(table, np.ndarray)
         assert not table.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            table.setflags(write=True)
         with pytest.raises(ValueError, match="read-only"):
             table[0] = 0
     assert sum(table.nbytes for table in tables) <= ledger.nbytes
