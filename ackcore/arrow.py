@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore import _columns
-from ackcore._records import Entries, Int64s, Outcomes, Settled, Status, UInt8s
+from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
 
 #: Status names by number, as settled tables show them.
 STATUS_NAMES = tuple(status.name for status in Status)
@@ -152,19 +152,6 @@ def settled_to_batch(settled: Settled) -> pa.RecordBatch:
     """Return decisions as a record batch: ``root_id, status``, then the rest of `ENTRY_SCHEMA`."""
     batch = _batch(settled)
     return batch.add_column(1, "status", status_names(settled.statuses))
-
-
-def outcomes_to_batch(outcomes: Outcomes) -> pa.RecordBatch:
-    """Return outcomes as a record batch ``root_id, task, kind, elapsed_ms``."""
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(outcomes.root_ids),
-            pa.array(outcomes.tasks),
-            status_names(outcomes.kinds),
-            _or_nulls(outcomes.elapsed_ms, len(outcomes)),
-        ],
-        ["root_id", "task", "kind", "elapsed_ms"],
-    )
 
 
 def _batch(table: Entries | Settled) -> pa.RecordBatch:
