@@ -132,6 +132,10 @@ class AckerBackend(Protocol):
     def entries(self) -> Entries:
         """Return the live entries."""
 
+    @classmethod
+    def from_entries(cls, entries: Entries, **arguments: Any) -> AckerBackend:
+        """Make a ledger with these entries; the other arguments are those of the factory."""
+
     def get(self, root_id: int) -> Entry | None:
         """Return one entry."""
 
