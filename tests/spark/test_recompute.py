@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -167,10 +168,15 @@ def test_a_second_action_computes_the_same(spark, frame, parquet, events, expect
         assert twice.count() == len(expected(events))
 
 
-def test_now_stays_as_it_was_at_the_call(frame, found):
-    """An action that comes later decides alike."""
-    settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=2**62)
-    assert found(settled) == found(settled)
+def test_now_stays_as_it_was_at_the_call(monkeypatch, frame, found):
+    """An action that comes later decides alike: by that time the row would be past its time-out."""
+    module = sys.modules["ackcore.spark.settle"]
+    clock = types.SimpleNamespace(time_ns=lambda: 100 * 1_000_000)
+    monkeypatch.setattr(module, "time", clock)
+    settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=100)
+    clock.time_ns = lambda: 101 * 1_000_000
+    assert found(settled)[1].status == "OPEN"
+    assert found(settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=100))[1].status == "EXPIRED"
 
 
 SPECULATION = """

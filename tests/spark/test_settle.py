@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sql
 
-import ackcore
 from ackcore.spark import combine, settle, settle_partitions
 from ackcore.spark.shards import (
     COMBINED_DDL,
@@ -19,8 +18,6 @@ from ackcore.spark.shards import (
 from ackcore.spark.wire import BLOB_DDL
 
 NOW = 1000
-
-
 DECIDED = {"ACKED", "FAILED", "ANOMALY"}
 
 
@@ -323,7 +320,3 @@ def test_sql_sees_the_same_trees(spark, frame, random_events, found):
         assert (row.val, row.task, row.inits) == (val, task, min(2, inits))
         assert (row.status == "ACKED") == (val == 0 and inits == 1)
     assert not settled
-
-
-def test_the_package_imports_no_spark():
-    assert "settle" not in vars(ackcore)
