@@ -137,8 +137,6 @@ def settle_blobs(
     ----------
     seed : int
         As given to `pack_events`.
-    timed : bool, default False
-        Whether what was packed has times.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
 
