@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,14 +29,17 @@ CHUNK_ROWS = 1 << 20
 WORTHWHILE = 0.15
 #: How many roots there will be is told from the first rows, read in two halves.
 PROBE_ROWS = 1 << 18
-#: Rows that a partition is taken to have where that is not known, and roots that room is made for
-#: then: what is too much has to be cleared, and what is too little to be moved, in vain.
-LIKELY_ROWS, LIKELY_ROOTS = 1 << 22, 1 << 20
+#: Rows that a partition is taken to have where that is not known.
+LIKELY_ROWS = 1 << 22
+#: Roots that a table takes before it is shipped: 12, 50 or 200 MiB.  The least one that leaves no
+#: more than a fiftieth of the rows unfolded that the largest would fold.
+TABLE_ROOTS = (1 << 18, 1 << 20, 1 << 22)
+ENOUGH = 0.02
 #: Chunks that are shipped as they are before folding is tried again.
 UNFOLDED_CHUNKS = 15
-#: Roots that one table takes before it is shipped: 200 MiB.  Without a fixed order of rows it is
-#: then cut by what came.  The outcomes are the same; but if the task has to run again because a
-#: shuffle file was lost, Spark finds other bytes, and runs more anew or gives the job up.
+#: Without a fixed order of rows, a table takes all roots, up to 200 MiB; then it is cut by what
+#: came.  The outcomes are the same; but if the task has to run again because a shuffle file was
+#: lost, Spark finds other bytes, and runs more anew or gives the job up.
 HELD_ROOTS = 1 << 22
 
 
@@ -67,6 +70,7 @@ class Packer:
         self._rows = rows
         self._chunk: _Chunk | None = None
         self._ledger: Ledger | None = None
+        self._most_roots = HELD_ROOTS
         self._rows_folded = 0
         self._chunks_to_ship = 0
         self._reasons: list[pa.Table] = []
@@ -85,7 +89,7 @@ class Packer:
         """Take folded rows in; yields what is ready to be shipped."""
         ledger = self._ledger
         if ledger is None:
-            ledger = self._new_ledger(len(entries))
+            ledger = self._open_ledger(HELD_ROOTS, len(entries))
         ledger.merge(entries)
         if len(ledger) >= HELD_ROOTS:
             yield from self._ship_ledger()
@@ -105,7 +109,9 @@ class Packer:
     def finish(self) -> Batches:
         """Yield the rest."""
         if self._chunk is not None:
-            yield from self._take_in(self._chunk.take())
+            last = self._chunk.take()
+            self._rows = len(last.root_ids)
+            yield from self._take_in(last)
         yield from self._ship_ledger()
         yield from self._ship_reasons()
 
@@ -117,35 +123,44 @@ class Packer:
             self._chunks_to_ship -= 1
             yield wire.pack_events(events, self._shards)
             return
-        ledger = self._ledger
+        ledger = self._ledger or self._choose_table(events)
         if ledger is None:
-            likely = max(rows, LIKELY_ROWS) if self._rows is None else self._rows
-            roots = self._expect_roots(events, likely)
-            if self._fixed_order and roots > (1 - WORTHWHILE) * likely:
-                self._chunks_to_ship = UNFOLDED_CHUNKS
-                yield wire.pack_events(events, self._shards)
-                return
-            ledger = self._new_ledger(roots if self._rows else min(roots, LIKELY_ROOTS))
+            self._chunks_to_ship = UNFOLDED_CHUNKS
+            yield wire.pack_events(events, self._shards)
+            return
         fold(ledger, events)
         self._rows_folded += rows
-        if len(ledger) >= HELD_ROOTS:
+        if len(ledger) >= self._most_roots:
             if self._fixed_order and len(ledger) > (1 - WORTHWHILE) * self._rows_folded:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
             yield from self._ship_ledger()
 
-    def _expect_roots(self, events: Events, rows: int) -> int:
-        """Return about how many roots there will be among so many rows, going by the first."""
+    def _choose_table(self, events: Events) -> Ledger | None:
+        """Open a ledger of the size that suits, going by the first rows; None if none does."""
+        likely = LIKELY_ROWS if self._rows is None else self._rows
         half = min(PROBE_ROWS, len(events.root_ids)) // 2
         probe = new_ledger(self._seed, self._timed, 2 * half)
         fold(probe, events, 0, half)
         first = len(probe)
         fold(probe, events, half, 2 * half)
-        return _extrapolate(half, first, len(probe), rows)
+        crowd = Crowd.guess(half, first, len(probe))
+        if not self._fixed_order:
+            return self._open_ledger(HELD_ROOTS, crowd.roots_in(likely))
+        kept = {}
+        for most_roots in TABLE_ROOTS:
+            rows = max(1.0, min(likely, crowd.rows_with(most_roots)))
+            kept[most_roots] = crowd.roots_in(rows) / rows
+        least = min(kept.values())
+        if least > 1 - WORTHWHILE:
+            return None
+        most_roots = next(size for size, share in kept.items() if share <= least + ENOUGH)
+        return self._open_ledger(most_roots, crowd.roots_in(likely))
 
-    def _new_ledger(self, roots: int) -> Ledger:
-        self._ledger = ledger = new_ledger(self._seed, self._timed, min(roots, HELD_ROOTS))
+    def _open_ledger(self, most_roots: int, roots: float) -> Ledger:
+        self._most_roots = most_roots
+        self._ledger = new_ledger(self._seed, self._timed, min(most_roots, math.ceil(roots)))
         self._rows_folded = 0
-        return ledger
+        return self._ledger
 
     def _ship_ledger(self) -> Batches:
         if self._ledger is None:
@@ -201,18 +216,38 @@ class _Chunk:
         return Events(self._roots[:rows], self._vals[:rows], self._tasks[:rows], times)
 
 
-def _extrapolate(half: int, first: int, both: int, rows: int) -> int:
-    """Return about how many roots there are in ``rows`` rows.
+class Crowd(NamedTuple):
+    """How roots meet again: rows are draws from ``pool`` roots, or from no end of them.
 
-    There were ``first`` in the first ``half`` of a sample, and ``both`` in the whole.  Rows that
-    lie together are taken for one, and such ones for draws from N roots: then the roots met by n
-    halves are N * (1 - q ** n), which two counts settle.
+    Rows of a root that lie together count as one draw.  Among n halves of a sample there are
+    ``pool * (1 - again ** n)`` roots then, which the counts in one half and in both settle.
     """
-    met_again = 2 * first - both
-    if met_again <= 0:
-        return rows * both // max(1, 2 * half)
-    pool, q = first * first / met_again, both / first - 1
-    return min(rows, math.ceil(pool * (1 - math.pow(q, rows / half))))
+
+    half: int
+    first: int
+    pool: float
+    again: float
+
+    @classmethod
+    def guess(cls, half: int, first: int, both: int) -> Crowd:
+        """Go by ``first`` roots among the first ``half`` rows, and ``both`` among twice as many."""
+        met_again = 2 * first - both
+        pool = first * first / met_again if met_again > 0 else math.inf
+        return cls(half, first, pool, both / first - 1 if first else 1.0)
+
+    def roots_in(self, rows: float) -> float:
+        """Return about how many roots so many rows have."""
+        if math.isinf(self.pool):
+            return rows * self.first / max(1, self.half)
+        return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
+
+    def rows_with(self, roots: float) -> float:
+        """Return about how many rows have so many roots; infinity if there are not as many."""
+        if math.isinf(self.pool):
+            return roots * self.half / max(1, self.first)
+        if roots >= self.pool or self.again <= 0:
+            return math.inf
+        return self.half * math.log(1 - roots / self.pool) / math.log(self.again)
 
 
 def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:

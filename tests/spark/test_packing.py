@@ -26,7 +26,7 @@ def small(monkeypatch):
     monkeypatch.setattr(packing, "CHUNK_ROWS", 1000)
     monkeypatch.setattr(packing, "PROBE_ROWS", 400)
     monkeypatch.setattr(packing, "LIKELY_ROWS", 20_000)
-    monkeypatch.setattr(packing, "LIKELY_ROOTS", 100)
+    monkeypatch.setattr(packing, "TABLE_ROOTS", (2000, 10**6))
 
 
 def batch_of(events):
@@ -138,7 +138,6 @@ def test_trees_that_lie_elsewhere_are_shipped_unfolded(small):
 
 def test_folding_is_given_up_and_tried_again(small, monkeypatch):
     """Local, then scattered, then local again: 15 chunks as they are, then another probe."""
-    monkeypatch.setattr(packing, "HELD_ROOTS", 4000)
     local = np.arange(10_000) // 5
     scattered = np.arange(10_000, 40_000)
     again = np.arange(10_000) // 5 + 50_000
