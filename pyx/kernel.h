@@ -114,17 +114,21 @@ INLINE void prefetch_times(const times_t *t) {
 INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
                         size_t m, const int has_tasks, const int decide, const int plain,
                         const int peek) {
-    const uint64_t *restrict ids = in->root_ids + p, *restrict vals = in->vals + p;
+    const uint64_t *restrict vals = in->vals + p;
     const int32_t *restrict tasks = has_tasks ? in->tasks + p : NULL;
     const int32_t kind = in->kind;
     const uint32_t stamp = (uint32_t)l->stamp;
     int64_t *const restrict root_ids = out->root_ids;
     int32_t *const restrict out_tasks = out->tasks;
     bucket_t *homes[BIG_BLOCK + AHEAD];
+    uint64_t ids[BIG_BLOCK];
     const size_t m0 = m;
     size_t fresh = 0; /* entries made on the straight path */
     size_t apart = 0; /* outcomes written by `row` */
 
+    /* Read once: should another thread write to the caller's column, an id must still go to its own
+     * home, or a search would run into the hole. */
+    memcpy(ids, in->root_ids + p, n * sizeof *ids);
     if (plain) {
         const seed_t seed = l->seed;
         bucket_t *const buckets = l->cur.buckets;

@@ -566,15 +566,21 @@ cdef class Ledger:
     @property
     def stats(self):
         """`Stats`: second inits, orphans, expired that nobody took, growths."""
-        cdef int64_t second_inits, orphans, untaken, growths
+        cdef int64_t counts[4]
         with nogil:
             lock_wait(&self.lock)
-            second_inits = self.l.second_inits
-            orphans = self.l.orphans + kernel.waiting_orphans(&self.l)
-            untaken = self.l.untaken
-            growths = self.l.growths
+            self.count(counts)
             lock_free(&self.lock)
-        return _records.Stats(second_inits, orphans, untaken, growths)
+        return _records.Stats(counts[0], counts[1], counts[2], counts[3])
+
+    cdef void count(self, int64_t *counts) noexcept nogil:
+        """The fields of `Stats`, for who holds the lock."""
+        # Apart, and first: it may finish a migration, which counts what it leaves behind.
+        cdef int64_t waiting = kernel.waiting_orphans(&self.l)
+        counts[0] = self.l.second_inits
+        counts[1] = self.l.orphans + waiting
+        counts[2] = self.l.untaken
+        counts[3] = self.l.growths
 
     @property
     def tables(self):
@@ -601,7 +607,9 @@ cdef class Ledger:
     cdef tuple everything(self):
         """Pending and expired entries, and the counters, of one moment."""
         cdef size_t n, m, most_live, most_expired
+        cdef int64_t counts[4]
         cdef columns_t out, gone
+        memset(counts, 0, sizeof(counts))
         while True:
             lock_hold(&self.lock)
             most_live = live(&self.l)
@@ -616,6 +624,7 @@ cdef class Ledger:
                 if n <= most_live and m <= most_expired:
                     n = kernel.list_entries(&self.l, &out)
                     m = kernel.list_expired(&self.l, &gone)
+                    self.count(counts)
                     most_live = SIZE_MAX
                 lock_free(&self.lock)
             if most_live == SIZE_MAX:
@@ -623,7 +632,7 @@ cdef class Ledger:
         return (
             _records.Entries(*[shortened(column, n) for column in pending]),
             _records.Entries(*[shortened(column, m) for column in expired]),
-            self.stats,
+            _records.Stats(counts[0], counts[1], counts[2], counts[3]),
         )
 
     cdef int restore(self, arguments, entries, expired, stats) except -1:

@@ -97,6 +97,19 @@ def test_a_table_whose_load_fell_shrinks(native):
     assert len(ledger) == 0
 
 
+def test_orphans_that_a_migration_leaves_behind_are_counted(native):
+    ledger = native.Ledger(capacity=1, buckets=2)
+    room = ledger.capacity
+    ledger.ack_many(np.arange(room), np.ones(room, np.int64))
+    ledger.rotate()
+    ledger.rotate()
+    ledger.ack(-1, 1)
+    assert len(ledger.tables) == 2
+    ledger.rotate()
+    assert ledger.stats.orphans == room
+    assert ledger.stats.expired_untaken == room
+
+
 def test_expiry_of_a_burst_shrinks_too(native):
     ledger = native.Ledger(capacity=100)
     roots = np.arange(200_000)
@@ -125,6 +138,20 @@ def test_tables_are_the_memory(native):
     ledger.ack_many(roots, roots + 1)
     del ledger
     assert sum(int(table.view(np.uint8).sum(dtype=np.int64)) for table in tables) >= 0
+
+
+def test_a_column_that_changes_during_the_call_leaves_the_table_whole(native):
+    """As when another thread writes to it; here it is the table itself, which changes for sure."""
+    for seed in range(5):
+        ledger = native.Ledger(capacity=300, seed=seed)
+        roots = np.arange(250) * 0x5DEECE66D
+        ledger.ack_many(roots, roots + 1)
+        (table,) = ledger.tables
+        changing = table.view(np.int64)[:400]
+        ledger.ack_many(changing, np.arange(400))
+        assert all(root in ledger for root in ledger.entries().root_ids.tolist())
+        for table in ledger.tables:
+            assert (table["stamps"][table["over"] > 0] != 0).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,9 +1,11 @@
 """Threads that share one ledger: nothing is lost, nothing comes twice, nothing deadlocks."""
 
 import pickle
+import sys
 import threading
 
 import numpy as np
+import pytest
 
 from ackcore.testing.scripts import Clock, int32s
 
@@ -29,6 +31,15 @@ def run_threads(*works):
         thread.join()
     if errors:
         raise errors[0]
+
+
+@pytest.fixture
+def often_switched():
+    """Threads that want the GIL get it at once."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 def forest(trees):
@@ -170,6 +181,31 @@ def test_max_entries_holds_between_threads(Ledger):
     assert len(refused) == THREADS * 20 - 33
     for roots in refused:
         assert all(root not in ledger for root in roots.tolist())
+
+
+def test_a_copy_is_of_one_moment(Ledger, often_switched):
+    """Entries and counters that are saved while the wheel turns belong together."""
+    for _ in range(5):
+        ledger = Ledger(buckets=126)
+        for root in range(126):
+            ledger.ack_many(np.arange(20) + 20 * root, np.ones(20, np.int64))
+            if root < 125:
+                ledger.rotate()
+        seen = []
+
+        def saving(ledger=ledger, seen=seen):
+            while len(ledger) > 0:
+                *_, entries, _expired, stats = ledger.__reduce__()[1]
+                seen.append(len(entries) + stats.orphans)
+
+        def turning(ledger=ledger):
+            for _ in range(126):
+                ledger.rotate()
+                for _ in range(20):
+                    len(ledger)
+
+        run_threads(saving, turning)
+        assert set(seen) <= {126 * 20}
 
 
 def test_merging_two_ledgers_into_each_other(Ledger):
