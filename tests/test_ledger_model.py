@@ -22,7 +22,7 @@ from ackcore.testing.scripts import (
 )
 
 ROOTS = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**63 - 1, -(2**63), 2**64 - 1, 2**63])
-# A range of its own, now and then, makes the table grow, move, shrink and chain.
+# More of them, now and then, so that buckets fill and chain.
 MANY_ROOTS = ROOTS | st.integers(0, 60).map(lambda i: i << 40)
 VALS = st.sampled_from([0, 0, 1, 1, 2, 3, -1, 2**63])
 TASKS = st.sampled_from([records.ACK] * 4 + [records.FAIL, records.RESET, 0, 0, 1, 2**31 - 1])
@@ -47,6 +47,9 @@ STEPS = st.one_of(
     st.tuples(st.just("batch"), ROWS),
     st.tuples(st.just("batch"), ROWS),
     st.tuples(st.just("scalars"), ROWS),
+    st.tuples(st.just("flood"), st.integers(10, 40)),
+    st.tuples(st.just("flood"), st.integers(10, 40)),
+    st.tuples(st.just("look"), st.none()),
     st.tuples(st.just("fold"), ROWS),
     st.tuples(st.just("merge"), st.lists(entry_rows(), max_size=6)),
     st.tuples(st.just("rotate"), st.integers(1, 3)),
@@ -90,6 +93,7 @@ class Machine:
         self.clock = Clock(10) if timed else None
         self.options = {**options, "clock": self.clock}
         self.ledger = Ledger(capacity=1, **self.options)
+        self.flooded = 0
 
     def step(self, name, argument):
         if self.clock is not None:
@@ -97,14 +101,20 @@ class Machine:
         return getattr(self, name)(argument), self.seen()
 
     def seen(self):
+        """What can be seen without disturbing a table that is on the move."""
         ledger = self.ledger
-        return (
-            *snapshot(ledger),
-            len(ledger),
-            list(ledger.oldest(4)),
-            [root in ledger for root in (0, 3, 2**63 - 1, -1)],
-            ledger.get(2),
-        )
+        roots = (0, 3, 100 << 40, 2**63 - 1, -1)
+        return len(ledger), [root in ledger for root in roots], [ledger.get(root) for root in roots]
+
+    def look(self, _):
+        """All that can be seen; listing the entries makes a native table finish its move."""
+        return (*snapshot(self.ledger), list(self.ledger.oldest(4)))
+
+    def flood(self, many):
+        """New roots in small batches: the table grows, and may be on the move when it is over."""
+        start, self.flooded = self.flooded, self.flooded + 5 * many
+        rows = [(i << 40, i, records.ACK) for i in range(100 + start, 100 + self.flooded)]
+        return [self.batch(rows[at : at + 5]) for at in range(0, len(rows), 5)]
 
     def batch(self, rows):
         return result(lambda: send_batch(self.ledger, rows))
@@ -166,12 +176,32 @@ def roots_as_tasks(roots):
     return (roots & 0xFFFF).astype(np.int32)
 
 
-@given(st.booleans(), OPTIONS, st.lists(STEPS, max_size=30))
+@given(st.booleans(), OPTIONS, st.lists(STEPS, min_size=8, max_size=30))
 def test_backends_agree_step_by_step(native, reference, timed, options, steps):
     machines = [Machine(backend.Ledger, timed, options) for backend in (native, reference)]
     for number, (name, argument) in enumerate(steps):
         one, other = (machine.step(name, argument) for machine in machines)
         assert one == other, f"step {number}: {name}"
+    one, other = (machine.look(None) for machine in machines)
+    assert one == other, "in the end"
+
+
+def test_the_steps_make_tables_grow_move_and_shrink(native):
+    """What the property test relies on: its steps reach all that a table can be."""
+    machine = Machine(native.Ledger, False, {"buckets": 3, "max_entries": None})
+    small = machine.ledger.capacity
+    tables = []
+    for _ in range(10):
+        machine.step("flood", 4)
+        tables.append(len(machine.ledger.tables))
+    assert set(tables) == {1, 2}
+    grown = machine.ledger.capacity
+    assert grown > small
+    machine.step("clear", None)
+    for _ in range(3):
+        machine.step("rotate", 3)
+        machine.step("batch", [(1, 1, records.ACK)])
+    assert machine.ledger.capacity < grown
 
 
 @given(OPTIONS, ROWS, ROWS, st.integers(0, 3), st.booleans())
