@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark import TaskContext, cloudpickle
 
@@ -240,8 +241,23 @@ def test_speculation_on_a_cluster(tmp_path, events, expected):
     file.write_bytes(cloudpickle.dumps(events))
     marks = tmp_path / "marks"
     marks.mkdir()
+    # A cluster writes its logs into Spark's home: give it one to throw away.
+    home = tmp_path / "spark"
+    home.mkdir()
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (home / part.name).symlink_to(part)
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environment.pop("SPARK_LOCAL_DIRS", None)
     script = [sys.executable, "-c", SPECULATION, str(marks), str(file)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        script, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     rows, copies = cloudpickle.loads(file.read_bytes())
     assert {row[0]: row[1:] for row in rows} == expected(events)
