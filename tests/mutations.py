@@ -55,6 +55,7 @@ TABLE, LEDGER, KERNEL, LEDGER_PXI = (
     "pyx/ledger.pxi",
 )
 MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
+PROMISES = "tests/test_promises.py"
 SPARK, PACKING = "tests/spark/test_settle.py", "tests/spark/test_packing.py"
 
 MUTATIONS = [
@@ -326,6 +327,24 @@ MUTATIONS = [
         "                else:\n"
         "                    lock_free(&self.lock)\n",
         "tests/test_threads.py::test_long_batches_of_four_threads_on_the_same_roots",
+    ),
+    Mutation(
+        "batches keep the GIL",
+        LEDGER_PXI,
+        "            with nogil:\n"
+        "                lock_wait(&self.lock)\n"
+        "                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing)\n",
+        "            if True:\n"
+        "                lock_wait(&self.lock)\n"
+        "                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing)\n",
+        f"{PROMISES}::test_columns_are_taken_without_the_gil[ack_many]",
+    ),
+    Mutation(
+        "grow in one go",
+        KERNEL,
+        "            ledger_migrate(l, rows); /* as many homes as rows",
+        "            ledger_migrate(l, WHOLE); /* as many homes as rows",
+        f"{PROMISES}::test_growth_moves_a_few_buckets_with_each_call",
     ),
     # Spark.
     Mutation(

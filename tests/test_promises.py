@@ -119,10 +119,9 @@ def held(ledger):
 def test_growth_moves_a_few_buckets_with_each_call(native):
     ledger = filled(native)
     at = 2**40
-    while len(ledger.tables) == 1:
+    while ledger.stats.growths == 0:
         ledger.ack_many(np.arange(at, at + 100), np.ones(100, np.int64))
         at += 100
-    assert ledger.stats.growths == 1
     calls = 0
     while len(ledger.tables) == 2:
         ledger.ack_many(np.arange(at, at + 100), np.ones(100, np.int64))
