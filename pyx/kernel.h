@@ -161,15 +161,14 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
         const uint32_t slots = match | (free_ & new32);
         if (UNLIKELY((slots == 0) | (task < TASK_ACK))) goto apart;
         const unsigned s = (unsigned)__builtin_ctz(slots);
-        const uint32_t was_stamp = b->stamps[s] & ~new32;
-        const int32_t was = b->not_tasks[s] & (int32_t)~new32;
+        const uint32_t was_stamp = b->stamps[s]; /* of a free slot this is 0, and so is the rest */
+        const int32_t was = b->not_tasks[s];
         const int32_t init = ~task; /* negative for an INIT, 0 for an ACK */
         if (UNLIKELY((was_stamp & MARKED) | ((uint32_t)(was & init) >> 31))) goto apart;
-        const uint64_t val = (b->vals[s] & ~(uint64_t)(int64_t)(int32_t)new32) ^ vals[j];
+        const uint64_t val = b->vals[s] ^ vals[j];
         const int32_t is = was | init;
         b->keys[s] = id;
         b->vals[s] = val;
-        b->not_tasks[s] = is;
         fresh += new32 & 1;
         uint32_t now_stamp = was_stamp | (stamp & new32);
         if (!decide || (!plain && l->refresh_on_ack)) now_stamp = stamp;
@@ -186,6 +185,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             if (decide) out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)first);
         }
         if (!decide) {
+            b->not_tasks[s] = is;
             b->stamps[s] = (uint8_t)now_stamp;
             continue;
         }
@@ -199,8 +199,10 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             table_t *t = home_of(l, hash_of(l->seed, id), &i);
             b->stamps[s] = (uint8_t)now_stamp;
             table_erase(t, l->seed, i, s);
-        } else
+        } else {
             b->stamps[s] = (uint8_t)(now_stamp & ~done);
+            b->not_tasks[s] = is & (int32_t)~done;
+        }
         continue;
     apart: {
         const int64_t time = in->times ? in->times[p + j] : in->now;

@@ -5,7 +5,7 @@
  *     keys[6] | stamps[6] over | not_tasks[6] | vals[6]          48 + 8 + 24 + 48 = 128 bytes
  *
  * stamps[s] is 0 when slot s is free - occupancy is a mark of its own, so root 0 and value 0 are
- * like any other.  Its low seven bits are the turn (1..127) in which the entry was last put, its
+ * like any other - and then its task and value are 0 too.  Its low seven bits are the turn (1..127) in which the entry was last put, its
  * high bit says that the entry has something in the side array `marks` (a second init, a fail, ...).
  * not_tasks[s] is ~task, negative once the init was seen, and 0 before.  Beside the buckets lie
  * `marks`, eight bytes a bucket that ordinary traffic never touches (untouched pages of zeros cost

@@ -110,6 +110,11 @@ INLINE void entry_put(table_t *t, size_t i, unsigned s, entry_t e) {
         t->times[i].last[s] = e.last;
     }
 }
+INLINE void slot_clear(bucket_t *b, unsigned s) {
+    b->stamps[s] = 0;
+    b->not_tasks[s] = 0;
+    b->vals[s] = 0;
+}
 /* Put an entry that is not in the table; the table must not be full.  Returns its distance. */
 static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     size_t i = home, distance = 0;
@@ -129,7 +134,7 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
 static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     size_t home = home_in(t->n, hash_of(seed, t->buckets[i].keys[s]));
     for (size_t j = home; j != i; j = after(t, j)) over_sub(t, j);
-    t->buckets[i].stamps[s] = 0;
+    slot_clear(&t->buckets[i], s);
     while (UNLIKELY(t->buckets[i].over != 0)) {
         size_t j = i, distance = 0;
         unsigned q = SLOTS;
@@ -144,7 +149,7 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
         }
         entry_put(t, i, s, entry_at(t, j, q));
         for (size_t x = i; x != j; x = after(t, x)) over_sub(t, x);
-        t->buckets[j].stamps[q] = 0;
+        slot_clear(&t->buckets[j], q);
         i = j;
         s = q;
     }
