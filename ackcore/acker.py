@@ -104,6 +104,9 @@ class Acker:
     A callback that raises keeps none of the other callbacks of the call from being made, and the
     messages stay applied; the call then raises what it raised, or an `ExceptionGroup` if
     several did.
+
+    A batch is applied whole or not at all by each shard: should one of several lack memory, the
+    others may have applied their rows.
     """
 
     def __init__(

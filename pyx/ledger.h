@@ -3,7 +3,7 @@
  * Time is a stamp, 1..127, that every turn advances; an entry carries the stamp under which it was
  * last put, and its age is the number of turns since.  `counts` knows how many entries carry each
  * stamp, so a turn is O(1): the entries that reach age N = `turns` are dead from then on, invisible
- * to every search, and merely wait.  Those of age N may be taken (`ledger_take`); older ones were
+ * to every search, and merely wait.  Those of age N may be taken (`take_expired`); older ones were
  * not, and are swept away a few buckets at a time by the traffic that follows.  What is visible is
  * therefore what an eager sweep would leave.
  *
@@ -284,7 +284,9 @@ static void ledger_rotate(ledger_t *l) {
     l->stamp = next;
     l->dead += l->counts[stamp_of(l, l->turns)];
     l->taking = 0;
+    /* Without traffic, turns alone see to it that room is had and memory given back. */
     if (l->old.n > l->cur.n) ledger_migrate(l, SLICE);
+    ledger_sweep(l, SLICE);
     ledger_weigh(l);
 }
 

@@ -4,7 +4,9 @@
 # run of the kernel that cannot fail, under the lock.  No Python code runs while the lock is held,
 # so what can fail is found out first and raised afterwards.
 
-cdef str NO_ROOM = "no memory for {} more entries; apply the rows in smaller batches"
+cdef str NO_ROOM = (
+    "no memory for a table of {} entries; ask for less capacity, or apply rows in smaller batches"
+)
 
 
 @cython.final
@@ -302,7 +304,11 @@ cdef class Ledger:
     # Time.
 
     def rotate(self):
-        """Age every entry by one turn, in constant time; the oldest bucket's entries leave."""
+        """Age every entry by one turn; the oldest bucket's entries leave.
+
+        In constant time, whatever is pending, with fewer than 126 buckets; with 126 the entries
+        that nobody took have to be cleared away at once.
+        """
         lock_hold(&self.lock)
         kernel.rotate(&self.l)
         lock_free(&self.lock)
