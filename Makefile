@@ -3,12 +3,14 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo test build lint bench bench-quick mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo test build lint bench bench-quick bench-compare mutations sanitize sdist wheel test-all clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
 K ?=
 EXTRAS ?=
+BASE ?= HEAD
+OTHER ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
@@ -45,6 +47,9 @@ bench: java .venv/.built .venv/.bench ## measure; ends with each ratio beside it
 
 bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that the benches still run
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) --quick $(ARGS)
+
+bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
+	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
 
 mutations: java .venv/.built ## put known bugs in, one by one, and see each caught by its test
 	@$(PY) tests/mutations.py $(ARGS)

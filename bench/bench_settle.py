@@ -106,4 +106,4 @@ def bench_settle(spark, table, rows, quick, report_ratio, interleaved):
     scattered = layout == "scattered"
     compare("sql", "settle", 1.5 if scattered else None)
     compare("crossing", "settle", 0.5 if scattered else 0.75)
-    compare("sql", "settle_parquet", 4 if scattered else 2)
+    compare("sql", "settle_parquet", 6 if scattered else 3)

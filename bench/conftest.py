@@ -6,14 +6,16 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ackcore
+from bench.compiled import Unavailable
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Ratio:
     per_round: tuple[float, ...]
     bound: float | None
     at_most: bool
+    unit: str
 
     def line(self, width: int, quick: bool) -> str:
         """One row of the summary: median, spread, bound, and a verdict unless in haste."""
         median = statistics.median(self.per_round)
         spread = f"{min(self.per_round):.2f} .. {max(self.per_round):.2f}"
         rounds = f"{len(self.per_round)} rounds"
-        row = f"{self.name:<{width}}  {median:8.2f} x   {spread:>20}   {rounds:>9}"
+        row = f"{self.name:<{width}}  {median:8.2f} {self.unit:<4} {spread:>20}   {rounds:>9}"
         if self.bound is None or quick:
             return row
         met = median <= self.bound if self.at_most else median >= self.bound
@@ -39,6 +42,7 @@ class Ratio:
 
 
 RATIOS = pytest.StashKey[list[Ratio]]()
+MISSING = pytest.StashKey[dict[str, None]]()  # a set that keeps its order
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the ratios of this run in the configuration, where the summary finds them."""
     config.stash[RATIOS] = []
+    config.stash[MISSING] = {}
 
 
 @pytest.fixture(scope="session")
@@ -59,46 +64,100 @@ def quick(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def report_ratio(pytestconfig: pytest.Config) -> Callable[..., None]:
-    """``report_ratio(name, ratios, bound=None, at_most=False)`` adds a row to the summary.
+    """``report_ratio(name, ratios, bound=None, at_most=False, unit="x")`` adds a summary row.
 
     ``ratios`` holds one ratio per interleaved round; the summary prints their median and
-    spread with the bound next to them. A run is never failed for a bound: a loaded machine
+    spread with the bound next to them. A figure that has a bound of its own, as a pause has, is
+    reported the same way, in its unit. A run is never failed for a bound: a loaded machine
     would decide then, not the code.
     """
     rows = pytestconfig.stash[RATIOS]
 
     def report(
-        name: str, ratios: Sequence[float], bound: float | None = None, at_most: bool = False
+        name: str,
+        ratios: Sequence[float],
+        bound: float | None = None,
+        at_most: bool = False,
+        unit: str = "x",
     ) -> None:
-        rows.append(Ratio(name, tuple(ratios), bound, at_most))
+        rows.append(Ratio(name, tuple(ratios), bound, at_most, unit))
 
     return report
 
 
 @pytest.fixture(scope="session")
+def available(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
+    """``available(*makers)`` calls each; the summary names those that raise `Unavailable`."""
+
+    def make(*makers: Callable[[], object]) -> list[Any]:
+        made = []
+        for maker in makers:
+            try:
+                made.append(maker())
+            except Unavailable as error:
+                pytestconfig.stash[MISSING][str(error)] = None
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def interleaved() -> Callable[..., dict[str, list[float]]]:
-    """``interleaved(contestants, rounds, clock)`` times callables in turn: A B C, A B C, ...
+    """``interleaved(contestants, rounds, clock, before, after)`` times callables: A B C, A B C, ...
 
     Returns the seconds of each contestant, round by round, so that ratios can be taken
     within a round: a slow spell of the machine then hits both sides of a ratio. The default
     clock counts this thread's own CPU time; pass ``time.perf_counter`` for work done in
-    other threads or processes.
+    other threads or processes. A callable that returns a float has timed itself, elsewhere, and
+    that is its seconds. ``before(name)`` and ``after(name)`` are called around each, untimed.
     """
 
     def run(
         contestants: dict[str, Callable[[], object]],
         rounds: int,
         clock: Callable[[], float] = time.thread_time,
+        before: Callable[[str], object] = str,
+        after: Callable[[str], object] = str,
     ) -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for _ in range(rounds):
             for name, work in contestants.items():
+                before(name)
                 start = clock()
-                work()
-                seconds[name].append(clock() - start)
+                own = work()
+                taken = clock() - start
+                seconds[name].append(own if isinstance(own, float) else taken)
+                after(name)
         return seconds
 
     return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skip a bench whose peer, compiler or header is not there, and say what is missing."""
+    return (yield from skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    """The same for what a bench is set up with."""
+    return (yield from skipping())
+
+
+def skipping() -> Generator[None, object, object]:
+    """Turn `Unavailable` into a skip."""
+    try:
+        return (yield)
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-benchmark
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, object]) -> None:
+    """Put the ratios beside the rates in the file of ``--benchmark-json``."""
+    output_json["machine"] = machine()
+    output_json["ratios"] = [asdict(row) for row in config.stash[RATIOS]]
 
 
 @pytest.hookimpl(trylast=True)  # below the tables of pytest-benchmark, where it is seen
@@ -117,6 +176,8 @@ def pytest_terminal_summary(
     width = max(len(row.name) for row in rows)
     for row in rows:
         terminalreporter.line(row.line(width, quick))
+    for missing in config.stash[MISSING]:
+        terminalreporter.line(f"left out: {missing}")
 
 
 def machine() -> str:

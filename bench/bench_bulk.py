@@ -1,0 +1,111 @@
+"""Folding, merging and settling in bulk, and what a pending root costs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from ackcore import ACKED
+from bench.streams import CALL, ledger_class
+
+Report = Callable[..., None]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@pytest.fixture
+def roots(quick: bool) -> np.ndarray:
+    """The roots of many entries."""
+    return np.random.default_rng(9).integers(-(2**63), 2**63, 100_000 if quick else 1_000_000)
+
+
+@pytest.fixture
+def per_root(benchmark: BenchmarkFixture, quick: bool, roots: np.ndarray) -> Callable[..., Any]:
+    """Time a call that goes through all roots, each time on what ``setup`` makes."""
+
+    def run(call: Callable[..., Any], setup: Callable[[], Arguments]) -> Any:
+        result = benchmark.pedantic(call, setup=setup, rounds=3 if quick else 9, warmup_rounds=1)
+        if benchmark.stats:  # there are none under --benchmark-disable
+            benchmark.extra_info["roots_per_s"] = round(len(roots) / benchmark.stats.stats.median)
+        return result
+
+    return run
+
+
+def folded(roots: np.ndarray) -> Any:
+    """A ledger sized up front that has one init of each root, all complete."""
+    ledger = ledger_class()(capacity=len(roots))
+    ledger.fold(roots, np.zeros(len(roots), np.int64), np.zeros(len(roots), np.int32))
+    return ledger
+
+
+@pytest.mark.benchmark(group="bulk, a million roots")
+def bench_fold(per_root: Callable[..., Any], roots: np.ndarray) -> None:
+    """`fold` of one message of each root into an empty ledger sized for them."""
+    vals, tasks = np.zeros(len(roots), np.int64), np.zeros(len(roots), np.int32)
+    ledgers = []
+
+    def fresh() -> Arguments:
+        ledgers[:] = [ledger_class()(capacity=len(roots))]
+        return (ledgers[0],), {}
+
+    per_root(lambda ledger: ledger.fold(roots, vals, tasks), fresh)
+    assert len(ledgers[0]) == len(roots)
+
+
+@pytest.mark.benchmark(group="bulk, a million roots")
+@pytest.mark.parametrize("into", ["empty", "same"])
+def bench_merge(per_root: Callable[..., Any], roots: np.ndarray, into: str) -> None:
+    """`merge` of saved entries into an empty ledger, and into one that has the same roots."""
+    entries = folded(roots).entries()
+    ledgers = []
+
+    def fresh() -> Arguments:
+        empty = ledger_class()(capacity=len(roots))
+        ledgers[:] = [empty if into == "empty" else folded(roots)]
+        return (ledgers[0],), {}
+
+    per_root(lambda ledger: ledger.merge(entries), fresh)
+    assert len(ledgers[0]) == len(roots)
+
+
+@pytest.mark.benchmark(group="bulk, a million roots")
+def bench_settle_ledger(per_root: Callable[..., Any], roots: np.ndarray) -> None:
+    """`Ledger.settle` when all is decided."""
+    settled = per_root(lambda ledger: ledger.settle(), lambda: ((folded(roots),), {}))
+    assert len(settled.root_ids) == len(roots)
+    assert (settled.statuses == ACKED).all()
+
+
+@pytest.mark.benchmark(group="bulk, a million roots")
+def bench_entries(per_root: Callable[..., Any], roots: np.ndarray) -> None:
+    """`entries`: all that is pending as columns."""
+    ledger = folded(roots)
+    entries = per_root(lambda: ledger.entries(), lambda: ((), {}))
+    assert len(entries) == len(roots)
+
+
+def bench_memory(roots: np.ndarray, report_ratio: Report) -> None:
+    """Bytes of table for a pending root, without a clock. Not timed.
+
+    *Sized up front*: capacity is what is pending. *After growth*: at the end of every call of 8192
+    from a tenth of the roots on, where it is worst. For some calls after growth there are two
+    tables, the old one shrinking: those calls have a row of their own.
+    """
+    n = len(roots)
+    report_ratio("bytes a root, sized up front", [folded(roots).nbytes / n], 48, True, "B")
+    grown = ledger_class()()
+    tasks = np.zeros(CALL, np.int32)
+    one_table, two_tables = [], []
+    for at in range(0, n, CALL):
+        columns = roots[at : at + CALL], roots[at : at + CALL]
+        grown.apply(*columns, tasks[: len(columns[0])])
+        if at >= n // 10:
+            each = one_table if len(grown.tables) == 1 else two_tables
+            each.append(grown.nbytes / len(grown))
+    report_ratio("bytes a root after growth, at worst", [max(one_table)], 96, True, "B")
+    if two_tables:
+        report_ratio("bytes a root while it moves, at worst", [max(two_tables)], unit="B")

@@ -1,0 +1,161 @@
+"""What children of workers.py do: each function sets up, and returns a turn, which times itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.contest import LedgerContestant
+from bench.streams import CALL, Stream, ledger_class, tree_stream
+
+SMALL = 200_000  # rows of a turn of calls that are short
+
+
+class Span(NamedTuple):
+    """When a turn ran, by a clock that all processes share, and the CPU time that it took."""
+
+    start: float
+    end: float
+    cpu_s: float
+
+
+def timed(work: Callable[[], object]) -> Span:
+    """Do it."""
+    start, cpu = time.perf_counter(), time.thread_time()
+    work()
+    cpu_s = time.thread_time() - cpu
+    return Span(start, time.perf_counter(), cpu_s)
+
+
+class Turns:
+    """An aged ledger that applies the next rows of its stream, turn by turn, and checks them."""
+
+    def __init__(self, stream: Stream, rows: int, size: int) -> None:
+        self.contestant = LedgerContestant(stream, size=size)
+        self.contestant.age()
+        self.length, self.at = rows, stream.aged
+
+    def __call__(self) -> Span:
+        """The next rows."""
+        rows = slice(self.at, self.at + self.length)
+        self.at = rows.stop
+        prepared = self.contestant.prepare(rows)
+        results = []
+        span = timed(lambda: results.append(self.contestant.run(prepared)))
+        self.contestant.check(rows, results[0])
+        return span
+
+
+def apply_rows(in_flight: int, rows: int, turns: int, size: int = CALL, seed: int = 3) -> Turns:
+    """`Ledger.apply` on churning trees."""
+    return Turns(tree_stream(in_flight, rows * turns, seed=seed), rows, size)
+
+
+class Threads:
+    """The same in threads of this process, each with its own ledger and stream, at once."""
+
+    def __init__(self, jobs: list[Turns]) -> None:
+        self.jobs = jobs
+
+    def __call__(self) -> list[Span]:
+        """The next rows of each."""
+        barrier = threading.Barrier(len(self.jobs))
+        spans: list[Span] = []
+
+        def run(job: Turns, rows: slice) -> None:
+            prepared = job.contestant.prepare(rows)
+            results = []
+            barrier.wait()
+            spans.append(timed(lambda: results.append(job.contestant.run(prepared))))
+            barrier.wait()  # checking one must not take the GIL from the other
+            job.contestant.check(rows, results[0])
+
+        threads = []
+        for job in self.jobs:
+            rows = slice(job.at, job.at + job.length)
+            job.at = rows.stop
+            threads.append(threading.Thread(target=run, args=(job, rows)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(spans) == len(self.jobs), "a thread failed; its traceback is above"
+        return spans
+
+
+def apply_in_threads(in_flight: int, rows: int, turns: int, size: int, threads: int) -> Threads:
+    """`apply_rows` in that many threads."""
+    seeds = range(3, 3 + threads)
+    return Threads([apply_rows(in_flight, rows, turns, size, seed) for seed in seeds])
+
+
+def grow(entries: int) -> Callable[[], dict[str, float]]:
+    """Fill a ledger that was sized for nothing, in calls of 8192: the longest one, in ms."""
+    rng = np.random.default_rng(5)
+    roots = rng.integers(-(2**63), 2**63, entries)
+    vals, tasks = np.ones(CALL, np.int64), np.zeros(CALL, np.int32)
+    edges = [*range(0, entries, CALL), entries]
+    calls = [roots[start:end] for start, end in pairwise(edges)]
+
+    ledger_class()().apply(roots[:CALL], vals, tasks)  # what is done once in a process
+
+    def turn() -> dict[str, float]:
+        ledger = ledger_class()()
+        spans = []
+        for call in calls:
+            n = len(call)
+            start, cpu = time.perf_counter(), time.thread_time()
+            ledger.apply(call, vals[:n], tasks[:n])
+            spans.append((time.thread_time() - cpu, time.perf_counter() - start))
+        assert len(ledger) == entries
+        by_cpu, by_wall = (sorted(times) for times in zip(*spans, strict=True))
+        return {
+            "worst_ms": by_cpu[-1] * 1e3,
+            "worst_wall_ms": by_wall[-1] * 1e3,
+            "median_ms": by_cpu[len(by_cpu) // 2] * 1e3,
+            "worst_at": CALL * spans.index(max(spans)),
+        }
+
+    return turn
+
+
+# ---- what compare.py compares ------------------------------------------------------------------
+
+
+def ack_one_by_one(roots: int) -> Callable[[], Span]:
+    """`ack` of roots that stay open."""
+    rng = np.random.default_rng(4)
+    ids = rng.integers(-(2**63), 2**63, roots)
+    keys = ids.tolist()
+    picks = [keys[pick] for pick in rng.integers(0, roots, SMALL).tolist()]
+    ledger = ledger_class()()
+    ledger.init_many(ids, np.full(roots, 1 << 62), np.zeros(roots, np.int32))
+
+    def work() -> None:
+        ack = ledger.ack
+        for root in picks:
+            ack(root, 1)
+
+    return lambda: timed(work)
+
+
+def merge_and_settle(roots: int) -> Callable[[], Span]:
+    """`merge` of plain entries, all acked, into an empty ledger, and `settle`."""
+    rng = np.random.default_rng(6)
+    ids = rng.integers(-(2**63), 2**63, roots)
+    source = ledger_class()(capacity=roots)
+    source.fold(ids, np.zeros(roots, np.int64), np.zeros(roots, np.int32))
+    entries = source.entries()
+    del source
+
+    def work() -> None:
+        ledger = ledger_class()(capacity=roots)
+        ledger.merge(entries)
+        assert len(ledger.settle().root_ids) == roots
+
+    return lambda: timed(work)

@@ -1,0 +1,83 @@
+"""Child processes that do a job turn by turn: in another environment, at another commit.
+
+A job is a function of jobs.py: it sets up, and returns what is done at each turn. It is run by the
+same interpreter, with ackcore from here or from the folder that `home` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parent.parent
+
+
+class Worker:
+    """A process with one job, in a ``with`` block."""
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        environment: dict[str, str] | None = None,
+        home: Path = ROOT,
+        **arguments: object,
+    ) -> None:
+        self.job, self.home = job, home
+        self.process = subprocess.Popen(
+            # -P: the path is what we say, whatever folder this is run in.
+            [sys.executable, "-P", "-m", "bench.workers", job, json.dumps(arguments)],
+            env={**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{ROOT}", **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self) -> None:
+        """Begin a turn, and do not wait for it."""
+        assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+
+    def result(self) -> Any:
+        """What the turn, or at first the set-up, came to."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.job}: its process ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def turn(self) -> Any:
+        """One turn, waited for."""
+        self.start()
+        return self.result()
+
+    def __enter__(self) -> Self:
+        ready = self.result()
+        assert Path(ready["ackcore"]).is_relative_to(self.home), ready
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def serve(job: str, arguments: str) -> None:
+    """Be the child: set up, say so, and do a turn for every line that comes in."""
+    import ackcore  # noqa: PLC0415 - the parent's half needs neither
+    from bench import jobs  # noqa: PLC0415
+
+    turn = getattr(jobs, job)(**json.loads(arguments))
+    print(json.dumps({"ackcore": ackcore.__file__}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn()), flush=True)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
