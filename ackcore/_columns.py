@@ -68,11 +68,11 @@ def uint8_column(column: Any, name: str) -> UInt8s:
 
 
 def _column(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
-    # If pyarrow was never imported, this is none of its arrays.
-    arrow = sys.modules.get("pyarrow")
     if isinstance(column, np.ndarray):
         return _from_numpy(column, name, kind)
-    if arrow is not None and isinstance(column, (arrow.Array, arrow.ChunkedArray)):
+    # If pyarrow was never imported, or another thread is still at it, this is none of its arrays.
+    arrow = sys.modules.get("pyarrow")
+    if isinstance(column, (getattr(arrow, "Array", ()), getattr(arrow, "ChunkedArray", ()))):
         return _from_arrow(column, name, kind)
     return _from_buffer(column, name, kind)
 

@@ -295,3 +295,10 @@ def test_signed():
     assert [_columns.signed(value) for value in PATTERNS] == IDS
     assert _columns.signed(2**64 + 5) == 5
     assert _columns.signed(-(2**63) - 1) == 2**63 - 1
+
+
+def test_an_import_of_pyarrow_under_way_elsewhere_disturbs_nobody(Ledger, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", type(sys)("pyarrow"))
+    Ledger().ack_many(array.array("q", [1]), array.array("q", [2]))
+    with pytest.raises(TypeError, match="root_ids must be an array"):
+        Ledger().fail_many([1])
