@@ -23,20 +23,21 @@ from ackcore.spark.wire import Events
 
 Batches = Iterator[pa.RecordBatch]
 
-#: Rows that are packed together: 20-28 MiB, and blobs of some 100 KiB even for 200 shards.
-CHUNK_ROWS = 1 << 20
-#: Folding costs 10 to 20 ns a row, and shipping a row to its shard's ledger 100 to 150.
-WORTHWHILE = 0.15
+#: Rows that are taken together: 5 to 7 MiB, so that it is the same memory again and again.
+CHUNK_ROWS = 1 << 18
 #: How many roots there will be is told from the first rows, read in two halves.
-PROBE_ROWS = 1 << 18
+PROBE_ROWS = 1 << 17
 #: Rows that a partition is taken to have where that is not known.
 LIKELY_ROWS = 1 << 22
-#: Roots that a table takes before it is shipped: 12, 50 or 200 MiB.  The least one that leaves no
-#: more than a fiftieth of the rows unfolded that the largest would fold.
-TABLE_ROOTS = (1 << 18, 1 << 20, 1 << 22)
-ENOUGH = 0.02
+#: What a row costs, in ns: to be shipped to its shard's ledger, most of it in the JVM; and to be
+#: folded, so that only its root need be shipped.
+SHIP_NS, FOLD_NS = 130, 12
+#: Roots that a table takes before it is shipped (12, 50 or 200 MiB), and what each costs in ns.
+#: The least one stays in caches and in memory that the task has; the others have to be given some,
+#: at up to 2.6 ns a byte where a hypervisor has to find it first.
+TABLES = ((1 << 18, 10), (1 << 20, 50), (1 << 22, 60))
 #: Chunks that are shipped as they are before folding is tried again.
-UNFOLDED_CHUNKS = 15
+UNFOLDED_CHUNKS = 63
 #: Without a fixed order of rows, a table takes all roots, up to 200 MiB; then it is cut by what
 #: came.  The outcomes are the same; but if the task has to run again because a shuffle file was
 #: lost, Spark finds other bytes, and runs more anew or gives the job up.
@@ -123,7 +124,8 @@ class Packer:
             self._chunks_to_ship -= 1
             yield wire.pack_events(events, self._shards)
             return
-        ledger = self._ledger or self._choose_table(events)
+        # An empty ledger is false, and here as good as a full one.
+        ledger = self._choose_table(events) if self._ledger is None else self._ledger
         if ledger is None:
             self._chunks_to_ship = UNFOLDED_CHUNKS
             yield wire.pack_events(events, self._shards)
@@ -131,9 +133,12 @@ class Packer:
         fold(ledger, events)
         self._rows_folded += rows
         if len(ledger) >= self._most_roots:
-            if self._fixed_order and len(ledger) > (1 - WORTHWHILE) * self._rows_folded:
-                self._chunks_to_ship = UNFOLDED_CHUNKS
+            spared = self._rows_folded - len(ledger)
+            not_worth_it = FOLD_NS * self._rows_folded > SHIP_NS * spared
             yield from self._ship_ledger()
+            if self._fixed_order and not_worth_it:
+                self._ledger = None
+                self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
         """Open a ledger of the size that suits, going by the first rows; None if none does."""
@@ -146,15 +151,13 @@ class Packer:
         crowd = Crowd.guess(half, first, len(probe))
         if not self._fixed_order:
             return self._open_ledger(HELD_ROOTS, crowd.roots_in(likely))
-        kept = {}
-        for most_roots in TABLE_ROOTS:
+        costs = {0: float(SHIP_NS)}
+        for most_roots, root_ns in TABLES:
             rows = max(1.0, min(likely, crowd.rows_with(most_roots)))
-            kept[most_roots] = crowd.roots_in(rows) / rows
-        least = min(kept.values())
-        if least > 1 - WORTHWHILE:
-            return None
-        most_roots = next(size for size, share in kept.items() if share <= least + ENOUGH)
-        return self._open_ledger(most_roots, crowd.roots_in(likely))
+            roots = crowd.roots_in(rows)
+            costs[most_roots] = FOLD_NS + roots / rows * (root_ns + SHIP_NS)
+        best = min(costs, key=lambda size: costs[size])
+        return self._open_ledger(best, crowd.roots_in(likely)) if best else None
 
     def _open_ledger(self, most_roots: int, roots: float) -> Ledger:
         self._most_roots = most_roots
@@ -165,8 +168,11 @@ class Packer:
     def _ship_ledger(self) -> Batches:
         if self._ledger is None:
             return
-        entries = self._ledger.entries()
-        self._ledger = None
+        # Two turns empty a wheel of two buckets: the table stays, to be filled again.
+        self._ledger.rotate()
+        self._ledger.rotate()
+        entries = self._ledger.expired()
+        self._rows_folded = 0
         order = None if self._fixed_order else np.argsort(entries.root_ids)
         for start in range(0, len(entries), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
@@ -255,7 +261,7 @@ def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
 
     One that keeps times has a clock, which nobody asks.
     """
-    return Ledger(max(1024, roots), clock=_no_clock if timed else None, seed=seed)
+    return Ledger(max(1024, roots), buckets=2, clock=_no_clock if timed else None, seed=seed)
 
 
 def _no_clock() -> int:

@@ -26,7 +26,8 @@ def small(monkeypatch):
     monkeypatch.setattr(packing, "CHUNK_ROWS", 1000)
     monkeypatch.setattr(packing, "PROBE_ROWS", 400)
     monkeypatch.setattr(packing, "LIKELY_ROWS", 20_000)
-    monkeypatch.setattr(packing, "TABLE_ROOTS", (2000, 10**6))
+    monkeypatch.setattr(packing, "TABLES", ((2000, 10), (10**6, 60)))
+    monkeypatch.setattr(packing, "UNFOLDED_CHUNKS", 15)
 
 
 def batch_of(events):
