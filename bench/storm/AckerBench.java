@@ -62,7 +62,7 @@ public final class AckerBench {
         Path folder = Path.of(arguments[0]);
         int aged = Integer.parseInt(arguments[1]);
         AckerBench bench = new AckerBench(folder, arguments[2].equals("reused"));
-        int rows = bench.rootIds.length;
+        int rows = Math.min(bench.rootIds.length, WARM_UP);
         for (int done = 0; done < WARM_UP; done += rows) {
             bench.open();
             bench.run(0, rows);
