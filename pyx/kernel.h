@@ -299,14 +299,15 @@ static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int
 }
 /* What must be had before n more rows: buckets of a spare table, 0 for nothing, or FULL if the
  * rows that have no entry now could take the ledger past `most` entries (-1: no bound). */
-static size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing) {
+static size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids,
+                           size_t *missing, int frugal) {
     if (most >= 0 && live(l) + n > (size_t)most) {
         place_t at;
         *missing = 0;
         for (size_t j = 0; j < n; j++) *missing += !ledger_find(l, ids[j], &at);
         if (*missing && live(l) + *missing > (size_t)most) return FULL;
     }
-    return spare_needed(l, n);
+    return spare_needed(l, n, frugal);
 }
 
 /* ---- entries ----------------------------------------------------------------------------- */

@@ -70,7 +70,7 @@ cdef extern from "layout.h" nogil:
         ) noexcept nogil
         void (*close)(ledger_t *l) noexcept nogil
         size_t (*needs)(
-            ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing
+            ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing, int frugal
         ) noexcept nogil
         void (*lay_in)(ledger_t *l, table_t t) noexcept nogil
         size_t (*wants)(const ledger_t *l) noexcept nogil

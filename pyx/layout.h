@@ -210,7 +210,8 @@ INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
 typedef struct {
     void (*open)(ledger_t *, table_t, int turns, int refresh_on_ack, uint64_t secret);
     void (*close)(ledger_t *);
-    size_t (*needs)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing);
+    size_t (*needs)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing,
+                    int frugal);
     void (*lay_in)(ledger_t *, table_t);
     size_t (*wants)(const ledger_t *);
     void (*relay)(ledger_t *, table_t);

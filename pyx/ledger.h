@@ -192,13 +192,13 @@ static int take_spare(ledger_t *l, size_t entries, table_t *t) {
 }
 /* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare doubles the one
  * before, so that growth stops near what the rows turn out to need; the last one is sure to do.
- * A long batch also gets one for a new seed. */
-static size_t spare_needed(const ledger_t *l, size_t n) {
+ * A long batch also gets one for a new seed.  `frugal`, where memory is short: what must be. */
+static size_t spare_needed(const ledger_t *l, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
     size_t most = l->n_spares ? l->spares[l->n_spares - 1].n : l->cur.n;
     if (l->used + n <= limit_of(most))
-        return n >= LONG_BATCH && l->n_spares == 0 ? l->cur.n * 2 : 0;
-    return l->n_spares == MAX_SPARES - 1 ? buckets_for(l->used + n) : most * 2;
+        return n >= LONG_BATCH && l->n_spares == 0 && !frugal ? l->cur.n * 2 : 0;
+    return frugal || l->n_spares == MAX_SPARES - 1 ? buckets_for(l->used + n) : most * 2;
 }
 static void ledger_lay_in(ledger_t *l, table_t t) {
     if (l->n_spares == MAX_SPARES || (l->n_spares && l->spares[l->n_spares - 1].n >= t.n))

@@ -39,7 +39,8 @@ cdef class Ledger:
     Notes
     -----
     All methods may be called from any thread; those that take columns run without the GIL.
-    A call is applied whole or not at all.
+    A call is applied whole or not at all.  A process that was forked while another thread was
+    in a call cannot use its copy of that ledger: hand it ``entries()`` or a pickle.
     """
 
     cdef ledger_t l
@@ -93,12 +94,18 @@ cdef class Ledger:
         Py_INCREF(memory)
         return table_over(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
-    cdef int lay_in(self, size_t need, size_t missing) except -1:
+    cdef int lay_in(self, size_t need, size_t missing, bint *frugal) except -1:
         """Give the kernel the spare table that it asked for, or refuse what it found too many."""
         cdef table_t t
         if need == FULL:
             _columns.refuse_full(len(self), missing, self.most)
-        t = self.new_table(need)
+        try:
+            t = self.new_table(need)
+        except MemoryError:
+            if frugal[0]:
+                raise
+            frugal[0] = True  # ask again, for no more than must be
+            return 0
         lock_hold(&self.lock)
         kernel.lay_in(&self.l, t)
         lock_free(&self.lock)
@@ -142,16 +149,17 @@ cdef class Ledger:
     ) except? 0x7fffffffffffffff:
         """Run n checked rows and return how many outcomes they had."""
         cdef size_t need, missing = 0, m = 0
+        cdef bint frugal = False
         while True:
             with nogil:
                 lock_wait(&self.lock)
-                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing)
+                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing, frugal)
                 if need == 0:
                     m = kernel.run_batch(&self.l, batch, n, out, decide)
                 lock_free(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, missing)
+            self.lay_in(need, missing, &frugal)
         self.tidy()
         return m
 
@@ -165,13 +173,13 @@ cdef class Ledger:
         cdef size_t m
         cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
         memset(&batch, 0, sizeof(batch))
+        batch.now = self.now()  # first: it is the caller's code
         batch.root_ids = ids_of(roots)
         if vals is not None:
             batch.vals = ids_of(vals)
         if tasks is not None:
             batch.tasks = tasks_of(tasks)
         batch.kind = kind
-        batch.now = self.now()
         root_ids = new_column(n, cnp.NPY_INT64)
         out_tasks = new_column(n, cnp.NPY_INT32)
         kinds = new_column(n, cnp.NPY_UINT8)
@@ -261,21 +269,21 @@ cdef class Ledger:
         cdef outcomes_t out
         cdef int64_t now = self.now()
         cdef size_t need, missing = 0, m = 0
-        cdef bint untidy = False
+        cdef bint untidy = False, frugal = False
         out.root_ids = &out_root
         out.tasks = &out_task
         out.kinds = &out_kind
         out.elapsed = &out_elapsed if self.timed else NULL
         while True:
             lock_hold(&self.lock)
-            need = kernel.needs(&self.l, 1, self.most, &root, &missing)
+            need = kernel.needs(&self.l, 1, self.most, &root, &missing, frugal)
             if need == 0:
                 m = kernel.run_one(&self.l, root, val, task, now, &out)
                 untidy = self.l.retired != NULL or kernel.wants(&self.l) != 0
             lock_free(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, 1)
+            self.lay_in(need, 1, &frugal)
         if untidy:
             self.tidy()
         if m == 0:
@@ -367,13 +375,13 @@ cdef class Ledger:
             _columns.check_kinds(kinds)
         memset(&out, 0, sizeof(out))
         memset(&batch, 0, sizeof(batch))
+        if times is None:
+            batch.now = self.now()
+        else:
+            batch.times = <const int64_t *>cnp.PyArray_DATA(times)
         batch.root_ids = ids_of(roots)
         batch.vals = ids_of(values)
         batch.tasks = tasks_of(kinds)
-        if times is not None:
-            batch.times = <const int64_t *>cnp.PyArray_DATA(times)
-        else:
-            batch.now = self.now()
         self.run_batch(&batch, n, &out, False)
 
     def merge(self, entries):
@@ -396,6 +404,7 @@ cdef class Ledger:
         cdef outcomes_t out
         cdef size_t n, need, missing = 0
         cdef int found = ROWS_BAD
+        cdef bint frugal = False
         if check:
             if are_plain_arrays(in_order, self.timed):
                 lay_over(in_order, &columns)
@@ -419,14 +428,15 @@ cdef class Ledger:
             with nogil:
                 lock_wait(&self.lock)
                 need = kernel.needs(
-                    &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing
+                    &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing,
+                    frugal,
                 )
                 if need == 0:
                     kernel.merge_rows(&self.l, &columns, n)
                 lock_free(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, missing)
+            self.lay_in(need, missing, &frugal)
         self.tidy()
         return 0
 

@@ -200,11 +200,29 @@ assert done.root_ids.tolist() == list(range(500))
 """
 
 
+LITTLE_MEMORY = """
+import resource
+import numpy as np
+import ackcore._native as native
+
+ledger = native.Ledger(1_000_000)
+roots = np.arange(900_000)
+for part in np.split(roots, 90):
+    ledger.ack_many(part, part + 1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), resource.RLIM_INFINITY))
+# They are all pending: a table of twice the size would be a convenience.
+ledger.ack_many(roots[:70_000], roots[:70_000])
+assert len(ledger) == 900_000
+"""
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the kernel what is used")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan reserves terabytes")
-def test_a_batch_that_memory_does_not_suffice_for_is_not_applied(native):
+@pytest.mark.parametrize("script", [WITHOUT_MEMORY, LITTLE_MEMORY], ids=["refused", "suffices"])
+def test_a_batch_is_applied_if_memory_suffices_and_else_not_at_all(native, script):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEMORY],
+        [sys.executable, "-c", script],
         # Threads of numpy's would take address space of their own.
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
