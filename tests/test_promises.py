@@ -31,7 +31,7 @@ def turned(native):
 
 def some(make, native):
     """Several, one after the other."""
-    return (make(native) for _ in range(20))
+    return (make(native) for _ in range(200))
 
 
 # Without the GIL.
@@ -105,7 +105,7 @@ def test_entries_are_merged_without_the_gil(native, nobody_is_interrupted):
 
 @pytest.mark.parametrize("name", ID_CALLS)
 def test_ids_are_made_without_the_gil(native, nobody_is_interrupted, name):
-    assert any(another_ran(ID_CALLS[name], native) for _ in range(20))
+    assert any(another_ran(ID_CALLS[name], native) for _ in range(2_000))
 
 
 # A few buckets at a time.
