@@ -138,10 +138,13 @@ def _check_types(
                     f"got {', '.join(found) or 'no columns'}"
                 )
         elif found[column] != expected:
+            cast = f'cast it first: .withColumn("{column}", col("{column}").cast("{{}}"))'
+            if column == "ts_ms" and found[column].typeName().startswith("timestamp"):
+                # A cast would give seconds, and no error.
+                cast = 'make it milliseconds first: .withColumn("ts_ms", unix_millis("ts_ms"))'
             raise TypeError(
                 f"{name}: {column} must be {expected.simpleString()}, got "
-                f"{found[column].simpleString()}; cast it first: "
-                f'.withColumn("{column}", col("{column}").cast("{expected.simpleString()}"))'
+                f"{found[column].simpleString()}; {cast.format(expected.simpleString())}"
             )
     unknown = [column for column in found if column not in known]
     if unknown:

@@ -56,7 +56,7 @@ def open_rows(table):
         (
             lambda t: t.withColumn("ts_ms", sql.current_timestamp()),
             TypeError,
-            "ts_ms must be bigint, got timestamp",
+            r"ts_ms must be bigint, got timestamp; make it milliseconds first: .*unix_millis\(",
         ),
         (lambda t: t.withColumn("reason", sql.lit(1)), TypeError, "reason must be string, got int"),
         (
