@@ -333,10 +333,10 @@ MUTATIONS = [
         LEDGER_PXI,
         "            with nogil:\n"
         "                lock_wait(&self.lock)\n"
-        "                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing, frugal)\n",
+        "                need = kernel.needs(&self.l, n, self.most, batch",
         "            if True:\n"
         "                lock_wait(&self.lock)\n"
-        "                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing, frugal)\n",
+        "                need = kernel.needs(&self.l, n, self.most, batch",
         f"{PROMISES}::test_columns_are_taken_without_the_gil[ack_many]",
     ),
     Mutation(
