@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sql
@@ -103,31 +104,45 @@ def test_any_number_of_shards(conf, frame, random_events, expected, found, shard
 def test_any_settings(conf, frame, random_events, expected, found, key, value):
     conf(key, value)
     events = random_events(4, 200)
-    first, second = events[::2], events[1::2]
-    left = settle(frame(first, 5), shards=2)
-    settled = {**found(left), **found(settle(frame(second, 5), open_before=left, shards=2))}
-    assert settled.keys() == expected(events).keys()
+    # Without INITs all stays open, and is decided with them.
+    inits = [event for event in events if event[2] >= 0]
+    left = settle(frame([event for event in events if event[2] < 0], 5), shards=2)
+    assert {row.status for row in found(left).values()} == {"OPEN"}
+    assert found(settle(frame(inits, 5), open_before=left, shards=2)) == expected(events)
     assert found(settle(combine(frame(events, 5)), shards=2)) == expected(events)
 
 
 def test_cuts_lose_nothing(frame, random_events, expected, found):
-    """A table cut into parts, each settled with what the parts before left open.
+    """A table cut into parts gives what it gives whole, if the INITs come last.
 
-    A root decided in an earlier part is decided; its late rows start anew (SEMANTICS 4).  So the
-    cuts here let every root be decided by its last part alone: each part's INITs come last.
+    (A root decided in an earlier part is decided, and its late rows start anew: SEMANTICS 4.)
     """
-    events = random_events(5, 800)
-    single = {root for root, row in expected(events).items() if row.inits <= 1}
-    events = [event for event in events if event[0] in single]
+    events = [event[:4] for event in random_events(5, 800)]
     acks = [event for event in events if event[2] < 0]
     inits = [event for event in events if event[2] >= 0]
-    parts = [acks[0::3], acks[1::3], acks[2::3], inits]
     left = None
-    for part in parts:
-        assert left is None or set(found(left)) <= {event[0] for event in events}
-        settled = settle(frame(part, 4), open_before=left, shards=3)
-        left = settled.localCheckpoint().where("status = 'OPEN'")
-    assert found(settled) == expected([event[:4] for event in events])
+    for part in (acks[0::3], acks[1::3], acks[2::3], inits):
+        settled = settle(frame(part, 4), open_before=left, shards=3).localCheckpoint()
+        left = settled.where("status = 'OPEN'")
+    assert found(settled) == expected(events)
+
+
+def test_any_cuts_are_those_of_the_twin(frame, random_events, found, reference):
+    """Rows of a tree anywhere in the parts, and time-outs: the twin carries its entries over."""
+    events = random_events(12, 600)
+    left, twin = None, reference.Ledger(clock=lambda: 0)
+    for n in range(3):
+        part, now = events[n::3], 400 * (n + 1)
+        settled = settle(
+            frame(part, 4), open_before=left, now_ms=now, timeout_ms=500, shards=3
+        ).localCheckpoint()
+        columns = [np.array(column) for column in zip(*part, strict=True)][:4]
+        twin.fold(columns[0], columns[1], columns[2].astype(np.int32), columns[3])
+        rows = [(d.root_id, d.status.name, *d[2:]) for d in twin.settle(now, 500)]
+        rows += [(e[0], "OPEN", *e[1:5], *e[6:]) for e in twin.entries()]
+        got = found(settled).items()
+        assert {(root, r.status, r.val, r.task, *r[3:7]) for root, r in got} == set(rows)
+        left = settled.where("status = 'OPEN'")
 
 
 def test_a_fail_before_its_init_goes_on(frame, found):
