@@ -1,0 +1,173 @@
+"""When a failed record is tried again: exponential back-off with full jitter, and a last attempt.
+
+Everything here is a pure function of the message id and the attempt.  So a micro-batch that is
+decided twice decides alike, two drivers agree without speaking, and a test can tell the delay
+beforehand.  Attempts count from 0: attempt ``a`` is the ``(a + 1)``-th execution of a record.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: Doublings after which any back-off has passed any cap that an int64 of milliseconds holds.
+#: Beyond them nothing is shifted further: 2**1_000_000 would be right, and slow.
+_DOUBLINGS = 63
+_LONGEST_MS = 2**62
+
+
+class Waiting(NamedTuple):
+    """A record waits for another attempt."""
+
+    due_ms: int
+    attempt: int
+
+
+class Decided(NamedTuple):
+    """What becomes of each row of a column of failures."""
+
+    dead: npt.NDArray[np.bool_]
+    due_ms: npt.NDArray[np.int64]  # 0 where dead
+    attempts: npt.NDArray[np.int32]  # of the next execution; where dead, executions it had
+
+
+def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> int:
+    """How long a message waits before an attempt.
+
+    Uniform over ``1 .. min(cap_ms, base_ms * 2**(attempt - 1))``: *full* jitter, so that records
+    that failed together (a service was down) do not come back together.
+
+    Parameters
+    ----------
+    message_id : str
+        Two messages wait for different times.
+    attempt : int
+        The attempt it waits for, at least 1; any size.
+    base_ms, cap_ms : int
+        The longest wait before attempt 1, and before any.  At least 1.
+
+    Returns
+    -------
+    int
+        Between 1 and ``cap_ms``; always the same for the same arguments.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    if attempt < 1:
+        raise ValueError(f"attempt must be at least 1, got {attempt}; nobody waits for the first")
+    for name, value in (("base_ms", base_ms), ("cap_ms", cap_ms)):
+        if not 1 <= value <= _LONGEST_MS:
+            raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
+    widest = min(cap_ms, base_ms << min(attempt - 1, _DOUBLINGS))
+    # Ids come from anywhere: a lone surrogate must not keep its record from being retried.
+    text = message_id.encode("utf-8", "surrogatepass")
+    digest = blake2b(attempt.to_bytes(8, "little") + text, digest_size=8, person=b"ackcore.retry")
+    # The high half of a product spreads 64 random bits over the range, without a modulo's bias.
+    return 1 + (int.from_bytes(digest.digest(), "little") * widest >> 64)
+
+
+class Policy(NamedTuple):
+    """How often a record is tried, and how long it waits in between.
+
+    Parameters
+    ----------
+    max_attempts : int, default 5
+        Executions, the first included; the record is dead after so many failures.
+    base_ms, cap_ms : int, default 1000, 300_000
+        As for `backoff_ms`.
+    """
+
+    max_attempts: int = 5
+    base_ms: int = 1000
+    cap_ms: int = 300_000
+
+    def decide(
+        self, message_id: str, attempt: int, now_ms: int, final: bool = False
+    ) -> Waiting | None:
+        """What becomes of a record that failed.
+
+        Parameters
+        ----------
+        message_id : str
+            The record's.
+        attempt : int
+            The attempt that failed, from 0.
+        now_ms : int
+            The time of the micro-batch's plan, from which it waits.
+        final : bool, default False
+            The reason allows of no other attempt.
+
+        Returns
+        -------
+        Waiting or None
+            When it is tried again and under which attempt; None if it is dead.
+
+        Raises
+        ------
+        ValueError
+            If ``attempt`` is negative, or the policy's numbers are out of range.
+        """
+        attempt = operator.index(attempt)
+        if attempt < 0:
+            raise ValueError(f"attempt must be at least 0, got {attempt}")
+        if final or attempt + 1 >= self.max_attempts:
+            return None
+        delay = backoff_ms(message_id, attempt + 1, base_ms=self.base_ms, cap_ms=self.cap_ms)
+        return Waiting(now_ms + delay, attempt + 1)
+
+    def decide_many(
+        self,
+        message_ids: Sequence[str],
+        attempts: npt.ArrayLike,
+        now_ms: int,
+        final: npt.ArrayLike | None = None,
+    ) -> Decided:
+        """`decide` for columns.
+
+        Parameters
+        ----------
+        message_ids : sequence of str, length n
+            The records'.
+        attempts : array of int, shape (n,)
+            The attempts that failed.
+        now_ms : int
+            As for `decide`.
+        final : array of bool, shape (n,), optional
+            Whose reason allows of no other attempt; by default nobody's.
+
+        Returns
+        -------
+        Decided
+            Three columns of n rows.
+
+        Raises
+        ------
+        ValueError
+            If the columns differ in length, or as `decide`.
+        """
+        failed = np.asarray(attempts, np.int64)
+        n = len(message_ids)
+        dead = np.zeros(n, np.bool_) if final is None else np.array(final, np.bool_)
+        if failed.shape != (n,) or dead.shape != (n,):
+            raise ValueError(
+                f"message_ids has {n} rows, attempts {failed.shape} and final {dead.shape}; "
+                "they must pair up row by row"
+            )
+        if n and failed.min() < 0:
+            raise ValueError(f"attempts must be at least 0, got {failed.min()}")
+        dead |= failed + 1 >= self.max_attempts
+        due = np.zeros(n, np.int64)
+        base, cap = self.base_ms, self.cap_ms
+        rows = np.flatnonzero(~dead)
+        for row in rows.tolist():
+            waits = backoff_ms(message_ids[row], int(failed[row]) + 1, base_ms=base, cap_ms=cap)
+            due[row] = now_ms + waits
+        return Decided(dead, due, (failed + 1).astype(np.int32))

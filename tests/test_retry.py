@@ -1,0 +1,155 @@
+"""Back-off is bounded, pure, jittered in full, and comes to an end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ackcore.retry import Policy, Waiting, backoff_ms
+
+ATTEMPTS = st.integers(1, 10**6)
+MILLIS = st.integers(1, 2**62)
+IDS = st.text(st.characters(exclude_categories=()), max_size=20)
+
+
+@given(IDS, ATTEMPTS, MILLIS, MILLIS)
+@example("a", 44, 1000, 300_000)  # where Storm's product overflows, and its delay turns negative
+@example("a", 57, 1000, 2**62)  # where it becomes 0 for good
+@example("\ud800", 10**6, 2**62, 2**62)
+def test_a_delay_is_at_least_one_and_at_most_the_cap(message_id, attempt, base, cap):
+    delay = backoff_ms(message_id, attempt, base_ms=base, cap_ms=cap)
+    assert 1 <= delay <= min(cap, base * 2 ** (attempt - 1))
+    assert delay == backoff_ms(message_id, attempt, base_ms=base, cap_ms=cap)
+
+
+def test_every_attempt_up_to_a_million_stays_within_the_cap():
+    delays = [backoff_ms("m", n, base_ms=1000, cap_ms=300_000) for n in range(1, 10**6 + 1, 7)]
+    assert min(delays) >= 1
+    assert max(delays) <= 300_000
+    assert max(delays[-1000:]) > 290_000  # and does not fade out
+
+
+@given(IDS, ATTEMPTS, MILLIS, MILLIS, MILLIS)
+def test_a_higher_cap_never_shortens_a_delay(message_id, attempt, base, cap, other):
+    low, high = sorted((cap, other))
+    shorter = backoff_ms(message_id, attempt, base_ms=base, cap_ms=low)
+    assert shorter <= backoff_ms(message_id, attempt, base_ms=base, cap_ms=high)
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 5, 9, 1000])
+def test_jitter_is_full(attempt):
+    """Uniform over 1..window: chi squared over 20 cells, far beyond what chance would do."""
+    window = min(60_000, 1000 * 2 ** (attempt - 1))
+    ids = [f"topic-{n % 7}-{n}" for n in range(20_000)]
+    delays = np.array([backoff_ms(m, attempt, base_ms=1000, cap_ms=60_000) for m in ids])
+    assert delays.min() >= 1
+    assert delays.max() <= window
+    cells, _ = np.histogram(delays, bins=20, range=(1, window + 1))
+    expected = len(ids) / 20
+    assert ((cells - expected) ** 2 / expected).sum() < 60  # 19 degrees: p = 4e-6
+
+
+def test_attempts_of_one_message_and_messages_of_one_attempt_differ():
+    of_one = {backoff_ms("m", n, base_ms=10**9, cap_ms=10**9) for n in range(1, 200)}
+    of_all = {backoff_ms(f"m{n}", 1, base_ms=10**9, cap_ms=10**9) for n in range(200)}
+    assert len(of_one) == 199
+    assert len(of_all) == 200
+    # "1" + "2" and "12" + "" are not the same message and attempt.
+    assert backoff_ms("2", 1, base_ms=10**9, cap_ms=10**9) != backoff_ms(
+        "", 12, base_ms=10**9, cap_ms=10**9
+    )
+
+
+def test_another_process_waits_as_long():
+    """Neither the hash seed nor anything else of a process enters."""
+    code = "from ackcore.retry import backoff_ms; print(backoff_ms('ä', 3, base_ms=99, cap_ms=999))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == backoff_ms("ä", 3, base_ms=99, cap_ms=999)
+
+
+def test_delays_are_what_they_were():
+    """A restart under a new version must decide a recorded micro-batch as the old one would."""
+    found = [backoff_ms("0-17", n, base_ms=1000, cap_ms=300_000) for n in (1, 2, 3, 10, 99)]
+    assert found == PINNED
+
+
+PINNED = [60, 203, 793, 61417, 107363]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"attempt": 0}, "attempt must be at least 1, got 0"),
+        ({"base_ms": 0}, "base_ms must be between 1 and"),
+        ({"cap_ms": -5}, "cap_ms must be .* got -5"),
+        ({"cap_ms": 2**63}, "cap_ms must be"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(wrong, words):
+    arguments = {"attempt": 1, "base_ms": 1, "cap_ms": 1} | wrong
+    with pytest.raises(ValueError, match=words):
+        backoff_ms("m", **arguments)
+
+
+def test_a_record_is_dead_after_its_last_execution():
+    policy = Policy(max_attempts=3, base_ms=10, cap_ms=20)
+    now, attempt, waits = 1_000, 0, []
+    while (next_one := policy.decide("m", attempt, now)) is not None:
+        assert isinstance(next_one, Waiting)
+        assert next_one.attempt == attempt + 1
+        waits.append(next_one.due_ms - now)
+        now, attempt = next_one
+    assert attempt == 2  # executions 0, 1, 2
+    assert len(waits) == 2
+    assert 1 <= waits[0] <= 10
+    assert 1 <= waits[1] <= 20
+
+
+def test_a_final_reason_leaves_no_other_attempt():
+    assert Policy().decide("m", 0, 5, final=True) is None
+    assert Policy(max_attempts=1).decide("m", 0, 5) is None
+
+
+def test_a_record_with_more_attempts_than_the_policy_now_allows_is_dead():
+    assert Policy(max_attempts=2).decide("m", 7, 5) is None
+
+
+def test_a_negative_attempt_is_refused():
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Policy().decide("m", -1, 0)
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Policy().decide_many(["m"], [-1], 0)
+
+
+ROWS = st.lists(st.tuples(IDS, st.integers(0, 10), st.booleans()), max_size=30)
+
+
+@given(ROWS, st.integers(1, 12), st.integers(0, 2**50))
+def test_columns_are_decided_as_their_rows(rows, max_attempts, now):
+    policy = Policy(max_attempts, 100, 5_000)
+    ids, attempts, final = ([row[n] for row in rows] for n in range(3))
+    found = policy.decide_many(ids, attempts, now, final)
+    for row, (message_id, attempt, last) in enumerate(rows):
+        one = policy.decide(message_id, attempt, now, last)
+        assert found.dead[row] == (one is None)
+        assert found.attempts[row] == attempt + 1
+        assert found.due_ms[row] == (0 if one is None else one.due_ms)
+
+
+def test_columns_must_pair_up():
+    with pytest.raises(ValueError, match="must pair up row by row"):
+        Policy().decide_many(["a", "b"], [0], 0)
+    with pytest.raises(ValueError, match="must pair up row by row"):
+        Policy().decide_many(["a"], [0], 0, [True, False])
+    assert len(Policy().decide_many([], [], 0).dead) == 0
+
+
+def test_final_column_is_not_written_to():
+    final = np.zeros(1, np.bool_)
+    assert Policy(max_attempts=1).decide_many(["a"], [0], 0, final).dead.all()
+    assert not final.any()
