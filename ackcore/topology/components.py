@@ -1,0 +1,324 @@
+"""What a user writes: bolts in three shapes, and what an engine hands to them.
+
+`Bolt` takes a tuple at a time and acks it when it likes; `BasicBolt` does the anchoring and acking
+by itself; `BatchBolt` takes an Arrow batch at a time, at full speed.  In all of them raising fails
+the input with the exception as its reason and the process lives on; nothing that a bolt does can
+lose a record, or count it twice.
+
+A bolt is made on the driver, pickled, and prepared in each task: connections and clients belong
+into ``prepare``, not into ``__init__``.  A task that gets no rows prepares nothing.  A bolt keeps
+nothing from one micro-batch to the next; what must last goes through a sink.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from ackcore.topology.tuples import Identity, Reason, Tuple
+
+#: The stream that is meant where none is named.
+DEFAULT_STREAM = "default"
+
+
+class Reject(Exception):
+    """Raise it, or fail a tuple with it, where trying again is no use: to the dead letters at once.
+
+    Its text becomes the dead letter's message.
+    """
+
+
+class Collector(Protocol):
+    """Where a `Bolt` emits, acks and fails.
+
+    It may be kept and called from any thread until ``flush()`` has returned; a later call raises
+    `RuntimeError` in its caller.
+    """
+
+    def emit(
+        self,
+        values: Sequence[Any] | Mapping[str, Any],
+        anchors: Tuple | Iterable[Tuple] | None = None,
+        stream: str = DEFAULT_STREAM,
+    ) -> None:
+        """Emit a tuple.
+
+        Parameters
+        ----------
+        values : tuple, list or dict
+            Values in the order of the stream's schema, or by the names of its fields.
+        anchors : Tuple or iterable of Tuple, optional
+            The inputs that it hangs from: each of them completes only once this tuple has.  None
+            leaves it untracked.  The same input twice gives two edges.
+        stream : str, default "default"
+            One of the streams in ``outputs``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such stream, the values do not fit its schema, or an anchor was acked
+            before.  In the last case that input fails: a tree that grows after its ack cannot
+            be told complete.  What Arrow cannot convert fails the anchors when the batch ends.
+        TypeError
+            If ``values`` or ``anchors`` is something else.
+        RuntimeError
+            If ``flush()`` has returned.
+
+        Notes
+        -----
+        What hangs from a tuple that failed is emitted all the same; it is a failed record's row
+        then, and no sink gets it.
+        """
+
+    def ack(self, tuple: Tuple) -> None:
+        """Say that an input is done with.
+
+        Acked a second time, or after it failed, nothing happens but that a count goes up.  Raising
+        from the ``execute`` of an input fails it though it was acked.
+        """
+
+    def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
+        """Say that an input failed, so that its record is tried again.
+
+        Of several reasons the first is kept.  An input that was acked in the same batch fails; one
+        that was acked earlier stays acked, which is counted.
+        """
+
+
+class BasicCollector(Protocol):
+    """Where a `BasicBolt` emits while it executes one input."""
+
+    def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
+        """Emit a tuple that hangs from the input; see `Collector.emit`.
+
+        Any thread may call it until ``execute`` has returned; after that it raises `ValueError`.
+        """
+
+
+class BatchOutput(Protocol):
+    """Where a `BatchBolt` emits and fails while it processes one batch.
+
+    Attributes
+    ----------
+    component, stream : str
+        Where the batch comes from; empty in ``flush``.
+    first_row : int
+        The task's number of the batch's first row: how many rows came before.  0 in ``flush``,
+        which names rows by the task's numbers.
+    identity : Identity, optional
+        Which records the rows are, if the bolt says ``needs_identity = True``.
+    """
+
+    component: str
+    stream: str
+    first_row: int
+    identity: Identity | None
+
+    def emit(self, columns: Any, *, parents: Any, stream: str = DEFAULT_STREAM) -> None:
+        """Emit a batch of tuples.
+
+        Parameters
+        ----------
+        columns : RecordBatch, Table, mapping or list
+            A batch or table with the stream's fields, in any order; a mapping of field to column;
+            or the columns in the schema's order.  A column is an Arrow array, a numpy array, or
+            a sequence of values; one of another type is cast if that loses nothing.
+        parents : array-like of int, list of lists, or None
+            Row numbers of the input batch that the tuples hang from: one per tuple, or a list
+            per tuple (an Arrow list array, or lists), or None to leave them untracked.
+        stream : str, default "default"
+            One of the streams in ``outputs``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such stream, or columns or parents do not fit; nothing is emitted.
+        RuntimeError
+            If the call that it was handed to has returned.
+        """
+
+    def fail(
+        self,
+        rows: Any,
+        reasons: BaseException | Reason | str | Sequence[BaseException | Reason | str] | None,
+    ) -> None:
+        """Fail rows of the input batch, with one reason per row or one for them all.
+
+        What hangs from them is emitted all the same.  Of several reasons for a row the first is
+        kept.
+        """
+
+
+@dataclass(frozen=True)
+class Context:
+    """What ``prepare`` is told.
+
+    Attributes
+    ----------
+    component : str
+        Name of the bolt in its topology.
+    task : int
+        Which of its tasks this is: the partition.
+    batch_id : int, optional
+        Number of the micro-batch; None where there are none.
+    collector : Collector, optional
+        The same as ``self.collector``; None for bolts that are handed theirs.
+    """
+
+    component: str
+    task: int = 0
+    batch_id: int | None = None
+    collector: Collector | None = None
+
+
+class Component:
+    """What every bolt is.
+
+    Attributes
+    ----------
+    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
+        What it emits, by stream; a bare schema is the stream ``"default"``.  On the class or on
+        the instance.
+    inputs : pyarrow.Schema, optional
+        What its inputs must look like; checked when the topology is built.
+    needs_identity : bool
+        Whether it asks which record a row is.
+    """
+
+    outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
+    inputs: pa.Schema | None = None
+    needs_identity: ClassVar[bool] = False
+
+    def prepare(self, context: Context) -> None:
+        """Get ready: before a task's first row.  If it raises, every row of the task fails."""
+
+    def cleanup(self) -> None:
+        """Let go of what ``prepare`` took; after ``flush``.  If it raises, that is logged."""
+
+
+class Bolt(Component):
+    """A bolt that takes a tuple at a time, and anchors and acks by itself: Storm's way.
+
+    Attributes
+    ----------
+    collector : Collector
+        Where to emit, ack and fail; there from ``prepare`` on.
+    """
+
+    needs_identity = True
+    collector: Collector
+
+    def execute(self, tuple: Tuple) -> None:
+        """Work on one tuple.
+
+        It may be acked or failed now, in a later ``execute``, in ``flush``, or by another thread.
+        Raising fails it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define execute(self, tuple)")
+
+    def flush(self) -> None:
+        """Finish: after a task's last tuple.
+
+        What is neither acked nor failed when this returns fails with "not acked by" and the bolt's
+        name; if it raises, with the exception.
+        """
+
+
+class BasicBolt(Component):
+    """A bolt whose tuples hang from its input, which is acked when ``execute`` returns."""
+
+    needs_identity = True
+
+    def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
+        """Work on one tuple; raising fails it, and drops what it emitted."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define execute(self, tuple, collector)"
+        )
+
+    def flush(self) -> None:
+        """Finish: after a task's last tuple.
+
+        A bolt that defines this has its inputs acked when it returns, and failed if it raises.
+        """
+
+
+class BatchBolt(Component):
+    """A bolt that takes an Arrow batch at a time."""
+
+    def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
+        """Work on a batch: emit, fail rows; the rest is acked when this returns.
+
+        If it raises, nothing that it emitted counts, and halves of the batch are processed again,
+        and their halves, until the rows that make it raise stand alone; these fail with the
+        exception.  So it may see a row several times, and what it keeps on ``self`` must bear that.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, batch, out)")
+
+    def flush(self, out: BatchOutput) -> None:
+        """Finish: after a task's last batch.
+
+        Here ``parents`` and ``rows`` are the task's row numbers (`BatchOutput.first_row`).  A bolt
+        that defines this has its rows acked when it returns, and failed if it raises.
+        """
+
+
+def output_streams(component: Component) -> dict[str, pa.Schema]:
+    """Return what a component emits as a mapping of stream to schema.
+
+    Raises
+    ------
+    TypeError
+        If ``outputs`` is neither a schema nor a mapping of str to schema.
+    ValueError
+        If a stream has no fields.
+    """
+    outputs, name = component.outputs, type(component).__name__
+    if outputs is None:
+        return {}
+    if isinstance(outputs, pa.Schema):
+        outputs = {DEFAULT_STREAM: outputs}
+    if not isinstance(outputs, Mapping):
+        raise TypeError(
+            f"{name}.outputs must be a pyarrow.Schema or a mapping of stream to one, got "
+            f"{type(outputs).__name__}; write outputs = pa.schema([('word', pa.string())])"
+        )
+    for stream, schema in outputs.items():
+        if not isinstance(stream, str) or not isinstance(schema, pa.Schema):
+            raise TypeError(
+                f"{name}.outputs must map streams to pyarrow.Schema, got {stream!r}: "
+                f"{type(schema).__name__}"
+            )
+        if not len(schema):
+            raise ValueError(
+                f"{name}.outputs[{stream!r}] must have a field at least; a tuple without values "
+                "carries nothing"
+            )
+    return dict(outputs)
+
+
+def refuse_unrunnable(component: Component) -> None:
+    """Raise `TypeError` for a bolt whose methods would do nothing when they are called.
+
+    A ``yield`` or an ``async`` makes a call return at once: its inputs would be acked undone.
+    """
+    if not isinstance(component, Bolt | BasicBolt | BatchBolt):
+        raise TypeError(
+            f"a bolt must be an instance of Bolt, BasicBolt or BatchBolt, got "
+            f"{'the class ' if isinstance(component, type) else ''}"
+            f"{component.__name__ if isinstance(component, type) else type(component).__name__}"
+        )
+    for method in ("prepare", "execute", "process", "flush", "cleanup"):
+        function = getattr(component, method, None)
+        if (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
+            raise TypeError(
+                f"{type(component).__name__}.{method} must be a plain method, got one with "
+                "'yield' or 'async': calling it would do nothing; emit what it yields"
+            )
