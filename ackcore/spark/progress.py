@@ -1,0 +1,239 @@
+"""What a query says of itself: the progress of each micro-batch, and the books since it began.
+
+A record of the books is in one of three places, always: it was ACKED, it waits for a retry, or it
+is DEAD.  ``records + replayed == acked + waiting + dead`` for every tracked spout, at the end of
+each micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_log = logging.getLogger("ackcore")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The records of one spout.
+
+    Parameters
+    ----------
+    records : int
+        Read from the source.
+    replayed : int
+        Dead letters sent again by `replay`.
+    acked, dead : int
+        Decided so; a replayed record is dead twice if it dies again.
+    waiting : int
+        For a retry, at the end of the last micro-batch.
+    retried : int
+        Executions beyond each record's first.
+    """
+
+    records: int = 0
+    replayed: int = 0
+    acked: int = 0
+    dead: int = 0
+    waiting: int = 0
+    retried: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether each record is in its place."""
+        return self.records + self.replayed == self.acked + self.waiting + self.dead
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Everything since the checkpoint was made: what a query has done with its records.
+
+    Parameters
+    ----------
+    batches : int
+        Micro-batches done.
+    spouts : mapping from str to Account
+        Each tracked spout's records.
+    """
+
+    batches: int = 0
+    spouts: Mapping[str, Account] = field(default_factory=dict)
+
+    def _sum(self, of: Callable[[Account], int]) -> int:
+        return sum(map(of, self.spouts.values()))
+
+    @property
+    def records(self) -> int:
+        """Records that were read."""
+        return self._sum(lambda account: account.records)
+
+    @property
+    def replayed(self) -> int:
+        """Dead letters that were sent again."""
+        return self._sum(lambda account: account.replayed)
+
+    @property
+    def acked(self) -> int:
+        """Records that were ACKED."""
+        return self._sum(lambda account: account.acked)
+
+    @property
+    def dead(self) -> int:
+        """Records that went to the dead letters."""
+        return self._sum(lambda account: account.dead)
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for a retry."""
+        return self._sum(lambda account: account.waiting)
+
+    @property
+    def retried(self) -> int:
+        """Executions beyond each record's first."""
+        return self._sum(lambda account: account.retried)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether ``records + replayed == acked + waiting + dead``, spout by spout."""
+        return all(account.balanced for account in self.spouts.values())
+
+    def after(self, changes: Mapping[str, Account]) -> Books:
+        """Return the books after one more micro-batch; its ``waiting`` replaces what was."""
+        spouts = dict(self.spouts)
+        for name, change in changes.items():
+            before = spouts.get(name, Account())
+            sums = {
+                each.name: getattr(before, each.name) + getattr(change, each.name)
+                for each in fields(Account)
+            }
+            spouts[name] = Account(**{**sums, "waiting": change.waiting})
+        return Books(self.batches + 1, spouts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the books as a checkpoint keeps them."""
+        return {
+            "batches": self.batches,
+            "spouts": {name: _as_dict(account) for name, account in self.spouts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Books:
+        """Return the books that a checkpoint kept; none at all are those of the beginning."""
+        spouts = found.get("spouts", {})
+        known = {each.name for each in fields(Account)}
+        return cls(
+            found.get("batches", 0),
+            {
+                name: Account(**{key: n for key, n in account.items() if key in known})
+                for name, account in spouts.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Three percentiles of a distribution, in milliseconds."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one micro-batch did.
+
+    Parameters
+    ----------
+    batch_id : int
+        Its number.
+    records : int
+        New records of tracked spouts.
+    acked, failed : int
+        Executions that ended so; together the new and the retried records.
+    retried, replayed : int
+        Records that were executed again, after a failure or out of the dead letters.
+    dead : int
+        Records that went to the dead letters: of the failed ones.
+    waiting : int
+        Records that wait for a retry when it ends.
+    oldest_ms : int
+        For how long the oldest of them has been known; 0 without any.
+    latency_ms : Percentiles
+        Of the acked records: from the plan of their first micro-batch until the sinks had them.
+    duration_ms, records_per_s : float
+        How long it took from plan to mark, and executions in a second of that.
+    runs : int
+        How often it was run; more than 1 if a run died or its parts did not agree.
+    steps_ms : mapping from str to float
+        What the steps of the protocol took; steps done before a restart are missing.
+    """
+
+    batch_id: int
+    records: int = 0
+    acked: int = 0
+    failed: int = 0
+    retried: int = 0
+    replayed: int = 0
+    dead: int = 0
+    waiting: int = 0
+    oldest_ms: int = 0
+    latency_ms: Percentiles = Percentiles()
+    duration_ms: float = 0.0
+    records_per_s: float = 0.0
+    runs: int = 0
+    steps_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        latency = self.latency_ms
+        oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
+        again = f", {self.runs} runs" if self.runs > 1 else ""
+        return (
+            f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed, "
+            f"{self.retried} retried, {self.dead} dead, {self.waiting} waiting{oldest}, "
+            f"latency {latency.p50:.0f}/{latency.p95:.0f}/{latency.p99:.0f} ms, "
+            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s{again}"
+        )
+
+    def log(self) -> None:
+        """Write the one line of a micro-batch to the logger ``ackcore``."""
+        _log.info("%s", self)
+
+
+def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ()) -> Percentiles:
+    """Return the 50th, 95th and 99th percentile, by nearest rank.
+
+    Parameters
+    ----------
+    groups : iterable of (float, int)
+        Values, and how often each occurs: no array is made of a million equal ones.
+    values : array_like of float, default ()
+        Further values that occur once each.
+
+    Returns
+    -------
+    Percentiles
+        Zeros if there are no values.
+    """
+    pairs = [(value, count) for value, count in groups if count > 0]
+    single = np.asarray(values, np.float64)
+    found = np.concatenate([np.array([value for value, _ in pairs], np.float64), single])
+    counts = np.array([count for _, count in pairs] + [1] * len(single), np.int64)
+    if not len(found):
+        return Percentiles()
+    order = np.argsort(found, kind="stable")
+    ranks = np.cumsum(counts[order])
+    total = int(ranks[-1])
+    # Nearest rank: the least value that at least so many percent do not exceed.
+    wanted = [-(-total * percent // 100) for percent in (50, 95, 99)]
+    places = np.searchsorted(ranks, wanted)
+    return Percentiles(*found[order][places].tolist())
+
+
+def _as_dict(account: Account) -> dict[str, int]:
+    return {each.name: getattr(account, each.name) for each in fields(Account)}

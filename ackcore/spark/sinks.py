@@ -1,0 +1,428 @@
+"""Sinks: what takes the rows of ACKED roots out of a micro-batch, each row once.
+
+A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may be
+called again with the same batch id and the same rows, after a crash or when it raised, and it must
+then replace what it wrote before: `to_parquet` does so with a directory for each micro-batch.  It
+is not called for a micro-batch that has no rows for it.
+
+The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
+no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
+`Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from ackcore._records import Int64s
+from ackcore.spark.failpoints import reach
+
+#: The columns of a work file that say which roots a row hangs from; a file has one of them.
+ROOT, ROOTS = "_ackcore_root", "_ackcore_roots"
+
+#: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
+_DRIVER_ROWS = 1 << 17
+_DRIVER_BYTES = 32 << 20
+
+#: Rows of a Parquet file's row group.
+_GROUP_ROWS = 1 << 18
+_GROUP_BYTES = 64 << 20
+
+_OWNER = "_ackcore.json"
+
+
+class SinkError(RuntimeError):
+    """A sink or the dead-letter store failed again and again; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The rows of one micro-batch for one sink.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Where the query runs.
+    sink : str
+        The sink's name in its topology.
+    deployment : str
+        What tells this checkpoint from all others.
+    batch_id : int
+        The micro-batch.
+    paths : tuple of str
+        Arrow IPC stream files, that driver and executors can read.
+    rows : int
+        Rows in them; those that hang from `nonacked` roots included.
+    nonacked : numpy.ndarray of int64
+        Roots whose rows do not count; sorted.
+    """
+
+    spark: SparkSession
+    sink: str
+    deployment: str
+    batch_id: int
+    paths: tuple[str, ...]
+    rows: int
+    nonacked: Int64s
+
+    def schema(self) -> pa.Schema:
+        """Return the stream's schema."""
+        with pa.memory_map(self.paths[0]) as file, pa.ipc.open_stream(file) as reader:
+            return _without_roots(reader.schema)
+
+    def frame(self) -> DataFrame:
+        """Return the rows as a DataFrame, a partition for each file."""
+        schema, paths, nonacked = self.schema(), self.paths, self.nonacked
+        declared = from_arrow_schema(schema)
+        target = to_arrow_schema(declared, timezone="UTC")
+
+        def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in ids:
+                for i in batch.column(0).to_pylist():
+                    for rows in read_accepted(paths[i], nonacked):
+                        yield _cast(rows, target)
+
+        return self.spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, declared)
+
+
+def read_accepted(path: str, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a work file without those of some roots, in the stream's columns.
+
+    Parameters
+    ----------
+    path : str
+        An Arrow IPC stream file.
+    nonacked : numpy.ndarray of int64
+        Sorted.
+    """
+    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+        schema = _without_roots(reader.schema)
+        for batch in reader:
+            if len(nonacked):
+                batch = batch.filter(pa.array(_acked(batch, nonacked)))
+            if len(batch):
+                yield batch.select(schema.names)
+
+
+def roots_of(batch: pa.RecordBatch) -> tuple[Int64s, Int64s | None]:
+    """Return the roots of a work file's rows: roots and offsets, None if each row has one or none.
+
+    Rows that hang from nothing have no root: they are left out of offsets, and where there are
+    none have the root 0 in a batch of which `_ackcore_root` is null.
+    """
+    if ROOT in batch.schema.names:
+        return pc.fill_null(batch.column(ROOT), 0).to_numpy(), None
+    lists = batch.column(ROOTS)
+    if lists.null_count:
+        lists = pc.coalesce(lists, pa.scalar([], lists.type))
+    sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return lists.flatten().to_numpy(), offsets
+
+
+def among(roots: Int64s, some: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which roots are among some others, which are sorted and at least one."""
+    places = np.searchsorted(some, roots)
+    places[places == len(some)] = 0
+    found: np.ndarray[Any, np.dtype[np.bool_]] = some[places] == roots
+    return found
+
+
+def _acked(batch: pa.RecordBatch, nonacked: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows hang from none of these roots."""
+    roots, offsets = roots_of(batch)
+    bad = among(roots, nonacked)
+    if offsets is not None:
+        counts = np.zeros(len(bad) + 1, np.int64)
+        np.cumsum(bad, out=counts[1:])
+        bad = counts[offsets[1:]] > counts[offsets[:-1]]
+    elif batch.column(ROOT).null_count:
+        bad &= batch.column(ROOT).is_valid().to_numpy(zero_copy_only=False)
+    return ~bad
+
+
+def _without_roots(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name not in (ROOT, ROOTS)])
+
+
+def _cast(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Give a batch the types by which Spark knows its columns."""
+    if batch.schema.types == target.types:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=target)
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, target, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def check_sink(name: str, writer: Any, schema: pa.Schema | None) -> None:
+    """Refuse a sink that could not write the rows of a stream, before anything runs.
+
+    Parameters
+    ----------
+    name : str
+        The sink's, for errors.
+    writer : object
+        As `TopologyBuilder.sink` took it.
+    schema : pyarrow.Schema or None
+        The stream's; None where only Spark knows it, and then Spark has types for it.
+
+    Raises
+    ------
+    TypeError
+        If it cannot be called, or Spark or Parquet has no type for a column.
+    """
+    if hasattr(writer, "write_accepted"):
+        if schema is not None and isinstance(writer, ParquetSink):
+            writer.check(name, schema)
+        return
+    if not callable(getattr(writer, "write", writer)):
+        raise TypeError(
+            f"sink {name!r} must be a function of (DataFrame, batch id) or have such a method "
+            f"'write', got {type(writer).__name__}"
+        )
+    for field in schema or ():
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException:
+            raise TypeError(
+                f"sink {name!r} is given a DataFrame, and Spark has no type for {field.type}, that "
+                f"of column {field.name!r}; have the bolt emit another type, or use to_parquet()"
+            ) from None
+
+
+def write_sink(writer: Any, accepted: Accepted) -> None:
+    """Give a writer the rows of a micro-batch; raises whatever it raises."""
+    if hasattr(writer, "write_accepted"):
+        writer.write_accepted(accepted)
+        return
+    write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
+    write(accepted.frame(), accepted.batch_id)
+
+
+def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> ParquetSink:
+    """Return a sink that writes a directory of Parquet files, with one below for each micro-batch.
+
+    Parameters
+    ----------
+    path : path
+        On a file system that driver and executors share.  ``batch_id=7/`` below it has the rows of
+        micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  It is renamed
+        into place when it is whole, and replaced when the micro-batch is written again.
+    compression : str, default "snappy"
+        The codec of the files: anything that pyarrow has.
+
+    Returns
+    -------
+    ParquetSink
+
+    Raises
+    ------
+    TypeError
+        If `path` is no path.
+    ValueError
+        If it is a URI of another scheme than ``file``, or there is no such codec.
+    """
+    return ParquetSink(path, compression=compression)
+
+
+class ParquetSink:
+    """What `to_parquet` returns."""
+
+    def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
+        given = os.fspath(path)
+        if not isinstance(given, str):
+            raise TypeError(f"path must be a str or a path, got {type(path).__name__}")
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", given)
+        if scheme is not None and scheme[1] != "file":
+            raise ValueError(
+                f"path must be on a file system that driver and executors share, got {given!r}; "
+                f"for {scheme[1]}: mount it, or write a function of (DataFrame, batch id)"
+            )
+        if scheme is not None:
+            given = re.sub(r"^file:(//[^/]*)?(?=/)", "", given)
+        if compression != "none" and not pa.Codec.is_available(compression):
+            raise ValueError(f"compression must be a codec that pyarrow has, got {compression!r}")
+        self.path = os.path.abspath(given)
+        self.compression = compression
+
+    def __repr__(self) -> str:
+        return f"to_parquet({self.path!r})"
+
+    def check(self, name: str, schema: pa.Schema) -> None:
+        """Raise TypeError if Parquet cannot hold a column."""
+        for field in schema:
+            try:
+                empty = pa.schema([field]).empty_table()
+                pq.write_table(empty, pa.BufferOutputStream())
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+                raise TypeError(
+                    f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
+                    f"{field.type} ({error}); have the bolt emit another type"
+                ) from None
+
+    def write(self, frame: DataFrame, batch_id: int) -> None:
+        """Write the rows of any DataFrame as those of a micro-batch."""
+        schema = to_arrow_schema(frame.schema, timezone="UTC")
+        stage, compression = self._stage(batch_id), self.compression
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _write_in_task(stage, compression, (_cast(each, schema) for each in batches))
+
+        self._finish(batch_id, stage, frame.mapInArrow(write, "name string").collect())
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Write the rows of a micro-batch, straight from the files that its run left."""
+        self._own(accepted)
+        paths, nonacked, compression = accepted.paths, accepted.nonacked, self.compression
+        stage = self._stage(accepted.batch_id)
+        size = sum(os.path.getsize(path) for path in paths)
+        if accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
+            all_rows = (batch for path in paths for batch in read_accepted(path, nonacked))
+            name = _write_part(stage, "part", compression, all_rows)
+            self._finish(accepted.batch_id, stage, [] if name is None else [(name,)])
+            return
+        tasks = min(len(paths), accepted.spark.sparkContext.defaultParallelism)
+
+        def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            mine = (paths[i] for batch in ids for i in batch.column(0).to_pylist())
+            rows = (batch for path in mine for batch in read_accepted(path, nonacked))
+            yield from _write_in_task(stage, compression, rows)
+
+        jobs = accepted.spark.range(0, len(paths), 1, tasks).mapInArrow(write, "name string")
+        self._finish(accepted.batch_id, stage, jobs.collect())
+
+    def _own(self, accepted: Accepted) -> None:
+        """Refuse a directory in which another query's micro-batches have the same numbers."""
+        owner = {"deployment": accepted.deployment, "sink": accepted.sink}
+        note = os.path.join(self.path, _OWNER)
+        try:
+            with open(note, encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            os.makedirs(self.path, exist_ok=True)
+            if any(name.startswith("batch_id=") for name in os.listdir(self.path)):
+                found = "something else"
+            else:
+                _replace_file(note, json.dumps(owner))
+                found = owner
+        except ValueError:
+            found = "something else"
+        if found != owner:
+            raise FileExistsError(
+                f"{self.path} has micro-batches that are not of this checkpoint and sink; give "
+                "the sink a directory of its own, or remove this one with its checkpoint"
+            )
+
+    def _stage(self, batch_id: int) -> str:
+        """Make an empty directory for files in the making; readers do not look into it."""
+        stage = os.path.join(self.path, f"_batch_id={batch_id}.tmp")
+        shutil.rmtree(stage, ignore_errors=True)
+        os.makedirs(os.path.join(stage, "whole"))
+        os.makedirs(os.path.join(stage, "parts"))
+        return stage
+
+    def _finish(self, batch_id: int, stage: str, names: Iterable[Any]) -> None:
+        """Move the files of tasks that counted into place."""
+        # Files of other attempts, or of a task that goes on though given up, stay behind.
+        whole = os.path.join(stage, "whole")
+        written = sorted(row[0] for row in names)
+        for i, name in enumerate(written):
+            os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}.parquet")
+        reach("in-sink", batch_id)
+        final = os.path.join(self.path, f"batch_id={batch_id}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(final, os.path.join(stage, "replaced"))
+        if written:
+            _sync_directory(whole)
+            os.rename(whole, final)
+        _sync_directory(self.path)
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _write_in_task(
+    stage: str, compression: str, rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write a task's rows, and yield the name of its file if there are any."""
+    context = TaskContext.get()
+    assert context is not None
+    # The attempt's own name: two copies of a task may run at once.
+    part = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
+    name = _write_part(stage, part, compression, rows)
+    if name is not None:
+        yield pa.RecordBatch.from_pydict({"name": [name]})
+
+
+def _write_part(
+    stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]
+) -> str | None:
+    """Write rows to one Parquet file and to the disk; return its name, None if there are none."""
+    writer = None
+    file = None
+    try:
+        for table in _gathered(batches):
+            if writer is None:
+                file = open(os.path.join(stage, "parts", name), "wb")  # noqa: SIM115
+                writer = pq.ParquetWriter(file, table.schema, compression=compression)
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+        if writer is None or file is None:
+            return None
+        writer.close()
+        file.flush()
+        # The micro-batch will be marked as done, on the disk.
+        os.fsync(file.fileno())
+        return name
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Put batches together to row groups."""
+    found: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        found.append(batch)
+        rows += len(batch)
+        size += batch.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(found)
+            found, rows, size = [], 0, 0
+    if found:
+        yield pa.Table.from_batches(found)
+
+
+def _replace_file(path: str, text: str) -> None:
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _sync_directory(path: str) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
