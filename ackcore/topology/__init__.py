@@ -1,0 +1,68 @@
+"""Topologies: spouts, bolts, and the streams between them, declared and checked.
+
+Write bolts, declare them to a `TopologyBuilder`, and `build` it:
+
+    builder = TopologyBuilder()
+    builder.spout("lines", lines)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("count", Count()).fields("split", "word")
+    builder.sink("count", write_counts)
+    topology = builder.build(max_attempts=3)
+    print(topology.explain())
+
+Nothing on this floor runs anything; `ackcore.spark` does.
+"""
+
+from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, TopologyError
+from ackcore.topology.components import (
+    DEFAULT_STREAM,
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Component,
+    Context,
+    Reject,
+)
+from ackcore.topology.groupings import (
+    All,
+    Fields,
+    Global,
+    Grouping,
+    LocalOrShuffle,
+    PartialKey,
+    Shuffle,
+)
+from ackcore.topology.layout import Edge, Layout
+from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
+from ackcore.topology.settings import Settings
+from ackcore.topology.tuples import Reason, Tuple
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "All",
+    "BasicBolt",
+    "BatchBolt",
+    "Bolt",
+    "BoltDeclarer",
+    "BoltSpec",
+    "Component",
+    "Context",
+    "Edge",
+    "Fields",
+    "Global",
+    "Grouping",
+    "Input",
+    "Layout",
+    "LocalOrShuffle",
+    "PartialKey",
+    "Reason",
+    "Reject",
+    "Settings",
+    "Shuffle",
+    "Sink",
+    "Spout",
+    "Topology",
+    "TopologyBuilder",
+    "TopologyError",
+    "Tuple",
+]

@@ -1,0 +1,26 @@
+"""How a refusal says what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+
+def near_miss(name: str, known: Sequence[str], what: str) -> str:
+    """Return the way out for a name that is none of the known ones.
+
+    ``did you mean 'word'?`` if one is near, and else all of them: ``the fields are 'n', 'word'``.
+    """
+    folded = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {folded[near[0]]!r}?"
+    if not known:
+        return f"there are no {what}"
+    return f"the {what} are {listed(known)}"
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Return names in quotes; of very many, the first."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

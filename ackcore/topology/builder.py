@@ -1,0 +1,366 @@
+"""Declaring a topology: components and who reads whom, then one check of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ackcore.topology import checks
+from ackcore.topology.components import (
+    DEFAULT_STREAM,
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Component,
+    output_streams,
+    refuse_unrunnable,
+)
+from ackcore.topology.explain import explain
+from ackcore.topology.groupings import (
+    All,
+    Fields,
+    Global,
+    Grouping,
+    LocalOrShuffle,
+    PartialKey,
+    Shuffle,
+)
+from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout
+from ackcore.topology.settings import Settings, check_keywords
+
+#: What tells a Kafka record from all others, and all columns that Spark's Kafka source has.
+_KAFKA_ID = ("topic", "partition", "offset")
+_KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
+_KAFKA_OPTIONAL = {"headers"}
+
+
+class TopologyError(ValueError):
+    """A topology that cannot be built.
+
+    Parameters
+    ----------
+    problems : tuple of str
+        Everything that is wrong with it.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        if len(self.problems) == 1:
+            super().__init__(self.problems[0])
+        else:
+            lines = [f"{at}. {problem}" for at, problem in enumerate(self.problems, 1)]
+            super().__init__("\n".join([f"{len(lines)} things are wrong:", *lines]))
+
+    def __reduce__(self) -> tuple[type[TopologyError], tuple[tuple[str, ...]]]:
+        return TopologyError, (self.problems,)
+
+
+@dataclass(frozen=True, eq=False)
+class Topology(Parts):
+    """Spouts, bolts and sinks that fit together, and how they are to run.
+
+    Made by `TopologyBuilder.build`.
+
+    Parameters
+    ----------
+    spouts, bolts, sinks : mapping from str to Spout, BoltSpec and Sink
+        By name, as declared.
+    settings : Settings
+        How it runs.
+    """
+
+    settings: Settings
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
+
+    def explain(self) -> str:
+        """Return a drawing: components by stage, streams, groupings, and what is shuffled."""
+        return explain(self, self.fingerprint)
+
+
+class BoltDeclarer:
+    """Says what a bolt reads; every method returns the declarer, so that they can be chained."""
+
+    def __init__(self, name: str, bolt: Component, parallelism: int | None) -> None:
+        self.name = name
+        self.component = bolt
+        self.parallelism = parallelism
+        self.inputs: list[Input] = []
+
+    def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Read a stream, spread evenly over the bolt's tasks if it was given a parallelism."""
+        return self._read(component, stream, Shuffle())
+
+    def fields(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Read a stream so that tuples which agree in the fields come to one task."""
+        return self._read(component, stream, Fields(_names_of(fields, "fields")))
+
+    def partial_key(
+        self, component: str, *fields: str, stream: str = DEFAULT_STREAM
+    ) -> BoltDeclarer:
+        """Read a stream so that tuples which agree in the fields come to one of two tasks."""
+        return self._read(component, stream, PartialKey(_names_of(fields, "partial_key")))
+
+    def all(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Read a stream in every task, each a copy."""
+        return self._read(component, stream, All())
+
+    def global_(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Read a stream in one task."""
+        return self._read(component, stream, Global())
+
+    global_grouping = global_
+
+    def local_or_shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Read a stream, each tuple in the task that it is in."""
+        return self._read(component, stream, LocalOrShuffle())
+
+    def _read(self, component: str, stream: str, grouping: Grouping) -> BoltDeclarer:
+        _check_name(component, "component", "the name of what is read")
+        _check_name(stream, "stream", "the name of a stream")
+        self.inputs.append(Input(component, stream, grouping))
+        return self
+
+
+class TopologyBuilder:
+    """Takes declarations in any order; `build` checks them and makes a `Topology`.
+
+    A mistake in an argument's type is raised where it is made, and everything else by `build`.
+    """
+
+    def __init__(self) -> None:
+        self._spouts: list[Spout] = []
+        self._bolts: list[BoltDeclarer] = []
+        self._sinks: list[Sink] = []
+
+    def spout(
+        self,
+        name: str,
+        source: Any,
+        *,
+        message_id: str | Sequence[str] | None = None,
+        tracked: bool = True,
+        unique: bool = False,
+    ) -> None:
+        """Declare where records come from.
+
+        Parameters
+        ----------
+        name : str
+            Of the component; its one stream is ``"default"``.
+        source : DataFrame
+            Streaming or bounded.
+        message_id : str or sequence of str, optional
+            The columns that tell one record from all others.  Left out, ids are stamped from
+            positions, unless the columns are those of Spark's Kafka source: then they are
+            ``("topic", "partition", "offset")``, and known to be unique if it has them all.
+        tracked : bool, default True
+            Whether its records are tracked and retried; those of an untracked spout are not.
+        unique : bool, default False
+            Whether `message_id` is known to be unique, so that nothing need check it.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        """
+        _check_name(name, "name", "the name of the spout")
+        fields = _columns_of(source)
+        ids = _message_id(message_id)
+        if ids is None:
+            ids = ()
+            if {*_KAFKA_ID, "value"} <= set(fields):
+                # With columns taken away or added it may have been exploded, and is checked.
+                ids, unique = _KAFKA_ID, unique or set(fields) - _KAFKA_OPTIONAL == _KAFKA
+        self._spouts.append(Spout(name, source, fields, ids, bool(tracked), bool(unique)))
+
+    def bolt(self, name: str, bolt: Component, *, parallelism: int | None = None) -> BoltDeclarer:
+        """Declare a bolt.
+
+        Parameters
+        ----------
+        name : str
+            Of the component.
+        bolt : Bolt, BasicBolt or BatchBolt
+            An instance; it is pickled, and every task has a copy.
+        parallelism : int, optional
+            How many tasks it is to have; left out, as many as there are.
+
+        Returns
+        -------
+        BoltDeclarer
+            To say what it reads.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        """
+        _check_name(name, "name", "the name of the bolt")
+        if isinstance(bolt, type):
+            raise TypeError(
+                f"bolt {name!r} must be an instance, got the class {bolt.__name__}; "
+                f"pass {bolt.__name__}(...)"
+            )
+        if not isinstance(bolt, Bolt | BasicBolt | BatchBolt):
+            raise TypeError(
+                f"bolt {name!r} must be a Bolt, a BasicBolt or a BatchBolt, "
+                f"got {type(bolt).__name__}; derive its class from one of them"
+            )
+        try:
+            refuse_unrunnable(bolt)
+        except TypeError as error:
+            raise TypeError(f"bolt {name!r}: {error}") from None
+        if parallelism is not None and (
+            isinstance(parallelism, bool) or not isinstance(parallelism, int)
+        ):
+            raise TypeError(
+                f"parallelism of bolt {name!r} must be an integer or None, "
+                f"got {type(parallelism).__name__} {parallelism!r}"
+            )
+        declarer = BoltDeclarer(name, bolt, parallelism)
+        self._bolts.append(declarer)
+        return declarer
+
+    def sink(
+        self, component: str, writer: Any, *, stream: str = DEFAULT_STREAM, name: str | None = None
+    ) -> None:
+        """Declare who is given the rows of a stream.
+
+        Parameters
+        ----------
+        component : str
+            Whose stream: of a bolt or a spout.
+        writer : callable or object with a ``write``
+            Called with a DataFrame and the batch id.
+        stream : str, default "default"
+            Which stream.
+        name : str, optional
+            Of the sink: left out, ``component`` or ``component.stream``.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        """
+        _check_name(component, "component", "the name of what is written")
+        _check_name(stream, "stream", "the name of a stream")
+        if name is None:
+            name = component if stream == DEFAULT_STREAM else f"{component}.{stream}"
+        _check_name(name, "name", "the name of the sink")
+        if isinstance(writer, type):
+            raise TypeError(
+                f"writer of sink {name!r} must be a function or an object, "
+                f"got the class {writer.__name__}; pass {writer.__name__}(...)"
+            )
+        if not callable(writer) and not callable(getattr(writer, "write", None)):
+            raise TypeError(
+                f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or have a "
+                f"method write(DataFrame, batch_id), got {type(writer).__name__}"
+            )
+        self._sinks.append(Sink(name, component, stream, writer))
+
+    def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
+        """Check everything, and return the topology.
+
+        Parameters
+        ----------
+        settings : Settings, optional
+            How it runs; left out, the defaults.
+        **keywords
+            Single settings, which count for more.
+
+        Returns
+        -------
+        Topology
+
+        Raises
+        ------
+        TopologyError
+            If the declarations do not fit together; it lists everything that is wrong.
+        TypeError, ValueError
+            If a setting is wrong.
+        """
+        if settings is None:
+            settings = Settings()
+        elif not isinstance(settings, Settings):
+            raise TypeError(
+                f"settings must be Settings, got {type(settings).__name__}; "
+                "single ones are given by keyword: build(max_attempts=3)"
+            )
+        check_keywords(keywords)
+        settings = replace(settings, **keywords)
+        found: list[str] = []
+        broken: set[str] = set()
+        bolts: list[BoltSpec] = []
+        for declared in self._bolts:
+            try:
+                schemas = output_streams(declared.component)
+            except (TypeError, ValueError) as error:
+                found.append(f"bolt {declared.name!r}: {error}")
+                broken.add(declared.name)
+                schemas = {}
+            bolts.append(
+                BoltSpec(
+                    declared.name,
+                    declared.component,
+                    schemas,
+                    declared.parallelism,
+                    tuple(declared.inputs),
+                )
+            )
+        found.extend(checks.problems(self._spouts, bolts, self._sinks, broken))
+        if found:
+            raise TopologyError(found)
+        return Topology(
+            spouts={spout.name: spout for spout in self._spouts},
+            bolts={bolt.name: bolt for bolt in bolts},
+            sinks={sink.name: sink for sink in self._sinks},
+            settings=settings,
+        )
+
+
+def _check_name(name: Any, argument: str, must_be: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be {must_be}, got {type(name).__name__} {name!r}")
+
+
+def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
+    for field in fields:
+        if not isinstance(field, str):
+            raise TypeError(
+                f"fields must be names, got {type(field).__name__} {field!r}; "
+                f"pass them one by one: .{method}(component, 'a', 'b')"
+            )
+    return tuple(fields)
+
+
+def _columns_of(source: Any) -> tuple[str, ...]:
+    columns: Any = getattr(source, "columns", None)
+    named = isinstance(columns, Iterable) and not isinstance(columns, str)
+    names = tuple(columns) if named else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            "source must be a DataFrame, whose .columns are names, "
+            f"got {type(source).__name__}; spark.createDataFrame(...) makes one"
+        )
+    return names
+
+
+def _message_id(columns: Any) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else columns
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            "message_id must be the name of a column or a list of them, "
+            f"got {type(columns).__name__} {columns!r}"
+        )
+    if not names:
+        raise ValueError(
+            "message_id must name at least one column, got none; "
+            "leave it out and ids are stamped from positions"
+        )
+    return tuple(names)

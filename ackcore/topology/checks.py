@@ -1,0 +1,307 @@
+"""What is refused of a topology, and in which words.
+
+Every problem is found before any is reported, so that a topology is mended in one go.  What hangs
+from a mistake is not reported beside it: a stream of a component that is not declared, say, is not
+missed as well.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.topology._words import listed, near_miss
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.groupings import Fields, PartialKey
+from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
+from ackcore.topology.settings import MAX_PARALLELISM
+
+#: What our own columns begin with, beside a user's.
+RESERVED = "_ackcore_"
+MAX_NAME = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def problems(
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink], broken: set[str]
+) -> Iterator[str]:
+    """Yield all that is wrong with a topology.
+
+    Parameters
+    ----------
+    spouts, bolts, sinks : sequence
+        As declared; several may have one name.
+    broken : set of str
+        Bolts of which nobody knows what they emit, since their outputs were refused.
+    """
+    yield from _names(spouts, bolts, sinks)
+    for spout in spouts:
+        yield from _spout(spout)
+    for bolt in bolts:
+        yield from _bolt(bolt)
+    yield from _shared(bolts)
+    streams = {spout.name: {DEFAULT_STREAM: _Stream(spout.fields)} for spout in spouts} | {
+        bolt.name: {
+            stream: _Stream(schema.names, schema) for stream, schema in bolt.schemas.items()
+        }
+        for bolt in bolts
+    }
+    find = _finder(streams, {spout.name for spout in spouts}, broken)
+    for bolt in bolts:
+        for each in bolt.inputs:
+            found = find(f"bolt {bolt.name!r}", each.component, each.stream)
+            if isinstance(found, str):
+                yield found
+            yield from _grouping(bolt, each, found if isinstance(found, _Stream) else None)
+            if isinstance(found, _Stream):
+                yield from _wanted(bolt, each, found)
+    for sink in sinks:
+        found = find(f"sink {sink.name!r}", sink.component, sink.stream)
+        if isinstance(found, str):
+            yield found
+    yield from _unread(spouts, bolts, sinks)
+    yield from _cycle(bolts)
+
+
+class _Stream:
+    """What is known of a stream: its fields, and of a bolt's their types."""
+
+    def __init__(self, fields: Sequence[str], schema: pa.Schema | None = None) -> None:
+        self.fields = tuple(fields)
+        self.schema = schema
+
+    def type_of(self, field: str) -> pa.DataType | None:
+        return None if self.schema is None else self.schema.field(field).type
+
+
+def _names(
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+) -> Iterator[str]:
+    if not spouts:
+        yield "the topology has no spout; declare one with .spout(name, source)"
+    components = [("spout", spout.name) for spout in spouts]
+    components += [("bolt", bolt.name) for bolt in bolts]
+    for kind, name in (*components, *(("sink", sink.name) for sink in sinks)):
+        yield from _name(kind, name)
+    yield from _twice("components", components)
+    yield from _twice("sinks", [("sink", sink.name) for sink in sinks])
+
+
+def _name(what: str, name: str) -> Iterator[str]:
+    if name.lower().startswith(RESERVED):
+        yield f"{what} {name!r} must not begin with {RESERVED!r}, as our own names do; rename it"
+    elif not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+        usable = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+        usable = (usable if re.match(r"[A-Za-z_]", usable) else f"_{usable}")[:MAX_NAME]
+        got = f"got {len(name)} characters" if len(name) > MAX_NAME else f"got {name!r}"
+        yield (
+            f"the name of {what} {name!r} must be 1 to {MAX_NAME} letters, digits, '_', '.' or "
+            f"'-', the first a letter or '_', since files are named after it; {got}"
+            + (f": {usable!r} would do" if name else "")
+        )
+
+
+def _twice(what: str, named: Sequence[tuple[str, str]]) -> Iterator[str]:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for kind, name in named:
+        groups.setdefault(name.lower(), []).append((kind, name))
+    for group in groups.values():
+        if len(group) == 1:
+            continue
+        names = sorted({name for _, name in group})
+        if len(names) > 1:
+            yield (
+                f"{what} {' and '.join(map(repr, names))} differ only in case, which neither "
+                "Spark's columns nor every file system tells apart; rename one"
+            )
+        else:
+            kinds = ", ".join(f"a {kind}" for kind, _ in group)
+            yield f"{len(group)} {what} are named {names[0]!r} ({kinds}); rename all but one"
+
+
+def _spout(spout: Spout) -> Iterator[str]:
+    who = f"spout {spout.name!r}"
+    yield from _field_names(f"the source of {who}", spout.fields, "drop or rename one")
+    if len(set(spout.message_id)) < len(spout.message_id):
+        yield f"message_id of {who} must name a column once, got {listed(spout.message_id)}"
+    for column in dict.fromkeys(spout.message_id):
+        if column not in spout.fields:
+            yield (
+                f"message_id of {who} names {column!r}, which its source does not have; "
+                f"{near_miss(column, spout.fields, 'columns')}"
+            )
+    if spout.unique and not spout.message_id:
+        yield (
+            f"unique=True of {who} says that its message ids need no check, and it has none; "
+            "name their columns in message_id, or leave unique out"
+        )
+
+
+def _bolt(bolt: BoltSpec) -> Iterator[str]:
+    who = f"bolt {bolt.name!r}"
+    if not bolt.inputs:
+        yield (
+            f"{who} reads nothing; give it an input, "
+            f"such as .bolt({bolt.name!r}, ...).shuffle(<component>)"
+        )
+    if bolt.parallelism is not None and not 1 <= bolt.parallelism <= MAX_PARALLELISM:
+        yield (
+            f"parallelism of {who} must be in 1..{MAX_PARALLELISM}, got {bolt.parallelism}; "
+            "leave it out for as many tasks as there are"
+        )
+    seen = set()
+    for each in bolt.inputs:
+        if (each.component, each.stream) in seen:
+            yield (
+                f"{who} reads {_words(each.component, each.stream)} twice; "
+                "a bolt reads a stream by one grouping, so take the other away"
+            )
+        seen.add((each.component, each.stream))
+    for stream, schema in bolt.schemas.items():
+        yield from _name(f"stream of {who},", stream)
+        words = _words(bolt.name, stream)
+        yield from _field_names(words, schema.names, "rename one in outputs")
+    wanted: Any = getattr(bolt.component, "inputs", None)
+    if wanted is not None and not isinstance(wanted, pa.Schema):
+        yield (
+            f"inputs of {who} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
+            "pyarrow.schema(...) makes one"
+        )
+
+
+def _field_names(what: str, names: Sequence[str], way_out: str) -> Iterator[str]:
+    if not names:
+        yield f"{what} has no fields; a tuple has at least one"
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield f"{what} has {names.count(name)} fields named {name!r}; {way_out}"
+        if name.lower().startswith(RESERVED):
+            yield (
+                f"{what} has a field named {name!r}, and names that begin with {RESERVED!r} "
+                "are our own; rename it"
+            )
+
+
+def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
+    owners: dict[int, list[str]] = {}
+    for bolt in bolts:
+        owners.setdefault(id(bolt.component), []).append(bolt.name)
+    for bolt in bolts:
+        names = owners.pop(id(bolt.component), [])
+        if len(names) > 1:
+            made = type(bolt.component).__name__
+            yield (
+                f"bolts {' and '.join(map(repr, names))} are one and the same object, "
+                f"which can keep one collector only; make a {made}(...) for each"
+            )
+
+
+def _finder(
+    streams: Mapping[str, Mapping[str, _Stream]], spouts: set[str], broken: set[str]
+) -> Callable[[str, str, str], _Stream | str | None]:
+    """Return what looks a stream up: it, or what is wrong, or None if that was said already."""
+
+    def find(who: str, component: str, stream: str) -> _Stream | str | None:
+        if component not in streams:
+            return (
+                f"{who} reads {component!r}, which is not declared; "
+                f"{near_miss(component, list(streams), 'components')}"
+            )
+        known = streams[component]
+        if stream in known:
+            return known[stream]
+        if component in broken:
+            return None
+        missing = f"{who} reads stream {stream!r} of {component!r}, "
+        if component in spouts:
+            return missing + "which is a spout; a spout's one stream is 'default'"
+        if not known:
+            return missing + "which emits nothing; declare what it emits in its outputs"
+        return missing + f"which has none such; {near_miss(stream, list(known), 'streams')}"
+
+    return find
+
+
+def _grouping(bolt: BoltSpec, each: Input, found: _Stream | None) -> Iterator[str]:
+    keys = each.grouping.keys
+    how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
+    words = _words(each.component, each.stream)
+    if not keys and isinstance(each.grouping, (Fields, PartialKey)):
+        yield f"{how} on {words} names no field; name one, or use .global_() for a single task"
+    if len(set(keys)) < len(keys):
+        yield f"{how} on {words} must name a field once, got {listed(keys)}"
+    for key in dict.fromkeys(keys if found is not None else ()):
+        assert found is not None
+        if key not in found.fields:
+            yield (
+                f"{how} names field {key!r}, which {words} does not have; "
+                f"{near_miss(key, found.fields, 'fields')}"
+            )
+        elif (type_ := found.type_of(key)) is not None and _has_map(type_):
+            yield (
+                f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
+                "their entries in any order, so group by another field, or emit a sorted list"
+            )
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return True
+    return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
+
+
+def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
+    """What a bolt says that its inputs must have, beside perhaps other fields."""
+    wanted: Any = getattr(bolt.component, "inputs", None)
+    if not isinstance(wanted, pa.Schema):
+        return
+    words = _words(each.component, each.stream)
+    for field in wanted:
+        must = f"inputs of bolt {bolt.name!r} ask for '{field.name}: {field.type}', and {words}"
+        if field.name not in found.fields:
+            yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
+            continue
+        comes = found.type_of(field.name)
+        if comes is not None and comes != field.type:
+            yield f"{must} has '{field.name}: {comes}'; change the one or the other"
+
+
+def _unread(
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+) -> Iterator[str]:
+    read = {each.component for bolt in bolts for each in bolt.inputs}
+    read |= {sink.component for sink in sinks}
+    for spout in spouts:
+        if spout.name not in read:
+            yield (
+                f"nobody reads spout {spout.name!r}; let a bolt or a sink read it, or take it away"
+            )
+
+
+def _cycle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
+    names = {bolt.name for bolt in bolts}
+    graph = {
+        bolt.name: [each.component for each in bolt.inputs if each.component in names]
+        for bolt in bolts
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        circle: list[str] = error.args[1][:-1]
+        # From the one that was declared first, wherever the search happened to begin.
+        at = circle.index(min(circle, key=list(graph).index))
+        shown = " -> ".join([*circle[at:], *circle[: at + 1]])
+        yield (
+            f"bolts read one another in a circle: {shown}; a tree of tuples must end within its "
+            "micro-batch, so take one of these inputs away (what must come round again leaves "
+            "by a sink and comes in by a spout)"
+        )
+
+
+def _words(component: str, stream: str) -> str:
+    """A stream, as errors call it."""
+    return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"

@@ -1,0 +1,166 @@
+"""A topology, drawn: stages from top to bottom, and what crosses between them.
+
+A single line is a tuple that stays in its task, a double one is a tuple that is shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.layout import Edge, Layout
+from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
+
+_WIDTH = 100
+_RULE = 78
+
+
+def explain(parts: Parts, fingerprint: str) -> str:
+    """Return the drawing of a topology.
+
+    Parameters
+    ----------
+    parts : Parts
+        The topology.
+    fingerprint : str
+        To tell it from another by.
+
+    Returns
+    -------
+    str
+        Lines of at most 100 characters where names allow, without one at the end.
+    """
+    return "\n".join(_lines(parts, Layout.of(parts), fingerprint))
+
+
+def _lines(parts: Parts, layout: Layout, fingerprint: str) -> Iterator[str]:
+    yield f"topology {fingerprint[:12]}: {_summary(parts, layout)}"
+    for level in range(1, layout.depth + 1):
+        if level > 1:
+            yield from _exchange(layout, level - 1)
+        yield ""
+        yield f"stage {level}" + (", reads the source" if level == 1 else "")
+        blocks = [_spout(spout, parts, layout) for spout in parts.spouts.values() if level == 1]
+        blocks += [_bolt(parts.bolts[name], parts, layout) for name in layout.at(level)]
+        for at, block in enumerate(blocks):
+            if at:
+                yield ""
+            yield from (f"  {line}" for line in block)
+    yield from _end(layout)
+
+
+def _summary(parts: Parts, layout: Layout) -> str:
+    counted = [
+        _count(len(parts.spouts), "spout"),
+        _count(len(parts.bolts), "bolt"),
+        _count(len(parts.sinks), "sink"),
+        _count(layout.depth, "stage"),
+        _count(layout.exchanges, "shuffle"),
+    ]
+    return ", ".join(counted)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def _spout(spout: Spout, parts: Parts, layout: Layout) -> list[str]:
+    if spout.message_id:
+        known = "unique" if spout.unique else "checked to be unique"
+        ids = f"message id ({', '.join(spout.message_id)}), {known}"
+    else:
+        ids = "message ids are stamped"
+    tracked = ids if spout.tracked else "untracked: a record that fails is not retried"
+    stream = f"{DEFAULT_STREAM} {_fields(spout.fields)}"
+    branches = [(stream, _readers(spout.name, DEFAULT_STREAM, parts, layout))]
+    return [f"spout {spout.name}: {tracked}", *_tree(branches)]
+
+
+def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
+    asked = "" if bolt.parallelism is None else f", parallelism {bolt.parallelism}"
+    branches = []
+    for stream, schema in bolt.schemas.items():
+        fields = _fields([f"{field.name}: {field.type}" for field in schema])
+        branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
+    return [f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}", *_tree(branches)]
+
+
+def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Draw streams, and below each who reads it."""
+    for at, (stream, readers) in enumerate(branches):
+        last = at == len(branches) - 1
+        yield f"{'└' if last else '├'}─ {stream}"
+        for number, reader in enumerate(readers):
+            corner = "└" if number == len(readers) - 1 else "├"
+            yield f"{' ' if last else '│'}  {corner}{reader}"
+
+
+def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
+    readers = [_reader(edge) for edge in layout.out(component, stream)]
+    readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
+    return readers or ["─ nobody reads it"]
+
+
+def _reader(edge: Edge) -> str:
+    if not edge.moves:
+        return f"──▶ {edge.target}: {edge.grouping}, in the same task"
+    return f"══▶ {edge.target}: {edge.grouping}, to stage {edge.level_to}{_stays(edge)}"
+
+
+def _stays(edge: Edge) -> str:
+    """A tuple that crosses only because the bolt is further on goes to the task of its number."""
+    return "" if edge.spreads else ", partition by partition"
+
+
+def _sinks(parts: Parts, component: str, stream: str) -> list[Sink]:
+    return [s for s in parts.sinks.values() if (s.component, s.stream) == (component, stream)]
+
+
+def _sink(sink: Sink) -> str:
+    writer = getattr(sink.writer, "__name__", type(sink.writer).__name__)
+    return f"──▶ sink {sink.name}: {writer}"
+
+
+def _exchange(layout: Layout, level: int) -> Iterator[str]:
+    yield ""
+    yield _rule("shuffle")
+    edges = layout.crossing(level)
+    names = [_source(edge) for edge in edges]
+    width = max(len(name) for name in names)
+    for name, edge in zip(names, edges, strict=True):
+        note = _stays(edge)
+        if edge.level_to > level + 1:
+            note += f", unopened until stage {edge.level_to}"
+        elif edge.level_from < level:
+            note += f", unopened since stage {edge.level_from}"
+        yield f"  {name:<{width}} ══▶ {edge.target}: {edge.grouping}{note}"
+
+
+def _source(edge: Edge) -> str:
+    return edge.source if edge.stream == DEFAULT_STREAM else f"{edge.source}.{edge.stream}"
+
+
+def _end(layout: Layout) -> Iterator[str]:
+    yield ""
+    if not layout.settles:
+        yield _rule("no shuffle")
+        yield "  each task settles its own records"
+        return
+    yield _rule("settle")
+    yield "  every tracked record ends ACKED, waiting for its retry, or in the dead letters"
+    if layout.checks_unique:
+        yield "  message ids are checked: one that comes twice in a micro-batch fails by name"
+
+
+def _rule(word: str) -> str:
+    return f"══ {word} {'═' * (_RULE - len(word) - 4)}"
+
+
+def _fields(fields: Sequence[str]) -> str:
+    """``(word, n)``; as many as fit in a line."""
+    room = _WIDTH - 24
+    shown = list(fields)
+    while len(shown) > 1 and len(", ".join(shown)) > room:
+        shown.pop()
+    more = len(fields) - len(shown)
+    return f"({', '.join(shown)}{f', and {more} more' if more else ''})"

@@ -1,0 +1,291 @@
+"""How a topology runs: retries, sinks and sizes, in one typed object.
+
+From the code that builds the topology, or from a TOML file and the environment:
+
+    Settings(max_attempts=3)
+    Settings.load("topology.toml")      # the table [ackcore], then ACKCORE_MAX_ATTEMPTS and so on
+
+What is not known is an error that says what was probably meant: a setting that silently does
+nothing is found when the records are gone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pkgutil
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ackcore.topology._words import near_miss
+
+_PREFIX = "ACKCORE_"
+#: Variables of that prefix that others read: the backends, the build, the tests and the benches.
+_NOT_SETTINGS = frozenset(
+    _PREFIX + name
+    for name in (
+        "ANNOTATE",
+        "BACKEND",
+        "BENCH_ROWS",
+        "CHECKED",
+        "CPU",
+        "FAILPOINTS",
+        "GOLDEN",
+        "HYPOTHESIS",
+        "REQUIRE_NATIVE",
+        "SANITIZE",
+    )
+)
+
+#: A root id has 6 bits for the attempt; the last few are left unused.
+MAX_ATTEMPTS = 60
+#: A root id has 16 bits for the partition.
+MAX_PARALLELISM = 1 << 16
+#: No wait is longer than a year, so that no sum of them leaves 64 bits.
+MAX_WAIT_MS = 366 * 24 * 3600 * 1000
+
+
+class _Range(NamedTuple):
+    least: int
+    most: int | None = None
+    optional: bool = False
+
+    def __str__(self) -> str:
+        size = f"of at least {self.least}" if self.most is None else f"in {self.least}..{self.most}"
+        return f"an integer {size}" + (", or None" if self.optional else "")
+
+
+_RANGES = {
+    "max_attempts": _Range(1, MAX_ATTEMPTS),
+    "backoff_ms": _Range(1, MAX_WAIT_MS),
+    "max_backoff_ms": _Range(1, MAX_WAIT_MS),
+    "max_waiting": _Range(0),
+    "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
+    "chunk_rows": _Range(1),
+    "sink_attempts": _Range(1),
+    "sink_backoff_ms": _Range(1, MAX_WAIT_MS),
+    "run_attempts": _Range(1),
+    "careful_after": _Range(0),
+    "heartbeat_ms": _Range(1, MAX_WAIT_MS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a topology, checked.
+
+    Parameters
+    ----------
+    max_attempts : int, default 5
+        How often a record is executed before it goes to the dead letters, the first time included.
+    backoff_ms : int, default 1000
+        The longest wait before the second attempt; it doubles with each further one.  How long
+        the wait is in the end, from 1 ms up, is drawn for each message and attempt.
+    max_backoff_ms : int, default 300000
+        Where the doubling stops.
+    max_waiting : int, default 1000000
+        How many records may wait for a retry; what fails beyond goes to the dead letters.
+    parallelism : int, optional
+        How many tasks there are behind every exchange; None for the session's default.
+    chunk_rows : int, default 65536
+        How many rows a bolt is given at a time, at most.
+    reject : list of exception classes or of their names, default ()
+        What sends a record to the dead letters at once when a bolt raises it.  Names are
+        ``"ValueError"`` or ``"package.module.Class"``; the attribute holds classes.
+    sink_attempts : int, default 5
+        How often a sink is called with a micro-batch before the query stops.
+    sink_backoff_ms : int, default 1000
+        The wait before a sink is called again; it doubles each time.
+    run_attempts : int, default 8
+        How often a micro-batch is run before the query stops.
+    careful_after : int, default 2
+        After how many failed runs a micro-batch is run so that a record that kills its worker
+        process is found.
+    heartbeat_ms : int, default 200
+        How often to look whether a retry is due while no new data arrives.
+
+    Raises
+    ------
+    TypeError
+        If a setting is of another type.
+    ValueError
+        If it is out of range, or `reject` names what is no exception class.
+    """
+
+    max_attempts: int = 5
+    backoff_ms: int = 1_000
+    max_backoff_ms: int = 300_000
+    max_waiting: int = 1_000_000
+    parallelism: int | None = None
+    chunk_rows: int = 1 << 16
+    reject: tuple[type[Exception], ...] = ()
+    sink_attempts: int = 5
+    sink_backoff_ms: int = 1_000
+    run_attempts: int = 8
+    careful_after: int = 2
+    heartbeat_ms: int = 200
+
+    def __post_init__(self) -> None:
+        for name, allowed in _RANGES.items():
+            _check(name, getattr(self, name), allowed)
+        if self.max_backoff_ms < self.backoff_ms:
+            raise ValueError(
+                f"max_backoff_ms must be at least backoff_ms, got {self.max_backoff_ms} and "
+                f"{self.backoff_ms}; raise the one or lower the other"
+            )
+        object.__setattr__(self, "reject", _exception_classes(self.reject))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all settings."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def load(
+        cls,
+        toml: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        **overrides: Any,
+    ) -> Settings:
+        """Read settings from a TOML file and the environment.
+
+        A keyword counts for more than a variable, a variable for more than the file, and the file
+        for more than the default.
+
+        Parameters
+        ----------
+        toml : path, optional
+            A file with a table ``[ackcore]``; its other tables are not looked at.
+        environ : mapping from str to str, default os.environ
+            Where to look for ``ACKCORE_<SETTING>``; several names in ``ACKCORE_REJECT`` are
+            separated by commas.
+        **overrides
+            Settings as keywords.
+
+        Returns
+        -------
+        Settings
+
+        Raises
+        ------
+        TypeError
+            If a keyword is no setting, or a setting is of another type.
+        ValueError
+            If the file or the environment has a setting that is not known or out of range, or
+            the file is not TOML or has no such table.
+        """
+        check_keywords(overrides)
+        given: dict[str, Any] = {}
+        sources: list[tuple[str, dict[str, Any]]] = []
+        if toml is not None:
+            sources.append((f" in {os.fspath(toml)}", _from_toml(Path(toml))))
+        sources.append((" in the environment", _from_environ(environ)))
+        for where, found in sources:
+            _check_in_place(found, where)
+            given.update(found)
+        return cls(**{**given, **overrides})
+
+
+def check_keywords(keywords: Iterable[str]) -> None:
+    """Refuse keywords that are no settings."""
+    for name in keywords:
+        if name not in Settings.names():
+            raise TypeError(
+                f"{name!r} is not a setting; {near_miss(name, Settings.names(), 'settings')}"
+            )
+
+
+def _check(name: str, value: Any, allowed: _Range, where: str = "") -> None:
+    if value is None and allowed.optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}{where} must be {allowed}, got {type(value).__name__} {value!r}")
+    if value < allowed.least or (allowed.most is not None and value > allowed.most):
+        raise ValueError(f"{name}{where} must be {allowed}, got {value}")
+
+
+def _check_in_place(found: Mapping[str, Any], where: str) -> None:
+    """Check what one source says by itself, so that an error can tell which one it was."""
+    for name, value in found.items():
+        if name in _RANGES:
+            _check(name, value, _RANGES[name], where)
+        else:
+            _exception_classes(value, where)
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    table = document.get("ackcore")
+    if not isinstance(table, dict):
+        raise ValueError(
+            f"{path} must have a table [ackcore] with the settings; "
+            f"{near_miss('ackcore', list(document), 'top-level names')}"
+        )
+    for name in table:
+        if name not in Settings.names():
+            raise ValueError(
+                f"{path}: [ackcore] has {name!r}, which is not a setting; "
+                f"{near_miss(name, Settings.names(), 'settings')}"
+            )
+    return table
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {_PREFIX + name.upper(): name for name in Settings.names()}
+    found: dict[str, Any] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(_PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        if variable not in known:
+            raise ValueError(
+                f"{variable} in the environment is not a setting; "
+                f"{near_miss(variable, list(known), 'variables')}"
+            )
+        name, text = known[variable], environ[variable]
+        if name == "reject":
+            found[name] = [part.strip() for part in text.split(",") if part.strip()]
+            continue
+        try:
+            found[name] = int(text)
+        except ValueError:
+            raise ValueError(
+                f"{variable} in the environment must be {_RANGES[name]}, got {text!r}; "
+                "unset it for the default"
+            ) from None
+    return found
+
+
+def _exception_classes(reject: Any, where: str = "") -> tuple[type[Exception], ...]:
+    if isinstance(reject, (str, type)) or not isinstance(reject, Iterable):
+        raise TypeError(
+            f"reject{where} must be a list of exception classes or of their names, "
+            f"got {type(reject).__name__} {reject!r}; put it in brackets"
+        )
+    return tuple(_exception_class(item, where) for item in reject)
+
+
+def _exception_class(item: Any, where: str) -> type[Exception]:
+    found = item
+    if isinstance(item, str):
+        found = getattr(builtins, item, None)
+        if found is None:
+            try:
+                found = pkgutil.resolve_name(item)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ValueError(
+                    f"reject{where} has {item!r}, which cannot be found ({error}); give a "
+                    "builtin's name such as 'ValueError', or 'package.module.Class'"
+                ) from None
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        raise ValueError(
+            f"reject{where} must hold classes derived from Exception, got {item!r}; "
+            "only such a class can be what a bolt raises"
+        )
+    return found
