@@ -54,6 +54,7 @@ class SteadyClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
+        """Return milliseconds, never fewer than before."""
         with self._lock:
             now = self._clock() + self._ahead
             if now < self._last:

@@ -1,7 +1,7 @@
 """Sinks: what takes the rows of ACKED roots out of a micro-batch, each row once.
 
-A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may be
-called again with the same batch id and the same rows, after a crash or when it raised, and it must
+A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may
+be called again with the same batch id and the same rows, after a crash or when it raised, and must
 then replace what it wrote before: `to_parquet` does so with a directory for each micro-batch.  It
 is not called for a micro-batch that has no rows for it.
 
@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -33,9 +31,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ackcore._records import Int64s
 from ackcore.spark.failpoints import reach
-
-#: The columns of a work file that say which roots a row hangs from; a file has one of them.
-ROOT, ROOTS = "_ackcore_root", "_ackcore_roots"
+from ackcore.spark.files import sync_directory
+from ackcore.spark.workfiles import keep_acked, read_rows
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
 _DRIVER_ROWS = 1 << 17
@@ -85,7 +82,7 @@ class Accepted:
     def schema(self) -> pa.Schema:
         """Return the stream's schema."""
         with pa.memory_map(self.paths[0]) as file, pa.ipc.open_stream(file) as reader:
-            return _without_roots(reader.schema)
+            return pa.schema(list(reader.schema)[:-1])  # the last one holds the roots
 
     def frame(self) -> DataFrame:
         """Return the rows as a DataFrame, a partition for each file."""
@@ -112,55 +109,10 @@ def read_accepted(path: str, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     nonacked : numpy.ndarray of int64
         Sorted.
     """
-    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
-        schema = _without_roots(reader.schema)
-        for batch in reader:
-            if len(nonacked):
-                batch = batch.filter(pa.array(_acked(batch, nonacked)))
-            if len(batch):
-                yield batch.select(schema.names)
-
-
-def roots_of(batch: pa.RecordBatch) -> tuple[Int64s, Int64s | None]:
-    """Return the roots of a work file's rows: roots and offsets, None if each row has one or none.
-
-    Rows that hang from nothing have no root: they are left out of offsets, and where there are
-    none have the root 0 in a batch of which `_ackcore_root` is null.
-    """
-    if ROOT in batch.schema.names:
-        return pc.fill_null(batch.column(ROOT), 0).to_numpy(), None
-    lists = batch.column(ROOTS)
-    if lists.null_count:
-        lists = pc.coalesce(lists, pa.scalar([], lists.type))
-    sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    return lists.flatten().to_numpy(), offsets
-
-
-def among(roots: Int64s, some: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which roots are among some others, which are sorted and at least one."""
-    places = np.searchsorted(some, roots)
-    places[places == len(some)] = 0
-    found: np.ndarray[Any, np.dtype[np.bool_]] = some[places] == roots
-    return found
-
-
-def _acked(batch: pa.RecordBatch, nonacked: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows hang from none of these roots."""
-    roots, offsets = roots_of(batch)
-    bad = among(roots, nonacked)
-    if offsets is not None:
-        counts = np.zeros(len(bad) + 1, np.int64)
-        np.cumsum(bad, out=counts[1:])
-        bad = counts[offsets[1:]] > counts[offsets[:-1]]
-    elif batch.column(ROOT).null_count:
-        bad &= batch.column(ROOT).is_valid().to_numpy(zero_copy_only=False)
-    return ~bad
-
-
-def _without_roots(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field for field in schema if field.name not in (ROOT, ROOTS)])
+    for batch in read_rows(path):
+        rows = keep_acked(batch, nonacked)
+        if len(rows):
+            yield rows
 
 
 def _cast(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
@@ -353,9 +305,9 @@ class ParquetSink:
         with contextlib.suppress(FileNotFoundError):
             os.rename(final, os.path.join(stage, "replaced"))
         if written:
-            _sync_directory(whole)
+            sync_directory(Path(whole))
             os.rename(whole, final)
-        _sync_directory(self.path)
+        sync_directory(Path(self.path))
         shutil.rmtree(stage, ignore_errors=True)
 
 
@@ -418,11 +370,3 @@ def _replace_file(path: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-def _sync_directory(path: str) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

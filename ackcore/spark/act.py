@@ -1,0 +1,122 @@
+"""What follows from a decision: sinks and dead letters, each until it took its rows or gave up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ackcore._records import Int64s
+from ackcore.spark.failpoints import reach
+from ackcore.spark.sinks import Accepted, SinkError, write_sink
+from ackcore.spark.state import Decision, State
+from ackcore.topology.builder import Topology
+from ackcore.topology.settings import Settings
+
+_log = logging.getLogger("ackcore")
+
+#: Records the dead of a micro-batch, by its number and by spout; may be called again with them.
+DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
+#: Waits for some seconds; True if the query is to stop.
+Pause = Callable[[float], bool]
+
+
+class Stopped(Exception):
+    """The query was told to stop while a micro-batch was under way; it goes on at the restart."""
+
+
+def act(
+    topology: Topology,
+    spark: SparkSession,
+    state: State,
+    decision: Decision,
+    write_dead_letters: DeadLetterWriter,
+    pause: Pause,
+) -> None:
+    """Hand the accepted rows to the sinks, then the dead to the dead-letter store.
+
+    Raises
+    ------
+    SinkError
+        If one of them failed as often as the settings allow; it is named.
+    Stopped
+        If the query was told to stop in between.
+    """
+    number = decision.number
+    work = state.work(number)
+    nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
+    for sink in topology.sinks.values():
+        files = [
+            file
+            for file in decision.files
+            if (file.component, file.stream) == (sink.component, sink.stream) and file.rows
+        ]
+        if not files:
+            continue
+        accepted = Accepted(
+            spark=spark,
+            sink=sink.name,
+            deployment=f"{state.deployment_key:016x}",
+            batch_id=number,
+            paths=tuple(str(work / file.path) for file in files),
+            rows=sum(file.rows for file in files),
+            nonacked=nonacked,
+        )
+
+        def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
+            write_sink(writer, accepted)
+            reach("in-sink", number)
+
+        _insist(f"sink {sink.name!r}", number, write, topology.settings, pause)
+    dead = decision.dead
+    if dead:
+
+        def park() -> None:
+            write_dead_letters(number, dead)
+            reach("in-dead-letters", number)
+
+        _insist("the dead-letter store", number, park, topology.settings, pause)
+
+
+def _insist(
+    who: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
+) -> None:
+    """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
+    for attempt in range(1, settings.sink_attempts + 1):
+        try:
+            write()
+            return
+        except Exception as error:
+            said = f"{type(error).__name__}: {first_line(error)}"
+            if attempt == settings.sink_attempts:
+                raise SinkError(
+                    f"{who} failed {attempt} times with micro-batch {number}, the last time with "
+                    f"{said}. What is decided is recorded: when the cause is gone, start again on "
+                    "the same checkpoint, and it goes on there"
+                ) from error
+            # Shifted by what keeps the number small; any cap is below 2**64.
+            waits = min(settings.sink_backoff_ms << min(attempt - 1, 63), settings.max_backoff_ms)
+            _log.warning(
+                "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
+                who,
+                number,
+                attempt,
+                settings.sink_attempts,
+                waits / 1000,
+                said,
+            )
+            if pause(waits / 1000):
+                raise Stopped(f"stopped while {who} was failing: {said}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the line of an error that says what was wrong; Spark's go on for pages."""
+    lines = str(error).strip().splitlines()
+    # What a worker raised is the last line of its traceback, in the midst of Java's.
+    for line in reversed(lines):
+        name, colon, _ = line.partition(": ")
+        if colon and name.isidentifier() and name.endswith(("Error", "Exception")):
+            return line[:500]
+    return lines[0][:500] if lines else ""

@@ -1,0 +1,392 @@
+"""One micro-batch, from plan to mark: the protocol that makes each record's outcome certain.
+
+======  ==========================================================================================
+plan    the time, and with it the retries that are due, are recorded
+run     one Spark action; what it leaves is of no consequence until it is accepted
+check   its parts agree with each other, and the payloads of what failed were found
+decide  who waits, who is dead and which rows the sinks get are recorded, in one rename
+act     sinks and dead letters; repeated after a crash, under the same number
+mark    it is done
+======  ==========================================================================================
+
+Whenever the driver dies, the next one goes on behind the last of these that is on record.  A run
+that died leaves only the number of deaths in the plan; a decision is never made a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from ackcore._records import Int64s
+from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act, first_line
+from ackcore.spark.blame import blame, failed_attempt, read_marks
+from ackcore.spark.decide import (
+    FAILED,
+    Disagreement,
+    Outcome,
+    check_payloads,
+    condemn,
+    decide,
+    entangle,
+)
+from ackcore.spark.failpoints import reach
+from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
+from ackcore.spark.progress import Account, Books, Progress, percentiles
+from ackcore.spark.run import Input, Run, RunPlan
+from ackcore.spark.run import fetch as fetch_payloads
+from ackcore.spark.run import run as run_on_spark
+from ackcore.spark.state import Decision, Due, Plan, State
+from ackcore.topology.builder import Topology
+from ackcore.topology.layout import Layout
+
+_log = logging.getLogger("ackcore")
+
+#: What a run may end in that another run might not.
+_MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
+#: The pause before a micro-batch is run again, and where its doubling ends.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class RunFailed(RuntimeError):
+    """A micro-batch could not be run, again and again; nothing was decided about its records."""
+
+
+class Runner(Protocol):
+    """`ackcore.spark.run.run`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self, topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPlan
+    ) -> Run: ...
+
+
+class Fetcher(Protocol):
+    """`ackcore.spark.run.fetch`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[Input],
+        plan: RunPlan,
+        accepted: Run,
+        failed: pa.Table,
+    ) -> Mapping[str, pa.Table]: ...
+
+
+class Engine:
+    """Takes micro-batches through the protocol, one after the other.
+
+    Parameters
+    ----------
+    topology : Topology
+        What runs.
+    spark : SparkSession
+        Where.
+    state : State
+        The open checkpoint.
+    write_dead_letters : callable
+        Given a micro-batch's number and its dead by spout; repeatable.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+    pause : callable, optional
+        Waits for so many seconds and tells whether to stop.
+    run, fetch : callable, optional
+        What runs a micro-batch and what reads failed records again.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        state: State,
+        write_dead_letters: DeadLetterWriter,
+        *,
+        clock: Clock = wall_clock_ms,
+        pause: Pause | None = None,
+        run: Runner = run_on_spark,
+        fetch: Fetcher = fetch_payloads,
+    ) -> None:
+        self.topology = topology
+        self.layout = Layout.of(topology)
+        self.state = state
+        self._spark = spark
+        self._write_dead_letters = write_dead_letters
+        self._pause = pause if pause is not None else _sleep
+        self._run = run
+        self._fetch = fetch
+        self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
+        last = state.last_done
+        recorded = None if last is None else state.decision(last)
+        #: Never behind the last plan, so that what is due comes due.
+        self.clock = SteadyClock(clock, 0 if recorded is None else recorded.now_ms)
+
+    # ------------------------------------------------------------------------ what is on record
+
+    @property
+    def books(self) -> Books:
+        """The books after the last micro-batch that is done."""
+        last = self.state.last_done
+        return Books() if last is None else self._books_after(last)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the first of the records that wait is due."""
+        last = self.state.last_done
+        decision = None if last is None else self.state.decision(last)
+        return None if decision is None else decision.next_due_ms
+
+    def _books_after(self, number: int) -> Books:
+        decision = self.state.decision(number)
+        return Books() if decision is None else Books.from_json(decision.totals)
+
+    # ----------------------------------------------------------------------------- the protocol
+
+    def process(self, number: int, inputs: Sequence[Input]) -> Progress:
+        """Take one micro-batch as far as it has not been taken yet.
+
+        Parameters
+        ----------
+        number : int
+            Its number: the last one's, or the one after it.
+        inputs : sequence of Input
+            Its new rows.
+
+        Returns
+        -------
+        Progress
+
+        Raises
+        ------
+        RunFailed
+            If it could not be run.
+        SinkError
+            If a sink or the dead-letter store failed too often.
+        StateError
+            If the checkpoint cannot be read or written.
+        Stopped
+            If the query was told to stop meanwhile.
+        """
+        watch = _Stopwatch()
+        done = self.state.is_done(number)
+        decision = self.state.decision(number)
+        if done and decision is not None:
+            return self._progress(decision, None, 0, watch)
+        outcome, runs = None, 0
+        if decision is None:
+            plan = self._plan(number, watch)
+            outcome, runs = self._accepted_run(plan, inputs, watch)
+            decision = self.state.write_decision(outcome.decision)
+            reach("decided", number)
+            watch.lap("decide")
+        act(
+            self.topology,
+            self._spark,
+            self.state,
+            decision,
+            self._write_dead_letters,
+            self._pause,
+        )
+        reach("acted", number)
+        watch.lap("act")
+        self.state.write_done(number)
+        reach("marked", number)
+        self.state.prune(number)
+        reach("pruned", number)
+        watch.lap("mark")
+        progress = self._progress(decision, outcome, runs, watch)
+        progress.log()
+        return progress
+
+    def _plan(self, number: int, watch: _Stopwatch) -> Plan:
+        plan = self.state.plan(number)
+        # One on record is that of a driver which ended before it decided.  Whatever marks its
+        # workers left, nobody saw them die; but it may itself have died of what it ran.
+        plan = self.state.make_plan(number, self.clock()) if plan is None else self._bury(plan)
+        self.state.write_plan(plan)
+        reach("planned", number)
+        watch.lap("plan")
+        return plan
+
+    def _bury(self, plan: Plan) -> Plan:
+        deaths = plan.deaths + 1
+        careful = deaths >= self.topology.settings.careful_after
+        return replace(plan, deaths=deaths, careful=careful)
+
+    def _accepted_run(
+        self, plan: Plan, inputs: Sequence[Input], watch: _Stopwatch
+    ) -> tuple[Outcome, int]:
+        """Run until a run is accepted."""
+        in_vain = 0
+        for runs in count(1):
+            work = Path(self.state.reset_work(plan.number))
+            try:
+                return self._one_run(plan, inputs, work, watch), runs
+            except Exception as error:
+                if self._pause(0):
+                    raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
+                if not _may_pass(error):
+                    raise self._given_up(plan, runs, error) from error
+                condemned = len(plan.condemned)
+                if isinstance(error, Disagreement):
+                    _log.warning("micro-batch %d is run again: %s", plan.number, error)
+                else:
+                    plan = self._after_death(plan, work, error)
+                    self.state.write_plan(plan)
+                # To have found who kills the workers is progress: there may be more of them.
+                in_vain = 0 if len(plan.condemned) > condemned else in_vain + 1
+                if in_vain >= self.topology.settings.run_attempts:
+                    raise self._given_up(plan, runs, error) from error
+                waits = min(_PAUSE_S * 2 ** (in_vain - 1), _LONGEST_PAUSE_S) if in_vain else 0
+                if waits and self._pause(waits):
+                    raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
+        raise AssertionError("unreachable")
+
+    def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
+        _log.warning(
+            "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, first_line(error)
+        )
+        if plan.careful:
+            plan = blame(plan, read_marks(work / "marks"), failed_attempt(error))
+        return self._bury(plan)
+
+    def _given_up(self, plan: Plan, runs: int, error: BaseException) -> RunFailed:
+        return RunFailed(
+            f"micro-batch {plan.number} was run {runs} times and is not accepted, the last time "
+            f"because of {type(error).__name__}: {first_line(error)}. Nothing is decided about its "
+            "records: when the cause is gone, start again on the same checkpoint"
+        )
+
+    def _one_run(
+        self, plan: Plan, inputs: Sequence[Input], work: Path, watch: _Stopwatch
+    ) -> Outcome:
+        due = self.state.split_due(plan)
+        run_plan = RunPlan(
+            number=plan.number,
+            now_ms=plan.now_ms,
+            key=self.state.key(plan.number),
+            work=str(work),
+            retries=_write_retries(due, work),
+            careful=plan.careful,
+            suspects=tuple(dict.fromkeys(plan.suspects)),
+            condemned=plan.condemned,
+        )
+        ran = self._run(self.topology, self.layout, inputs, run_plan)
+        reach("ran", plan.number)
+        watch.lap("run")
+        if ran.problems:
+            raise Disagreement("; ".join(ran.problems))
+        for spout, table in due.due.items():
+            if ran.retried.get(spout, 0) != len(table):
+                raise Disagreement(
+                    f"{len(table)} records of spout {spout} were due, and "
+                    f"{ran.retried.get(spout, 0)} of them ran"
+                )
+        failed = ran.failed.select(FAILED.names).cast(FAILED)
+        failed = entangle(condemn(failed, plan), ran.files, run_plan.work, self._spouts)
+        payloads: Mapping[str, pa.Table] = {}
+        if len(failed):
+            payloads = self._fetch(self.topology, self.layout, inputs, run_plan, ran, failed)
+        check_payloads(failed, payloads)
+        reach("checked", plan.number)
+        watch.lap("check")
+        outcome = decide(
+            plan,
+            due,
+            ran.records,
+            failed,
+            payloads,
+            ran.files,
+            self.topology.settings,
+            self._spouts,
+        )
+        before = Books() if plan.parent is None else self._books_after(plan.parent)
+        decision = replace(
+            outcome.decision,
+            counts=_counts(outcome.changes),
+            totals=before.after(outcome.changes).to_json(),
+        )
+        return replace(outcome, decision=decision)
+
+    # --------------------------------------------------------------------------------- progress
+
+    def _progress(
+        self, decision: Decision, outcome: Outcome | None, runs: int, watch: _Stopwatch
+    ) -> Progress:
+        now = self.clock()
+        counts = decision.counts
+        acked, failed = counts["acked"], counts["failed"]
+        first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
+        new = (now - decision.now_ms, acked - len(first_ms))
+        seconds = watch.seconds()
+        return Progress(
+            batch_id=decision.number,
+            **counts,
+            waiting=decision.waiting_rows,
+            oldest_ms=0 if decision.oldest_ms is None else now - decision.oldest_ms,
+            latency_ms=percentiles([new], now - first_ms),
+            duration_ms=1000 * seconds,
+            records_per_s=(acked + failed) / seconds if runs else 0.0,
+            runs=runs,
+            steps_ms=watch.laps,
+        )
+
+
+def _counts(changes: Mapping[str, Account]) -> dict[str, int]:
+    accounts = changes.values()
+    found = {
+        name: sum(getattr(account, name) for account in accounts)
+        for name in ("records", "acked", "retried", "replayed", "dead")
+    }
+    executed = found["records"] + found["retried"] + found["replayed"]
+    return {**found, "failed": executed - found["acked"]}
+
+
+def _write_retries(due: Due, work: Path) -> dict[str, str]:
+    """Leave the rows that are due where the first stages of a run read them."""
+    paths = {}
+    for spout, table in due.due.items():
+        paths[spout] = str(work / f"retries-{spout}.arrow")
+        # Not synced: it is written again whenever the micro-batch is run again.
+        with pa.ipc.new_file(paths[spout], table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+    return paths
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+class _Stopwatch:
+    """Milliseconds by step; a step taken twice counts with both."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + 1000 * (now - self._last)
+        self._last = now
+
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self._start, 1e-9)
+
+
+__all__ = ["Clock", "Engine", "Fetcher", "RunFailed", "Runner", "Stopped"]
