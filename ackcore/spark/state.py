@@ -1,167 +1,211 @@
 """The checkpoint of a topology: what is planned, decided and done, and who waits for a retry.
 
-`<checkpoint>/ackcore/`, written by one driver at a time.  (Interface; being filled in.)
+Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
+
+    meta.json                 format, topology, deployment key; written when it is made
+    lock                      held by the driver while it runs; tells its pid
+    batches/N.plan            what micro-batch N will do
+    state/N/manifest.json     what became of it; written after the tables that it names
+    state/N/*.arrow           who waits, who is dead, which roots are not ACKED
+    batches/N.done            all has been acted upon
+    work/N/                   what executors write; worthless after N.done
+    replays/*.arrow           dead letters that were asked for again
+
+What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
+a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
+state is read off the names of the files, and a file that is not where it must be was removed by
+somebody else: that is an error, because to begin again would lose what waits, or repeat what was
+done.  The last two micro-batches are kept.  A waiting table that did not change is not written
+again: the manifest names the file of an older micro-batch, which stays until nothing names it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-MESSAGE_ID = "_ackcore_message_id"
-ATTEMPT = "_ackcore_attempt"
-DUE_MS = "_ackcore_due_ms"
-FIRST_MS = "_ackcore_first_ms"
-LAST_MS = "_ackcore_last_ms"
-REASON = "_ackcore_reason"
-
-#: What a waiting or dead table has in front of the source's own columns.
-TRACKING = pa.schema(
-    [
-        pa.field(MESSAGE_ID, pa.string(), nullable=False),
-        # Of the next execution, counted from 0; in a table of the dead: executions it had.
-        pa.field(ATTEMPT, pa.int32(), nullable=False),
-        # 0 in a table of the dead.
-        pa.field(DUE_MS, pa.int64(), nullable=False),
-        pa.field(FIRST_MS, pa.int64(), nullable=False),
-        pa.field(LAST_MS, pa.int64(), nullable=False),
-        pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
-    ]
+from ackcore.spark import ownership, replays
+from ackcore.spark.archive import Archive
+from ackcore.spark.decisions import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    ROOT_IDS,
+    TRACKING,
+    Decision,
+    Due,
+    Plan,
+    SinkFile,
+    filled,
+    part,
 )
-#: The one column of ``Decision.nonacked``.
-ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
+from ackcore.spark.files import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    CheckpointNewer,
+    CheckpointReadOnly,
+    Lock,
+    StateError,
+    corrupt,
+    local_path,
+    make_directory,
+    remove,
+    remove_temporaries,
+)
+from ackcore.spark.ownership import Described
 
-
-class StateError(RuntimeError):
-    """The checkpoint cannot be used or written; the message says which file, and the way out."""
-
-
-class CheckpointInUse(StateError):
-    """Another query holds the checkpoint."""
-
-
-class CheckpointCorrupt(StateError):
-    """A file of the checkpoint is damaged or missing."""
-
-
-class CheckpointForeign(StateError):
-    """The checkpoint belongs to another topology, or to the other way of running it."""
-
-
-class CheckpointNewer(StateError):
-    """A newer ackcore wrote the checkpoint."""
-
-
-class CheckpointReadOnly(StateError):
-    """The checkpoint cannot be written."""
-
-
-class _Topology(Protocol):
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def spouts(self) -> Mapping[str, Any]: ...
-    @property
-    def bolts(self) -> Mapping[str, Any]: ...
-    @property
-    def sinks(self) -> Mapping[str, Any]: ...
-
-
-class SinkFile(NamedTuple):
-    """A file that an accepted run left for a sink, under ``State.work(n)``."""
-
-    component: str
-    stream: str
-    path: str  # relative to the work directory
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a micro-batch will do, recorded before it runs: `State.make_plan` makes one.
-
-    To rewrite it after a death: ``dataclasses.replace(plan, deaths=plan.deaths + 1, ...)``.
-    """
-
-    number: int
-    now_ms: int
-    parent: int | None  # number - 1; None: the first micro-batch
-    due: int  # waiting rows of the parent that are due at now_ms, without replays
-    replays: tuple[str, ...] = ()  # names of requests it takes
-    deaths: int = 0
-    careful: bool = False
-    suspects: tuple[int, ...] = ()  # root ids to be run alone
-    condemned: tuple[int, ...] = ()  # root ids that killed their worker
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of a micro-batch, recorded before anything outside hears of it."""
-
-    number: int
-    #: Rows that wait, by spout: `TRACKING` columns, then the source's.  All that wait, not only
-    #: the new ones.  Pass a table on as `State.split_due` gave it (the same object) and its file
-    #: is kept instead of written again.  Spouts without rows may be left out.
-    waiting: Mapping[str, pa.Table]
-    #: Rows that became dead in this micro-batch, by spout, in the same columns.
-    dead: Mapping[str, pa.Table]
-    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64).
-    nonacked: pa.Table
-    #: Files whose rows (less those of non-ACKED roots) the sinks get.
-    files: tuple[SinkFile, ...] = ()
-    #: Books of the micro-batch and since the beginning; anything that JSON can hold.
-    counts: Mapping[str, Any] = field(default_factory=dict)
-    totals: Mapping[str, Any] = field(default_factory=dict)
-    #: Filled in by the state (what is given is ignored): rows waiting, when the first is due,
-    #: the oldest one's first_ms, and the time of the plan.
-    waiting_rows: int = 0
-    next_due_ms: int | None = None
-    oldest_ms: int | None = None
-    now_ms: int = 0
-
-
-class Due(NamedTuple):
-    """The waiting rows of a plan's parent, parted; and the rows that were asked for again."""
-
-    due: dict[str, pa.Table]  # by spout, rows of taken replays included; no empty tables
-    rest: dict[str, pa.Table]  # the very object of the parent where nothing was due
+__all__ = [
+    "ATTEMPT",
+    "DUE_MS",
+    "FIRST_MS",
+    "LAST_MS",
+    "MESSAGE_ID",
+    "REASON",
+    "ROOT_IDS",
+    "TRACKING",
+    "CheckpointCorrupt",
+    "CheckpointForeign",
+    "CheckpointInUse",
+    "CheckpointNewer",
+    "CheckpointReadOnly",
+    "Decision",
+    "Due",
+    "Plan",
+    "SinkFile",
+    "State",
+    "StateError",
+]
 
 
 class State:
-    """An open checkpoint; one per checkpoint on earth, which the lock sees to."""
+    """An open checkpoint; one per checkpoint on earth, which the lock sees to.
 
-    path: Path  # <checkpoint>/ackcore
-    deployment_key: int  # 0 .. 2**63 - 1, drawn once when the checkpoint was made
+    Made by `open`.
+
+    Attributes
+    ----------
+    path : Path
+        ``<checkpoint>/ackcore``.
+    deployment_key : int
+        63 random bits, drawn when the checkpoint was made.
+    """
+
+    path: Path
+    deployment_key: int
+
+    def __init__(self, path: Path, lock: Lock, meta: dict[str, Any]):
+        self.path = path
+        self.deployment_key = int(meta["deployment_key"], 16)
+        self._meta = meta
+        self._lock = lock
+        self._archive = Archive(path, meta["deployment_key"])
+        # Its set is replaced as a whole: the heartbeat's thread looks at it.
+        self._history = self._archive.history(meta["begun"])
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
-        topology: _Topology,
+        topology: Described,
         *,
         kind: Literal["stream", "batch"] = "stream",
         offsets: str | os.PathLike[str] | None = None,
         accept_changes: bool = False,
-        clock_ms: Callable[[], int] | None = None,
+        clock_ms: int | None = None,
     ) -> State:
-        """Make the checkpoint, or check it, and lock it.  ``path`` is ``<checkpoint>``.
+        """Make the checkpoint if there is none, check it, and lock it.
 
-        ``kind``: "batch" for run_batch.  ``offsets``: where Spark keeps its own offset log if not
-        in ``<checkpoint>/offsets``: both logs must tell the same history (streams only).
+        Parameters
+        ----------
+        path : path
+            The checkpoint, on a local or a shared file system.
+        topology : Topology
+            What will run on it.
+        kind : {"stream", "batch"}
+            Whether Spark's offsets drive it or a bounded source.
+        offsets : path, optional
+            Where Spark keeps its offset log; ``<path>/offsets`` if not given.  Both logs must
+            tell the same history.  Streams only.
+        accept_changes : bool, default False
+            Take over the checkpoint of a topology of another structure.
+        clock_ms : int, optional
+            The time at which it is made; the system's if not given.
+
+        Returns
+        -------
+        State
+            To be closed.
+
+        Raises
+        ------
+        ValueError
+            If ``path`` is a URI, other than ``file:``.
+        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign, CheckpointNewer
+            As their names say.
+        StateError
+            If it cannot be read or written for another reason: no space, say.
         """
-        raise NotImplementedError
+        checkpoint = local_path(path, "checkpoint")
+        log = checkpoint / "offsets" if offsets is None else local_path(offsets, "offsets")
+        root = make_directory(checkpoint / "ackcore")
+        lock = Lock(root / "lock")
+        try:
+            remove_temporaries(root)
+            spark_log = log if kind == "stream" else None
+            meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
+            state = cls(root, lock, meta)
+            if spark_log is not None:
+                ownership.check_offsets(spark_log, root, state.last_plan)
+            last = state._archive.check_tables(state._history)
+            state._check_waiting(topology, last)
+            if meta["fingerprint"] != topology.fingerprint:
+                meta |= {"fingerprint": topology.fingerprint, "structure": topology.structure}
+                ownership.write_meta(root, meta)
+        except BaseException:
+            lock.close()
+            raise
+        return state
+
+    def _check_waiting(self, topology: Described, decision: Decision | None) -> None:
+        """Nobody may wait for a spout that is no more, nor for columns that it has not."""
+        waits: list[tuple[str, str, tuple[str, ...] | None]] = []
+        if decision is not None:
+            for spout, table in decision.waiting.items():
+                columns = tuple(table.column_names[len(TRACKING) :])
+                waits.append((f"{table.num_rows} records", spout, columns))
+        for name in self.pending_replays():
+            waits.append((f"the replay {name}", replays.spout_of(name), None))
+        for what, spout, fields in waits:
+            known = topology.spouts.get(spout)
+            if known is None:
+                trouble = f"has no spout {spout!r}"
+            elif fields is not None and tuple(known.fields) != fields:
+                trouble = f"has {', '.join(known.fields)} in it instead of {', '.join(fields)}"
+            else:
+                continue
+            raise CheckpointForeign(
+                f"{self.path}: {what} of spout {spout!r} wait for a retry, and the topology "
+                f"{trouble}. Let the former topology run until nothing waits, then change it; or "
+                "give this one a checkpoint of its own"
+            )
+
+    # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the lock.  Twice is fine."""
-        raise NotImplementedError
+        """Let go of the lock; twice is fine."""
+        self._lock.close()
 
-    def __enter__(self) -> State:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -173,67 +217,222 @@ class State:
         self.close()
 
     def key(self, number: int) -> int:
-        """The 63-bit key of a micro-batch: a pure function of deployment key and number."""
-        raise NotImplementedError
+        """Return the key of a micro-batch: 63 bits of a hash of deployment key and number."""
+        text = f"{self.deployment_key:x}/{number}".encode()
+        digest = blake2b(text, digest_size=8, person=b"ackcore.batch").digest()
+        return int.from_bytes(digest, "little") >> 1
 
     @property
     def last_done(self) -> int | None:
         """The newest micro-batch that is done."""
-        raise NotImplementedError
+        return self._history.last_done
 
     @property
     def last_plan(self) -> int | None:
-        """The newest that is planned: last_done, or one more."""
-        raise NotImplementedError
+        """The newest that is planned: `last_done`, or one more."""
+        return self._history.last_plan
 
     def is_done(self, number: int) -> bool:
-        """Whether it has its mark.  Neither last_done nor the next one: CheckpointCorrupt."""
-        raise NotImplementedError
+        """Whether a micro-batch has its mark.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it is neither the last one that is done nor the next: whoever asks has lost count,
+            and to say "done" or "not done" would skip records or repeat them.
+        """
+        expected = 0 if self.last_done is None else self.last_done + 1
+        if number == expected:
+            return False
+        if number == self.last_done:
+            return True
+        raise corrupt(
+            self._archive.batches,
+            f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
+            "the checkpoint and ackcore's are not of one age",
+        )
+
+    # -- plans --------------------------------------------------------------------------------
 
     def plan(self, number: int) -> Plan | None:
-        """The plan on record."""
-        raise NotImplementedError
+        """Return the plan on record, None if there is none yet."""
+        return self._archive.plan(number)
 
     def make_plan(self, number: int, clock_ms: int) -> Plan:
-        """A new plan, not yet written: time never behind its parent's, due rows, requests."""
-        raise NotImplementedError
+        """Return a new plan, which is not yet written.
+
+        Parameters
+        ----------
+        number : int
+            The micro-batch after the last one that is done.
+        clock_ms : int
+            What the clock says.  It may have gone back; the plan's time never does.
+
+        Returns
+        -------
+        Plan
+            With how many rows are due, and the requests to replay that nobody took.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If another micro-batch is next.
+        """
+        if self.is_done(number):
+            raise ValueError(f"micro-batch {number} is done already; ask is_done first")
+        parent = self.last_done
+        now_ms = clock_ms
+        if parent is not None:
+            now_ms = max(now_ms, self._archive.decided(parent).now_ms)
+        waiting = self._archive.waiting(parent)
+        due = sum(
+            part(waiting[spout], now_ms)[0].num_rows
+            for spout, entry in waiting.entries.items()
+            # A table in which nothing is due is not even opened.
+            if entry.ripe(now_ms)
+        )
+        return Plan(number, now_ms, parent, due, self.pending_replays())
 
     def write_plan(self, plan: Plan) -> None:
-        """Record it, or record it anew as long as nothing is decided."""
-        raise NotImplementedError
+        """Record a plan, or record it anew as long as nothing is decided.
+
+        Raises
+        ------
+        ValueError
+            If it is decided already.
+        """
+        if self.is_done(plan.number) or self.decision(plan.number) is not None:
+            raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
+        self._archive.write_plan(plan)
+        taken = self._history.taken | frozenset(plan.replays)
+        self._history = self._history._replace(last_plan=plan.number, taken=taken)
+        if not self._meta["begun"]:
+            # After the plan: then whoever finds it, and no plan, knows that files were removed.
+            ownership.write_meta(self.path, self._meta | {"begun": True})
+            self._meta["begun"] = True
 
     def split_due(self, plan: Plan) -> Due:
-        """Part the parent's waiting rows by what is due, and add the requests the plan took."""
-        raise NotImplementedError
+        """Part the parent's waiting rows by what is due, and add the requests the plan took.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If the tables do not have the rows that the plan counted, or a request is missing.
+        """
+        due: dict[str, pa.Table] = {}
+        rest: dict[str, pa.Table] = {}
+        waiting = self._archive.waiting(plan.parent)
+        for spout, entry in waiting.entries.items():
+            if entry.ripe(plan.now_ms):
+                due[spout], rest[spout] = part(waiting[spout], plan.now_ms)
+            else:
+                # The object that came from the file, so that it need not be written again.
+                rest[spout] = waiting[spout]
+        found = sum(table.num_rows for table in due.values())
+        if found != plan.due:
+            raise corrupt(
+                self._archive.batches / f"{plan.number}.plan",
+                f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
+            )
+        for name in plan.replays:
+            spout = replays.spout_of(name)
+            known = waiting.get(spout)
+            asked = replays.read(
+                self._archive.replays / name, None if known is None else known.schema
+            )
+            due[spout] = pa.concat_tables([due[spout], asked]) if spout in due else asked
+        return Due(filled(due), filled(rest))
+
+    # -- decisions ----------------------------------------------------------------------------
 
     def decision(self, number: int) -> Decision | None:
-        """The decision on record; its tables are read when asked for, by memory map."""
-        raise NotImplementedError
+        """Return the decision on record, None if there is none.
+
+        Its tables are read when they are asked for, by memory map.
+        """
+        return self._archive.decision(number)
 
     def write_decision(self, decision: Decision) -> Decision:
-        """Record it; the answer is as `decision` reads it, with what the state fills in."""
-        raise NotImplementedError
+        """Record what became of a micro-batch.
 
-    def write_done(self, number: int) -> None:
-        """Mark it, after all has been acted upon."""
-        raise NotImplementedError
+        Parameters
+        ----------
+        decision : Decision
+            Of a micro-batch that has a plan and no decision.
+
+        Returns
+        -------
+        Decision
+            As `decision` reads it, with what the state fills in.
+
+        Raises
+        ------
+        ValueError
+            If there is no plan, or a decision already, or a table is not as it must be.
+        StateError
+            If it cannot be written.
+        """
+        number = decision.number
+        plan = None if self.is_done(number) else self.plan(number)
+        if plan is None or self.decision(number) is not None:
+            raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
+        return self._archive.write_decision(decision, plan)
 
     def waiting(self, number: int) -> Mapping[str, pa.Table]:
-        """Rows that waited after micro-batch ``number``, by spout."""
-        raise NotImplementedError
+        """Return the rows that waited after a micro-batch, by spout; read when asked for.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it has no decision; or later, if a table is damaged.
+        """
+        return self._archive.waiting(number)
+
+    def write_done(self, number: int) -> None:
+        """Mark a micro-batch, after all has been acted upon.
+
+        Raises
+        ------
+        ValueError
+            If it is not decided.
+        """
+        if self.is_done(number):
+            return
+        if self.decision(number) is None:
+            raise ValueError(f"micro-batch {number} is not decided, so it cannot be done")
+        self._archive.write_done(number)
+        self._history = self._history._replace(last_done=number)
+
+    # -- what comes and goes ------------------------------------------------------------------
 
     def work(self, number: int) -> Path:
-        """Where executors write; exists."""
-        raise NotImplementedError
+        """Return the directory where executors write; it exists."""
+        return make_directory(self._archive.works / str(number))
 
     def reset_work(self, number: int) -> Path:
-        """The same, emptied."""
-        raise NotImplementedError
+        """Return the same directory, emptied."""
+        remove(self._archive.works / str(number))
+        return self.work(number)
 
     def prune(self, number: int) -> None:
-        """Drop what is older than ``number - 1``, the work of the done and taken requests."""
-        raise NotImplementedError
+        """Drop what nobody will read after micro-batch ``number`` is done.
+
+        Plans, decisions and marks before ``number - 1``, the work of all that are done, and the
+        requests that were taken.  May be cut short anywhere, and repeated.
+
+        Raises
+        ------
+        ValueError
+            If it is not the last one that is done.
+        """
+        if number != self.last_done:
+            raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
+        self._archive.prune(number)
 
     def pending_replays(self) -> tuple[str, ...]:
-        """Names of requests that no plan has taken yet; cheap enough for every heartbeat."""
-        raise NotImplementedError
+        """Return the names of requests that no plan has taken yet, sorted.
+
+        Cheap enough for every heartbeat, and for its thread.
+        """
+        taken = self._history.taken
+        return tuple(name for name in replays.visible(self._archive.replays) if name not in taken)

@@ -1,0 +1,327 @@
+"""Files of a checkpoint that are either there whole or not at all, and say when they are not.
+
+A file is written under a temporary name, synced, renamed, and its directory synced: whenever the
+machine stops, the name leads to the whole old file or the whole new one.  What a file holds is
+checked when it is read:
+
+* a *record* (JSON) is one line, and after it a line with the checksum of the first:
+  ``{"file": "batches/7.plan", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It names
+  itself, so that a copy under another name is not taken for it.
+* a *table* is a plain Arrow IPC file that any tool opens; its checksum is part of its name
+  (``waiting-lines.<32 hex digits>.arrow``), so it cannot be in two states under one name.
+
+Both are damaged if a byte is missing, added or changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+#: Of the files of a checkpoint.  A reader knows all formats up to its own.
+FORMAT = 1
+#: A table's checksum: the hex digits in its name.
+_NAMED = re.compile(r"\.([0-9a-f]{32})\.arrow(?:\.staged)?")
+_TEMPORARY = re.compile(r"\..+\.tmp")
+_CHUNK = 1 << 20
+_DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class StateError(RuntimeError):
+    """The checkpoint cannot be used or written; the message says which file, and the way out."""
+
+
+class CheckpointInUse(StateError):
+    """Another query holds the checkpoint."""
+
+
+class CheckpointCorrupt(StateError):
+    """A file of the checkpoint is damaged or missing."""
+
+
+class CheckpointForeign(StateError):
+    """The checkpoint belongs to another topology, or to another way of running it."""
+
+
+class CheckpointNewer(StateError):
+    """A newer ackcore wrote the checkpoint."""
+
+
+class CheckpointReadOnly(StateError):
+    """The checkpoint cannot be written."""
+
+
+#: Ends most messages about damage: there is no repairing it, only the choice what to give up.
+WAY_OUT = (
+    "Restore the whole checkpoint directory, Spark's part and ackcore's together, from a backup; "
+    "or start on a new checkpoint, which reads the source from where it is told to and knows "
+    "nothing of the records that waited for a retry in this one"
+)
+
+
+def corrupt(path: str | os.PathLike[str], what: str) -> CheckpointCorrupt:
+    """The error for a file that is not as it was written."""
+    return CheckpointCorrupt(f"{os.fspath(path)} {what}. {WAY_OUT}.")
+
+
+def local_path(path: str | os.PathLike[str], argument: str) -> Path:
+    """An absolute path of this machine's file systems, shared ones among them.
+
+    Raises
+    ------
+    ValueError
+        If it is a URI of another kind than ``file:``, or empty.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{argument} must be a path, got {text!r}")
+    scheme, colon, rest = text.partition(":")
+    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+        if scheme.lower() != "file":
+            raise ValueError(
+                f"{argument} must be a path on a local or shared file system, got {text!r}: what "
+                f"is decided must be renamed and synced, which {scheme}: stores cannot do. Give a "
+                "mounted directory; sinks may write to any store"
+            )
+        if rest.startswith("//") and not rest.startswith("///"):
+            raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
+        text = rest[2:] if rest.startswith("//") else rest
+    return Path(os.path.abspath(text))
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in whatever the system says against writing it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DENIED:
+            raise CheckpointReadOnly(
+                f"{path} cannot be written ({error.strerror}), and the driver must be able to. "
+                "Nothing was lost; make it so and start again"
+            ) from error
+        raise StateError(
+            f"{path} could not be written: {error.strerror or error}. What was recorded before "
+            "stands; remove the cause and start again"
+        ) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make what was created, renamed or removed in a directory last."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> Path:
+    """A directory that lasts, and those above it."""
+    with writing(path):
+        if not path.is_dir():
+            make_directory(path.parent)
+            path.mkdir(exist_ok=True)
+            sync_directory(path.parent)
+    return path
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a file that replaces ``path`` as a whole, for good."""
+    # One driver writes at a time, so one temporary name does; what a dead one left is replaced.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory with all below, if it is there."""
+    with writing(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what writers left that died; nothing may be writing there."""
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                remove(path)
+
+
+def _digest(data: bytes | memoryview | pa.Buffer) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def write_record(path: Path, name: str, body: Mapping[str, Any]) -> None:
+    """Write a record that calls itself ``name``."""
+    whole = {"file": name, "format": FORMAT, **body}
+    line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+    write_file(path, lambda file: file.write(b"%s\nblake2b %s\n" % (line, _digest(line).encode())))
+
+
+def read_record(path: Path, name: str) -> dict[str, Any] | None:
+    """A record, or None if there is no such file.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is not as it was written, or is another record.
+    CheckpointNewer
+        If a newer ackcore wrote it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    line, _, rest = data.partition(b"\n")
+    if rest != b"blake2b %s\n" % _digest(line).encode():
+        raise corrupt(
+            path,
+            f"is damaged: its {len(data)} bytes must be one line and the checksum of that line",
+        )
+    body: dict[str, Any] = json.loads(line)
+    if body["format"] > FORMAT:
+        raise CheckpointNewer(
+            f"{path} has format {body['format']}, and this ackcore knows formats up to {FORMAT}: "
+            "a newer one wrote it. Start the query with that version again"
+        )
+    if body["file"] != name:
+        raise corrupt(path, f"calls itself {body['file']}, so it was copied or renamed")
+    return body
+
+
+class _Hashed:
+    """A file that knows the checksum of what was written to it."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._hash = blake2b(digest_size=16)
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        self._file.write(data)
+        return memoryview(data).nbytes
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = False) -> str:
+    """Write a table as ``<name>.<checksum>.arrow`` and return that name.
+
+    A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
+    """
+    temporary = directory / f".{name}.tmp"
+    with writing(directory / name):
+        with open(temporary, "wb") as file:
+            hashed = _Hashed(file)
+            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), table.schema) as writer:
+                # One batch, whatever pieces the table came in: a filter of it then makes one too.
+                writer.write_table(table.combine_chunks())
+            file.flush()
+            os.fsync(file.fileno())
+        whole = f"{name}.{hashed.digest()}.arrow" + ".staged" * staged
+        os.replace(temporary, directory / whole)
+        sync_directory(directory)
+    return whole
+
+
+def read_table(path: Path, *, check: bool = True) -> pa.Table:
+    """A table, its columns in a memory map of the file.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is missing or not as it was written.
+    """
+    named = _NAMED.search(path.name)
+    try:
+        with pa.memory_map(os.fspath(path)) as source:
+            data = source.read_buffer()
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though a record names it") from None
+    except (OSError, pa.ArrowInvalid) as error:  # an empty file cannot be mapped
+        raise corrupt(path, f"cannot be read: {error}") from error
+    if named is None:
+        raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
+    if check and _digest(data) != named[1]:
+        raise corrupt(
+            path,
+            f"is damaged: its {data.size} bytes do not have the checksum in its name",
+        )
+    table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    return table
+
+
+class Lock:
+    """A file's lock, which the system takes back when the process that holds it dies.
+
+    Locked by ``flock``: another opening in the same process is refused, too.
+    """
+
+    def __init__(self, path: Path, wait: bool = False):
+        self.path = path
+        with writing(path):
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with writing(path):
+                fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                holder = f"pid {os.getpid()} on {os.uname().nodename}\n".encode()
+                os.ftruncate(self._handle, 0)
+                os.pwrite(self._handle, holder, 0)
+        except StateError as error:
+            told = os.pread(self._handle, 1000, 0).decode("utf-8", "replace").strip()
+            self.close()
+            if isinstance(error.__cause__, BlockingIOError):
+                raise CheckpointInUse(
+                    f"{path.parent.parent} is in use by another query ({told or 'unknown'}), which "
+                    f"holds {path}. Two on one checkpoint would each undo the other: stop that "
+                    "one, or give this one a checkpoint of its own"
+                ) from None
+            raise
+
+    def close(self) -> None:
+        """Let go; twice is fine."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def numbered(directory: Path, suffix: str = "") -> list[int]:
+    """The numbers of ``<number><suffix>`` in a directory, sorted; [] if there is none."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if re.fullmatch(r"0|[1-9][0-9]{0,18}", stem))

@@ -1,0 +1,112 @@
+"""Requests to run dead letters again: tables that a stopped or a running query finds.
+
+A request is staged first, where no query sees it; then the dead letters' store notes down which
+letters it holds (that note is what makes it count); then its files are renamed to where a query
+sees them.  A rename happens once, so a request is taken once, whoever dies when; whoever comes by
+after a crash finishes a noted request's renames.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from ackcore.spark.files import StateError, corrupt, read_table, sync_directory, write_table
+
+#: In a request's schema: the note that makes it count.
+_NOTE = b"ackcore_note"
+_STAGED = ".staged"
+
+
+def spout_of(name: str) -> str:
+    """Return whose records a request holds: ``<request>.<spout>.<checksum>.arrow``."""
+    return name.split(".", 1)[1].rsplit(".", 2)[0]
+
+
+def stage(directory: Path, request: str, spout: str, table: pa.Table, note: Path) -> str:
+    """Write a request's file where no query sees it yet."""
+    told = table.replace_schema_metadata({_NOTE: os.fsencode(note)})
+    return write_table(directory, f"{request}.{spout}", told, staged=True)
+
+
+def publish(directory: Path, staged: str) -> None:
+    """Let queries see a staged file; somebody else may have done so already."""
+    try:
+        os.rename(directory / staged, directory / staged.removesuffix(_STAGED))
+    except FileNotFoundError:
+        return
+    sync_directory(directory)
+
+
+def staged(directory: Path) -> list[str]:
+    """Return the names of staged files."""
+    return _names(directory, _STAGED)
+
+
+def counts(directory: Path, name: str) -> bool:
+    """Whether a staged file's request was noted down, so that it must be seen to the end."""
+    table = read_table(directory / name)
+    note = (table.schema.metadata or {}).get(_NOTE)
+    if note is None:
+        raise corrupt(directory / name, "does not tell where its request is noted down")
+    return Path(os.fsdecode(note)).exists()
+
+
+def visible(directory: Path) -> list[str]:
+    """Return the names of all requests, and finish those whose maker died."""
+    names = _names(directory, "")
+    unfinished = [name for name in names if name.endswith(_STAGED)]
+    finished = [name for name in unfinished if _finish(directory, name)]
+    seen = [name for name in names if name.endswith(".arrow")]
+    return sorted({*seen, *(name.removesuffix(_STAGED) for name in finished)})
+
+
+def _finish(directory: Path, name: str) -> bool:
+    try:
+        noted = counts(directory, name)
+    except StateError:
+        if (directory / name).exists():
+            raise
+        return True  # its maker lives, and was faster
+    if noted:
+        publish(directory, name)
+    return noted
+
+
+def _names(directory: Path, ending: str) -> list[str]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name.endswith(ending) and not name.startswith("."))
+
+
+def read(path: Path, schema: pa.Schema | None) -> pa.Table:
+    """Read a request.
+
+    Parameters
+    ----------
+    path : Path
+        Its file.
+    schema : pyarrow.Schema or None
+        Of the records of that spout that wait already, which it must fit.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    StateError
+        If its columns are not those of the spout.
+    """
+    table = read_table(path).replace_schema_metadata(None)
+    if schema is None or schema.equals(table.schema):
+        return table
+    try:
+        return table.select(schema.names).cast(schema)
+    except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise StateError(
+            f"{path} holds dead letters whose columns do not fit the spout's records that wait "
+            f"for a retry: {error}. Move the file away to go on without them"
+        ) from error
