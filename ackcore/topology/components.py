@@ -194,7 +194,10 @@ class Component:
     needs_identity: ClassVar[bool] = False
 
     def prepare(self, context: Context) -> None:
-        """Get ready: before a task's first row.  If it raises, every row of the task fails."""
+        """Get ready: before a task's first row.
+
+        If it raises, every row of the task fails, and neither ``flush`` nor ``cleanup`` is called.
+        """
 
     def cleanup(self) -> None:
         """Let go of what ``prepare`` took; after ``flush``.  If it raises, that is logged."""

@@ -1,0 +1,429 @@
+"""Runs bolts that take an Arrow batch at a time.
+
+A batch that raises is processed again in halves, and those in theirs, until the rows that make it
+raise stand alone: k guilty rows of n cost some 2 k log2(n / k) calls.  What a raising call emitted
+or failed is forgotten, so that an innocent row's emissions come from exactly one call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.topology._words import listed, near_miss
+from ackcore.topology.components import (
+    DEFAULT_STREAM,
+    BatchBolt,
+    Context,
+    output_streams,
+)
+from ackcore.topology.emissions import joined, offsets_of
+from ackcore.topology.reasons import Reasons
+from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_not_run
+from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
+
+
+class BatchCollector:
+    """The `BatchOutput` of one call.
+
+    Parameters
+    ----------
+    reasons : Reasons
+        Of the component.
+    schemas : mapping of str to pyarrow.Schema
+        What it may emit.
+    first_row, rows : int
+        Rows that the call may name are 0 up to ``rows``; row 0 has the handle ``first_row``.
+    component, stream : str
+        Where the batch comes from.
+    identity : Identity, optional
+        Of the batch's rows.
+    """
+
+    def __init__(
+        self,
+        reasons: Reasons,
+        schemas: Mapping[str, pa.Schema],
+        first_row: int,
+        rows: int,
+        component: str = "",
+        stream: str = "",
+        identity: Identity | None = None,
+    ) -> None:
+        self.component = component
+        self.stream = stream
+        self.first_row = first_row
+        self.identity = identity
+        self._reasons = reasons
+        self._schemas = schemas
+        self._rows = rows
+        self._lock = threading.RLock()
+        self._closed = False
+        self._emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        self._failures: dict[int, Reason] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("out lives in the call that it was handed to; emit there")
+
+    def emit(self, columns: Any, *, parents: Any, stream: str = DEFAULT_STREAM) -> None:
+        """See `BatchOutput.emit`."""
+        schema = self._schemas.get(stream)
+        if schema is None:
+            raise self._no_stream(stream)
+        batch = _conform(columns, schema, f"{self._reasons.component}'s stream {stream!r}")
+        anchors = self._anchors(parents, batch.num_rows)
+        with self._lock:
+            self._refuse_closed()
+            if batch.num_rows:
+                self._emitted.append((stream, batch, anchors))
+
+    def fail(
+        self,
+        rows: Any,
+        reasons: BaseException | Reason | str | Iterable[Any] | None,
+    ) -> None:
+        """See `BatchOutput.fail`."""
+        handles = (_row_numbers(rows, "rows", self._rows) + self.first_row).tolist()
+        why: list[Reason]
+        if reasons is None or isinstance(reasons, BaseException | Reason | str):
+            why = [self._reasons.of(reasons)] * len(handles)
+        else:
+            each: Any = reasons
+            if isinstance(each, pa.Array | pa.ChunkedArray):
+                each = each.to_pylist()
+            why = [self._reasons.of(reason) for reason in each]
+            if len(why) != len(handles):
+                raise ValueError(
+                    f"reasons must be one for all rows or one per row, got {len(why)} for "
+                    f"{len(handles)} rows"
+                )
+        with self._lock:
+            self._refuse_closed()
+            for handle, reason in zip(handles, why, strict=True):
+                self._failures.setdefault(handle, reason)
+
+    def _close(self) -> tuple[list[tuple[str, pa.RecordBatch, Anchors]], dict[int, Reason]]:
+        """Take no more calls, and return what was emitted and failed."""
+        with self._lock:
+            self._closed = True
+            return self._emitted, self._failures
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                f"out of {self._reasons.component} is closed: the call that it was handed to has "
+                "returned, and its rows are acked or failed; wait for your threads in it"
+            )
+
+    def _no_stream(self, stream: str) -> ValueError:
+        component = self._reasons.component
+        if not self._schemas:
+            return ValueError(
+                f"{component} declares no outputs, so that it cannot emit; set "
+                "outputs = pa.schema([...]) on the bolt"
+            )
+        return ValueError(
+            f"stream must be one of {component}'s outputs, got {stream!r}; "
+            + near_miss(str(stream), tuple(self._schemas), "streams")
+        )
+
+    def _anchors(self, parents: Any, rows: int) -> Anchors:
+        """Return the anchors that parents are."""
+        if parents is None:
+            return Anchors(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
+        if isinstance(parents, pa.ChunkedArray):
+            parents = parents.combine_chunks()
+        elif hasattr(parents, "to_numpy") and not isinstance(parents, pa.Array):  # a Series
+            parents = parents.to_numpy()
+        if isinstance(parents, pa.Array) and (
+            pa.types.is_list(parents.type)
+            or pa.types.is_large_list(parents.type)
+            or pa.types.is_fixed_size_list(parents.type)
+        ):
+            if parents.null_count:
+                raise ValueError(
+                    "parents must not hold nulls, got a list array with "
+                    f"{parents.null_count}; an empty list leaves a row untracked"
+                )
+            lists = [parents.value_lengths().to_numpy(zero_copy_only=False), parents.flatten()]
+        elif _is_lists(parents):
+            lists = [[len(one) for one in parents], [row for one in parents for row in one]]
+        else:
+            lists = []
+        given = len(lists[0]) if lists else None
+        if lists:
+            flat = _row_numbers(lists[1], "parents", self._rows)
+            offsets = offsets_of(np.asarray(lists[0], np.int64))
+        else:
+            flat, offsets = _row_numbers(parents, "parents", self._rows), None
+            given = len(flat)
+        if given != rows:
+            raise ValueError(
+                f"parents must be one per emitted row, got {given} for {rows} rows; pass a list "
+                "per row for several parents, None for none"
+            )
+        return Anchors(flat + self.first_row, offsets)
+
+
+def _is_lists(parents: Any) -> bool:
+    """Whether parents are a sequence of sequences, as Python or numpy has them."""
+    if isinstance(parents, np.ndarray):
+        return parents.dtype == object and parents.ndim == 1 and _is_lists(parents.tolist())
+    if not isinstance(parents, list | tuple):
+        return False
+    lists = sum(isinstance(one, list | tuple | np.ndarray) for one in parents)
+    if 0 < lists < len(parents):
+        raise TypeError(
+            f"parents must be a row number per row or a list per row, got {lists} lists among "
+            f"{len(parents)}"
+        )
+    return lists > 0
+
+
+def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
+    """Return row numbers as a column of their own.
+
+    Raises
+    ------
+    TypeError
+        If they are not a column of integers.
+    ValueError
+        If there are nulls, or one of them is not the number of a row.
+    """
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        if column.null_count:
+            raise ValueError(f"{name} must not hold nulls, got {column.null_count} of them")
+        column = column.to_numpy() if isinstance(column, pa.ChunkedArray) else _as_numpy(column)
+    numbers = np.asarray(column)
+    if numbers.ndim == 1 and not len(numbers):
+        return np.empty(0, np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        hint = "; take np.flatnonzero() of a mask" if numbers.dtype.kind == "b" else ""
+        raise TypeError(
+            f"{name} must be a column of row numbers, got {numbers.ndim} dimensions of "
+            f"{numbers.dtype}{hint}"
+        )
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0 or high >= rows:
+        raise ValueError(
+            f"{name} must be row numbers of the {rows} rows at hand, from 0 to {rows - 1}, got "
+            f"{low if low < 0 else high}"
+        )
+    return numbers.astype(np.int64)
+
+
+def _as_numpy(column: pa.Array) -> Any:
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
+    """Return columns as a batch of exactly a schema.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they do not fit.
+    """
+    names = schema.names
+    if isinstance(columns, pa.RecordBatch | pa.Table):
+        given = dict(zip(columns.schema.names, columns.columns, strict=True))
+        if len(given) < columns.num_columns:
+            raise ValueError(f"columns must have each field of {title} once, got one twice")
+        found = _by_name(given, names, title)
+    elif isinstance(columns, Mapping):
+        found = _by_name(columns, names, title)
+    elif isinstance(columns, list | tuple):
+        if len(columns) != len(names):
+            raise ValueError(
+                f"columns must be {len(names)} for {title} ({', '.join(names)}), got "
+                f"{len(columns)}; a list holds columns, not rows"
+            )
+        found = list(columns)
+    else:
+        raise TypeError(
+            f"columns must be a RecordBatch, a Table, a mapping or a list of columns for {title}, "
+            f"got {type(columns).__name__}"
+        )
+    arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        pairs = ", ".join(
+            f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True)
+        )
+        raise ValueError(f"columns of {title} must be of one length, got {pairs}")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> list[Any]:
+    for name in columns:
+        if name not in names:
+            raise ValueError(
+                f"columns must be fields of {title}, got {name!r}; "
+                + near_miss(str(name), names, "fields")
+            )
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise ValueError(
+            f"columns must have every field of {title}, got none for {listed(missing)}"
+        )
+    return [columns[name] for name in names]
+
+
+def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
+    """Return a column as an array of a field's type that nobody else can change."""
+    if isinstance(column, str | bytes | Mapping | Set) or not hasattr(column, "__len__"):
+        raise TypeError(
+            f"{field.name!r} of {title} must be a column, got {type(column).__name__}; repeat a "
+            "value once per row"
+        )
+    try:
+        if isinstance(column, pa.Array | pa.ChunkedArray):
+            array = column if column.type == field.type else column.cast(field.type)
+        else:
+            # Arrow may lay its array over the memory of a numpy array or a pandas Series, which
+            # the bolt may fill again for its next emit.
+            if hasattr(column, "__array__") and hasattr(column, "copy"):
+                column = column.copy()
+            array = pa.array(column, field.type)
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        got = getattr(column, "type", None) or getattr(column, "dtype", type(column).__name__)
+        raise ValueError(
+            f"{field.name!r} of {title} must be {field.type}, got {got}: {error}"
+        ) from error
+    if isinstance(array, pa.ChunkedArray):  # more text than one array has room for
+        raise ValueError(
+            f"{field.name!r} of {title} has more text than one batch has room for; emit it in parts"
+        )
+    if array.null_count and not field.nullable:
+        raise ValueError(f"{field.name!r} of {title} must not hold nulls, got {array.null_count}")
+    return array
+
+
+class BatchExecutor:
+    """Runs one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
+
+    def __init__(self, component: BatchBolt, context: Context, reasons: Reasons) -> None:
+        self.component = component
+        self.reasons = reasons
+        self.context = context
+        self.ignored = 0
+        self._schemas = output_streams(component)
+        self._seen = 0
+        self._prepared = False
+        self._broken: Reason | None = None
+        self._flushed = False
+        # A bolt that flushes may have kept something of each row: none is done before.
+        self._until_flush = overrides_flush(component, BatchBolt)
+        self._failed: set[int] = set()
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on a batch."""
+        if self._flushed:
+            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+        first, rows = self._seen, batch.num_rows
+        if not rows:
+            return self._results([], {})
+        self._seen += rows
+        if not self._prepared:
+            self._prepare()
+        if self._broken:
+            handles = np.arange(first, self._seen, dtype=np.int64)
+            return Results([], [Failure(handles, [self._broken])], 0)
+        emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        failures: dict[int, Reason] = {}
+
+        def process(start: int, stop: int) -> None:
+            part, who = batch, identity
+            if stop - start < rows:
+                part = batch.slice(start, stop - start)
+                who = identity and Identity(
+                    identity.message_ids.slice(start, stop - start),
+                    identity.attempts[start:stop],
+                    identity.stable_ids[start:stop],
+                )
+            out = BatchCollector(
+                self.reasons, self._schemas, first + start, stop - start, source, stream, who
+            )
+            error = self._call(lambda: self.component.process(part, out), out)
+            if error is None:
+                more, failed = out._close()
+                emitted.extend(more)
+                failures.update(failed)
+            elif stop - start == 1:
+                failures[first + start] = error
+            else:
+                middle = (start + stop) // 2
+                process(start, middle)
+                process(middle, stop)
+
+        process(0, rows)
+        return self._results(emitted, failures)
+
+    def flush(self) -> Results:
+        """Flush the bolt."""
+        if self._flushed:
+            raise RuntimeError(f"{self.reasons.component} was flushed before")
+        self._flushed = True
+        emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        failures: dict[int, Reason] = {}
+        if self._prepared and not self._broken and self._until_flush:
+            out = BatchCollector(self.reasons, self._schemas, 0, self._seen)
+            error = self._call(lambda: self.component.flush(out), out)
+            if error is None:
+                emitted, failures = out._close()
+            else:
+                failures = dict.fromkeys(range(self._seen), error)
+            failures = {
+                handle: reason for handle, reason in failures.items() if handle not in self._failed
+            }
+        self._until_flush = False
+        return self._results(emitted, failures)
+
+    def cleanup(self) -> None:
+        """Let the bolt clean up."""
+        if self._prepared and not self._broken:
+            cleaned_up(self.component, self.reasons.component)
+        self._prepared = False
+
+    def _prepare(self) -> None:
+        self._prepared = True
+        try:
+            self.component.prepare(self.context)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._broken = self.reasons.of(error)
+
+    def _call(self, call: Callable[[], object], out: BatchCollector) -> Reason | None:
+        """Call the bolt; return the reason of its failure, after which ``out`` is void."""
+        try:
+            refuse_not_run(call())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # SystemExit as well: a bolt that exits must not take its worker along.
+            out._close()
+            return self.reasons.of(error)
+        return None
+
+    def _results(
+        self, emitted: list[tuple[str, pa.RecordBatch, Anchors]], failures: dict[int, Reason]
+    ) -> Results:
+        emissions: list[Emission] = []
+        for stream in self._schemas:
+            pieces = [(batch, anchors) for name, batch, anchors in emitted if name == stream]
+            emissions += joined(stream, pieces)
+        still_open = 0
+        if self._until_flush:
+            self._failed.update(failures)
+            still_open = self._seen - len(self._failed)
+        return Results(emissions, failures_of(failures), still_open)

@@ -1,0 +1,56 @@
+"""Pieces of emissions, joined into few: what comes after a bolt works by the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.topology.tuples import Anchors, Emission
+
+#: Bytes that are joined at most: an Arrow array of text has room for 2 GiB.
+JOIN_BYTES = 1 << 30
+
+
+def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
+    """Join what was emitted to one stream into as few emissions as there can be, in order."""
+    emissions: list[Emission] = []
+    starts, room = [0], JOIN_BYTES
+    for index, (batch, _) in enumerate(pieces):
+        if batch.nbytes > room and index > starts[-1]:
+            starts.append(index)
+            room = JOIN_BYTES
+        room -= batch.nbytes
+    for start, stop in pairwise([*starts, len(pieces)]):
+        group = pieces[start:stop]
+        if len(group) > 1:
+            try:
+                batch = pa.concat_batches([batch for batch, _ in group])
+            except pa.ArrowException:  # dictionaries that have no room for one another
+                emissions += [Emission(stream, *piece) for piece in group]
+                continue
+            group = [(batch, join_anchors([anchors for _, anchors in group]))]
+        emissions += [Emission(stream, *piece) for piece in group]
+    return emissions
+
+
+def join_anchors(parts: Sequence[Anchors]) -> Anchors:
+    """Return the anchors of several emissions, one after another, as those of one."""
+    handles = np.concatenate([part.handles for part in parts])
+    if all(part.offsets is None for part in parts):
+        return Anchors(handles, None)
+    counts = [
+        np.ones(len(part.handles), np.int64) if part.offsets is None else np.diff(part.offsets)
+        for part in parts
+    ]
+    return Anchors(handles, offsets_of(np.concatenate(counts)))
+
+
+def offsets_of(counts: Int64s) -> Int64s:
+    """Return where each list starts, and the last one ends, from their lengths."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

@@ -1,0 +1,102 @@
+"""Runs one task of a bolt, whichever shape it has: what an engine calls.
+
+Whatever a bolt does, every row that was handed to its executor is, when ``flush()`` has returned,
+either acked (it is in no failure) or failed (it is in exactly one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import pyarrow as pa
+
+from ackcore.topology.batch_bolts import BatchExecutor
+from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Context, refuse_unrunnable
+from ackcore.topology.reasons import Reasons
+from ackcore.topology.row_bolts import RowExecutor
+from ackcore.topology.tuples import Identity, Results
+
+
+class Executor(Protocol):
+    """One task of a bolt.
+
+    Rows get consecutive handles, from 0, in the order in which they are handed in.  What is
+    returned is a function of the rows and of what the bolt does with them: nothing else has a say
+    in it, as long as the bolt starts no threads.
+
+    Only `KeyboardInterrupt` comes out of these methods; whatever else a bolt raises fails rows.
+    """
+
+    @property
+    def ignored(self) -> int:
+        """Acks and fails that came too late to change anything."""
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on a batch.
+
+        Parameters
+        ----------
+        source, stream : str
+            The component and its stream that the batch comes from.
+        batch : pyarrow.RecordBatch
+        identity : Identity, optional
+            Which records the rows are, if the bolt has ``needs_identity``.
+
+        Raises
+        ------
+        RuntimeError
+            If the executor was flushed.
+        """
+
+    def flush(self) -> Results:
+        """Flush the bolt; what is neither acked nor failed then fails.
+
+        Raises
+        ------
+        RuntimeError
+            If the executor was flushed before.
+        """
+
+    def cleanup(self) -> None:
+        """Let the bolt clean up, if it was prepared; what it raises is logged."""
+
+
+def executor_for(
+    name: str,
+    component: Bolt | BasicBolt | BatchBolt,
+    *,
+    task: int = 0,
+    batch_id: int | None = None,
+    reject: Iterable[type[BaseException] | str] = (),
+) -> Executor:
+    """Make the executor of one task of a bolt.
+
+    The bolt is prepared with its first row, so that a task without rows costs nothing.
+
+    Parameters
+    ----------
+    name : str
+        The bolt's name in its topology.
+    component : Bolt, BasicBolt or BatchBolt
+        The bolt: an instance of this task's own.
+    task : int, default 0
+        Which of the bolt's tasks it is.
+    batch_id : int, optional
+        Number of the micro-batch.
+    reject : iterable of exception class or str
+        Exceptions, or their names, that go to the dead letters at once, beside `Reject`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the component is no bolt, or its methods or outputs cannot be run.
+    """
+    refuse_unrunnable(component)
+    context = Context(name, task, batch_id)
+    reasons = Reasons(name, reject)
+    if isinstance(component, BatchBolt):
+        return BatchExecutor(component, context, reasons)
+    return RowExecutor(component, context, reasons)

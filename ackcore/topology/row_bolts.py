@@ -1,0 +1,517 @@
+"""Runs bolts that take a tuple at a time.
+
+A tuple's state says what became of it; it changes under the collector's lock only.
+
+    OPEN ──ack──► ACKED ──(raise, fail, late emit: in the same window)──► FAILED
+      └─fail, raise──► FAILED
+    OPEN ──its batch ends──► HELD ──ack, fail──► ...
+
+A *window* is what one `Results` answers for: from the end of one ``process()`` to the end of the
+next.  An ack can be taken back until its window ends, for until then nobody was told.  So what a
+bolt emitted and Arrow cannot convert, which shows at the window's end, fails its anchors though
+they were acked.  An emitted row is in the window of its own emit, thus none of its anchors was
+acked in an earlier one.
+
+What is emitted is kept as pairs of (values, anchors): one append, which neither another thread nor
+the handler of a signal (an alarm that raises `TimeoutError`) can find half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.topology._words import near_miss
+from ackcore.topology.components import (
+    DEFAULT_STREAM,
+    BasicBolt,
+    Bolt,
+    Context,
+    output_streams,
+)
+from ackcore.topology.emissions import joined, offsets_of
+from ackcore.topology.reasons import Reasons
+from ackcore.topology.rows import Row, RowSchema, rows_of
+from ackcore.topology.tuples import (
+    ACKED,
+    FAILED,
+    HELD,
+    OPEN,
+    Anchors,
+    Emission,
+    Failure,
+    Identity,
+    Origin,
+    Reason,
+    Results,
+    Tuple,
+)
+
+log = logging.getLogger("ackcore")
+
+#: Rows that become Python objects at a time.  Few, for what they and their emissions allocate is
+#: freed again before the garbage collector has gone through it often: 8,192 take twice as long.
+SLICE_ROWS = 512
+
+#: What a call returns that has not run yet.
+_NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
+
+
+class _Stream(RowSchema):
+    """A stream of a bolt, and what was emitted to it."""
+
+    def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
+        super().__init__(component, stream, schema)
+        self.rows: list[tuple[Row, Tuple | tuple[Tuple, ...]]] = []
+        self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
+
+
+class RowCollector:
+    """The `Collector` of one task, and what the task's executor takes from it.
+
+    Parameters
+    ----------
+    reasons : Reasons
+        Of the component.
+    schemas : mapping of str to pyarrow.Schema
+        What it may emit.
+    basic : bool
+        Whether what a tuple emitted goes with it when it fails.
+    """
+
+    def __init__(self, reasons: Reasons, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
+        self.ignored = 0
+        self._reasons = reasons
+        self._streams = {
+            name: _Stream(reasons.component, name, schema) for name, schema in schemas.items()
+        }
+        self._basic = basic
+        # Reentrant: the garbage collector may run a finalizer that acks while we hold it.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._first = 0  # handle of the window's first new row
+        self._held: dict[int, Tuple] = {}
+        self._late: dict[int, Tuple] = {}  # held ones that were acked in this window
+        self._failures: dict[int, Reason] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a collector lives in its task; take it from self.collector there")
+
+    # -- what a bolt calls -------------------------------------------------------------------
+
+    def emit(
+        self,
+        values: Sequence[Any] | Mapping[str, Any],
+        anchors: Tuple | Iterable[Tuple] | None = None,
+        stream: str = DEFAULT_STREAM,
+    ) -> None:
+        """See `Collector.emit`."""
+        out = self._streams.get(stream)
+        if out is None:
+            raise self._no_stream(stream)
+        row = out.row(values) if type(values) is not tuple or out.may_change else values
+        if len(row) != out.width:
+            raise out.misfit(row)
+        if type(anchors) is Tuple:
+            with self._lock:
+                if anchors._state >= ACKED or self._closed or anchors._origin.owner is not self:
+                    self._check_anchor(anchors)
+                out.rows.append((row, anchors))
+        else:
+            self._emit_hanging_from(out, row, anchors)
+
+    def ack(self, tuple: Tuple) -> None:
+        """See `Collector.ack`."""
+        if type(tuple) is not Tuple:
+            raise _not_a_tuple("tuple", tuple)
+        with self._lock:
+            if self._closed or tuple._origin.owner is not self:
+                self._refuse(tuple)
+            state = tuple._state
+            if state == OPEN:
+                tuple._state = ACKED
+            elif state == HELD:
+                tuple._state = ACKED
+                self._late[tuple._handle] = self._held.pop(tuple._handle)
+            else:
+                self.ignored += 1
+
+    def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
+        """See `Collector.fail`."""
+        if type(tuple) is not Tuple:
+            raise _not_a_tuple("tuple", tuple)
+        why = self._reasons.of(reason)
+        with self._lock:
+            if self._closed or tuple._origin.owner is not self:
+                self._refuse(tuple)
+            if not self._set_failed(tuple, why):
+                self.ignored += 1
+
+    def _emit_hanging_from(self, out: _Stream, row: Row, anchors: Any) -> None:
+        """Emit from any number of anchors but one."""
+        if anchors is None:
+            chain: tuple[Tuple, ...] = ()
+        else:
+            try:
+                chain = tuple(anchors)
+            except TypeError:
+                raise _not_a_tuple("anchors", anchors) from None
+        for anchor in chain:
+            if type(anchor) is not Tuple:
+                raise _not_a_tuple("anchors", anchor)
+        if not chain:
+            # There will be no tuple to fail for it, so that it must fit now.
+            out.batch([row])
+        with self._lock:
+            if self._closed:
+                raise self._too_late()
+            for anchor in chain:
+                self._check_anchor(anchor)
+            out.rows.append((row, chain[0] if len(chain) == 1 else chain))
+
+    def _check_anchor(self, anchor: Tuple) -> None:
+        """Raise if nothing may be emitted with this anchor.  Under the lock."""
+        if self._closed or anchor._origin.owner is not self:
+            self._refuse(anchor)
+        if anchor._state == ACKED:
+            error = ValueError(
+                f"anchors must not have been acked before, got {anchor!r}; "
+                + (
+                    "a BasicBolt's input is acked when its execute returns: emit before that, or "
+                    "write a Bolt"
+                    if self._basic
+                    else "emit first and ack afterwards"
+                )
+            )
+            # Its tree would never be complete: in Storm it times out.
+            self._set_failed(anchor, self._reasons.of(error))
+            raise error
+        if anchor._state == FAILED and self._basic:
+            raise ValueError(
+                f"nothing more can be emitted for {anchor!r}: it failed, and what it emitted was "
+                "dropped"
+            )
+
+    def _refuse(self, tuple: Tuple) -> NoReturn:
+        if self._closed:
+            raise self._too_late()
+        raise ValueError(
+            f"tuple must be an input of this task of {self._reasons.component}, got {tuple!r}, "
+            "which another task or component was given"
+        )
+
+    def _too_late(self) -> RuntimeError:
+        return RuntimeError(
+            f"the collector of {self._reasons.component} is closed: its flush() has returned, and "
+            "what was open has failed; wait for your threads in flush()"
+        )
+
+    def _no_stream(self, stream: str) -> ValueError:
+        component = self._reasons.component
+        if not self._streams:
+            return ValueError(
+                f"{component} declares no outputs, so that it cannot emit; set "
+                "outputs = pa.schema([...]) on the bolt"
+            )
+        return ValueError(
+            f"stream must be one of {component}'s outputs, got {stream!r}; "
+            + near_miss(str(stream), tuple(self._streams), "streams")
+        )
+
+    # -- what the executor calls -------------------------------------------------------------
+
+    def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
+        """Fail a tuple unless that is too late, or done.  Under the lock."""
+        handle = tuple._handle
+        if tuple._state == FAILED:
+            return False
+        if tuple._state == ACKED and handle < self._first and handle not in self._late:
+            return False
+        # First of all the failure: what has one cannot be taken for acked.
+        self._failures.setdefault(handle, reason)
+        tuple._state = FAILED
+        self._held.pop(handle, None)
+        return True
+
+    def _raised(self, tuple: Tuple, error: BaseException) -> None:
+        """Fail a tuple whose execute raised."""
+        reason = self._reasons.of(error)
+        with self._lock:
+            self._set_failed(tuple, reason)
+            if self._basic:
+                for out in self._streams.values():
+                    while out.rows and out.rows[-1][1] is tuple:
+                        out.rows.pop()
+
+    def _hold(self, tuples: Iterable[Tuple]) -> None:
+        """Keep those that are still open."""
+        with self._lock:
+            for one in tuples:
+                if one._state == OPEN:
+                    self._held[one._handle] = one
+                    one._state = HELD
+
+    def _convert(self) -> None:
+        """Make Arrow of what was emitted so far, and fail the anchors of what cannot be."""
+        for out in self._streams.values():
+            with self._lock:
+                pairs, out.rows = out.rows, []
+            if not pairs:
+                continue
+            batches, misfits = out.batches([values for values, _ in pairs])
+            for start, batch in batches:
+                part = pairs[start : start + batch.num_rows]
+                out.pieces.append((batch, _anchors_of(part)))
+            for row, error in misfits:
+                anchors = pairs[row][1]
+                reason = self._reasons.of(error)
+                with self._lock:
+                    for anchor in (anchors,) if isinstance(anchors, Tuple) else anchors:
+                        self._set_failed(anchor, reason)
+
+    def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
+        """Take what this window brought, and how many tuples are open.
+
+        ``seen`` is the first handle of the next window.
+        """
+        self._convert()
+        with self._lock:
+            # Once more, for what other threads emitted meanwhile: a tuple that they have acked
+            # since must not leave the window without its rows.
+            self._convert()
+            emissions: list[Emission] = []
+            for name, out in self._streams.items():
+                pieces, out.pieces = out.pieces, []
+                emissions += joined(name, pieces)
+            failures, self._failures = self._failures, {}
+            self._late = {}
+            self._first = seen
+            # Counted here: what is acked from now on is of the next window, which may name it.
+            still_open = len(self._held)
+        return emissions, failures, still_open
+
+    def _close(self, reason: Reason) -> None:
+        """Take no more calls, and fail what is open."""
+        with self._lock:
+            self._closed = True
+            # Before all else what cannot be converted: its reason says more than "not acked".
+            self._convert()
+            for one in list(self._held.values()):
+                if one._state == HELD:
+                    self._set_failed(one, reason)
+            self._held.clear()
+
+
+def _anchors_of(pairs: Sequence[tuple[Row, Tuple | tuple[Tuple, ...]]]) -> Anchors:
+    """Return the anchors of emitted rows as columns."""
+    try:
+        return Anchors(np.array([anchor._handle for _, anchor in pairs], np.int64), None)  # type: ignore[union-attr]
+    except AttributeError:  # a row that hangs from none or from several: a tuple of them
+        chains = [(one,) if isinstance(one, Tuple) else one for _, one in pairs]
+    handles = [anchor._handle for chain in chains for anchor in chain]
+    counts = np.array([len(chain) for chain in chains], np.int64)
+    return Anchors(np.array(handles, np.int64), offsets_of(counts))
+
+
+def _not_a_tuple(name: str, got: object) -> TypeError:
+    return TypeError(
+        f"{name} must be a Tuple that the bolt was given, got {type(got).__name__}; keep the tuple "
+        "that execute() is called with"
+    )
+
+
+class _InputCollector:
+    """What a `BasicBolt` emits through while it executes one input."""
+
+    __slots__ = ("_collector", "_input")
+
+    def __init__(self, collector: RowCollector, input: Tuple) -> None:
+        self._collector = collector
+        self._input = input
+
+    def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
+        """See `BasicCollector.emit`."""
+        self._collector.emit(values, self._input, stream)
+
+
+class RowExecutor:
+    """Runs one task of a `Bolt` or a `BasicBolt`; see `ackcore.topology.executors.Executor`."""
+
+    def __init__(self, component: Bolt | BasicBolt, context: Context, reasons: Reasons) -> None:
+        self.component = component
+        self.reasons = reasons
+        basic = isinstance(component, BasicBolt)
+        self.collector = RowCollector(reasons, output_streams(component), basic)
+        self.context = Context(
+            context.component, context.task, context.batch_id, None if basic else self.collector
+        )
+        self._seen = 0
+        self._prepared = False
+        self._broken: Reason | None = None
+        self._flushed = False
+        # A BasicBolt that flushes may have kept something of each input: none is done before.
+        self._until_flush = basic and overrides_flush(component, BasicBolt)
+        self._failed: set[int] = set()
+
+    @property
+    def ignored(self) -> int:
+        """Acks and fails that came too late to change anything."""
+        return self.collector.ignored
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on every row of a batch."""
+        if self._flushed:
+            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+        first, rows = self._seen, batch.num_rows
+        self._seen += rows
+        if rows and not self._prepared:
+            self._prepare()
+        if self._broken:
+            handles = np.arange(first, self._seen, dtype=np.int64)
+            return Results([], [Failure(handles, [self._broken])] if rows else [], 0)
+        fields = tuple(batch.schema.names)
+        origin = Origin(self.collector, source, stream, fields, first, identity)
+        for start in range(0, rows, SLICE_ROWS):
+            self._run(origin, batch.slice(start, SLICE_ROWS), first + start)
+        return self._results(*self.collector._end_window(self._seen))
+
+    def flush(self) -> Results:
+        """Flush the bolt; what is open then fails."""
+        if self._flushed:
+            raise RuntimeError(f"{self.reasons.component} was flushed before")
+        self._flushed = True
+        collector, reason, error = self.collector, self.reasons.not_acked(), None
+        if self._prepared and not self._broken:
+            try:
+                refuse_not_run(self.component.flush())
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:
+                reason = error = self.reasons.of(raised)
+        collector._close(reason)
+        emissions, failures, _ = collector._end_window(self._seen)
+        if error and self._until_flush:
+            for handle in range(self._seen):
+                if handle not in self._failed:
+                    failures.setdefault(handle, error)
+        self._until_flush = False
+        if collector.ignored:
+            log.warning(
+                "%s: %d acks and fails of tuples that were acked or failed before; ignored",
+                self.reasons.component,
+                collector.ignored,
+            )
+        return self._results(emissions, failures, 0)
+
+    def cleanup(self) -> None:
+        """Let the bolt clean up."""
+        if self._prepared and not self._broken:
+            cleaned_up(self.component, self.reasons.component)
+        self._prepared = False
+
+    def _prepare(self) -> None:
+        self._prepared = True
+        try:
+            if isinstance(self.component, Bolt):
+                self.component.collector = self.collector
+            self.component.prepare(self.context)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._broken = self.reasons.of(error)
+            self.collector._close(self._broken)
+
+    def _run(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
+        """Execute the rows of a slice, and make Arrow of what they emit."""
+        collector = self.collector
+        rows, misfits = rows_of(batch)
+        tuples = list(map(Tuple, rows, repeat(origin), range(first, first + len(rows))))
+        todo = tuples
+        if misfits:
+            for row, error in misfits:
+                collector._raised(tuples[row], error)
+            todo = [one for one in tuples if one._state == OPEN]
+        if isinstance(self.component, BasicBolt):
+            self._execute_basic(self.component, todo)
+        else:
+            self._execute(self.component, todo)
+        collector._hold(tuples)
+        collector._convert()
+
+    def _execute(self, bolt: Bolt, tuples: list[Tuple]) -> None:
+        execute: Callable[[Tuple], object] = bolt.execute
+        for one in tuples:
+            try:
+                result = execute(one)
+                if result is not None:
+                    refuse_not_run(result)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                # SystemExit as well: a bolt that exits must not take its worker along.
+                self.collector._raised(one, error)
+
+    def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:
+        collector, lock = self.collector, self.collector._lock
+        execute: Callable[[Tuple, _InputCollector], object] = bolt.execute
+        for one in tuples:
+            try:
+                result = execute(one, _InputCollector(collector, one))
+                if result is not None:
+                    refuse_not_run(result)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                collector._raised(one, error)
+            else:
+                with lock:
+                    if one._state == OPEN:
+                        one._state = ACKED
+
+    def _results(
+        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
+    ) -> Results:
+        if self._until_flush:
+            self._failed.update(failures)
+            still_open = self._seen - len(self._failed)
+        return Results(emissions, failures_of(failures), still_open)
+
+
+def refuse_not_run(result: object) -> None:
+    """Raise `TypeError` for what a method returns that did not run: a generator, a coroutine."""
+    if isinstance(result, _NOT_RUN):
+        raise TypeError(
+            f"a bolt's methods must do their work and return None, got {type(result).__name__}, "
+            "which has not run; emit what it yields"
+        )
+
+
+def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
+    """Return failures by handle as columns."""
+    if not failures:
+        return []
+    return [Failure(np.array(list(failures), np.int64), list(failures.values()))]
+
+
+def overrides_flush(component: object, base: type) -> bool:
+    """Whether a bolt has a flush of its own."""
+    return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
+
+
+def cleaned_up(component: Bolt | BasicBolt | Any, name: str) -> None:
+    """Call a bolt's cleanup; what it raises is logged, for no record hangs from it any more."""
+    try:
+        component.cleanup()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        log.warning("%s: cleanup raised %s", name, Reason.of(name, error)[1:3], exc_info=True)

@@ -1,0 +1,233 @@
+"""Rows of Python values, out of Arrow columns and back into them.
+
+A value that will not convert is one row's misfortune: what converts a batch falls back to halves of
+it, so that the other rows never notice.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.topology._words import listed, near_miss
+from ackcore.topology.tuples import Tuple
+
+#: A row, as it lies between a bolt and Arrow.
+Row = tuple[Any, ...]
+
+#: Values that nobody can change once they are emitted.
+_IMMUTABLE = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        str,
+        bytes,
+        decimal.Decimal,
+        datetime.date,
+        datetime.datetime,
+        datetime.time,
+        datetime.timedelta,
+    }
+)
+
+
+class Misfit(NamedTuple):
+    """A row that would not convert, and why."""
+
+    row: int
+    error: BaseException
+
+
+def column_values(column: pa.Array) -> list[Any]:
+    """Return a column as Python values: what ``to_pylist()`` gives, several times as fast."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        if not column.null_count:
+            return list(column.to_numpy().tolist())
+        values: list[Any] = column.fill_null(0).to_numpy().tolist()
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+            values[row] = None
+        return values
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_boolean(kind)
+    ):
+        return list(column.to_numpy(zero_copy_only=False).tolist())
+    return list(column.to_pylist())
+
+
+def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
+    """Return the rows of a batch, and those that Python cannot show (their values are empty).
+
+    A time with nanoseconds, a zone that this machine does not know, text that is not UTF-8: Arrow
+    has columns that Python has no values for.
+    """
+    rows: list[Row] = [()] * batch.num_rows
+    misfits: list[Misfit] = []
+
+    def convert(start: int, stop: int) -> None:
+        part = batch.slice(start, stop - start)
+        rows[start:stop] = zip(*map(column_values, part.columns), strict=True)
+
+    if batch.num_columns:
+        _by_halves(convert, 0, batch.num_rows, misfits)
+    return rows, misfits
+
+
+def _by_halves(
+    convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
+) -> None:
+    """Convert rows; where that raises, each half by itself, down to the rows that will not."""
+    if start == stop:
+        return
+    try:
+        convert(start, stop)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a value's own methods are user code: SystemExit too
+        if stop - start == 1:
+            misfits.append(Misfit(start, error))
+            return
+        middle = (start + stop) // 2
+        _by_halves(convert, start, middle, misfits)
+        _by_halves(convert, middle, stop, misfits)
+
+
+class RowSchema:
+    """A stream's schema, as rows are checked and converted by it.
+
+    Parameters
+    ----------
+    component, stream : str
+        What messages call it.
+    schema : pyarrow.Schema
+    """
+
+    def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
+        self.title = f"{component}'s stream {stream!r}"
+        self.schema = schema
+        self.names = tuple(schema.names)
+        self.width = len(self.names)
+        # A list that its bolt goes on filling must not change what was emitted.
+        self.may_change = not all(_is_plain(field.type) for field in schema)
+
+    def row(self, values: Any) -> Row:
+        """Return emitted values as a row that nobody else can change.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they are not a sequence or mapping of values that fits the schema.
+        """
+        if isinstance(values, Mapping):
+            row = self._by_name(values)
+        elif isinstance(values, list | tuple):
+            row = tuple(values)
+        else:
+            hint = "; pass tuple.values to emit it as it is" if isinstance(values, Tuple) else ""
+            raise TypeError(
+                f"values must be a tuple, a list or a dict of values for {self.title}, got "
+                f"{type(values).__name__}{hint}"
+            )
+        if len(row) != self.width:
+            raise self.misfit(row)
+        return tuple(map(_frozen, row)) if self.may_change else row
+
+    def misfit(self, row: Sequence[Any]) -> ValueError:
+        """Return the error that a row of another width is."""
+        return ValueError(
+            f"values must be {self.width} for {self.title} ({', '.join(self.names)}), got "
+            f"{len(row)}"
+        )
+
+    def _by_name(self, values: Mapping[Any, Any]) -> Row:
+        for name in values:
+            if name not in self.names:
+                raise ValueError(
+                    f"values must be fields of {self.title}, got {name!r}; "
+                    + near_miss(str(name), self.names, "fields")
+                )
+        missing = [name for name in self.names if name not in values]
+        if missing:
+            raise ValueError(
+                f"values must have every field of {self.title}, got none for {listed(missing)}; "
+                "emit None for a null"
+            )
+        return tuple([values[name] for name in self.names])
+
+    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        """Convert rows.
+
+        Raises
+        ------
+        Exception
+            Whatever Arrow raises if a value does not fit, or `ValueError` if that is not said so
+            by Arrow.
+        """
+        columns = []
+        for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
+            try:
+                column = pa.array(values, field.type)
+            except Exception as error:
+                if len(rows) > 1:
+                    raise
+                raise ValueError(
+                    f"{field.name!r} of {self.title} must be {field.type}, got "
+                    f"{type(values[0]).__name__}: {error}"
+                ) from error
+            if column.null_count and not field.nullable:
+                raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")
+            if isinstance(column, pa.ChunkedArray):  # more text than one array has room for
+                raise OverflowError(f"{field.name!r} of {self.title} has too much text at once")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
+        """Convert rows to batches, each with the row it starts at, and name the rows that fail."""
+        batches: list[tuple[int, pa.RecordBatch]] = []
+        misfits: list[Misfit] = []
+
+        def convert(start: int, stop: int) -> None:
+            batches.append((start, self.batch(rows[start:stop])))
+
+        _by_halves(convert, 0, len(rows), misfits)
+        return batches, misfits
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether the values of a column of this type are immutable in Python."""
+    return bool(
+        pa.types.is_primitive(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """Copy what could be changed after it was emitted."""
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        return [_frozen(item) for item in value]
+    if kind is tuple:
+        return tuple([_frozen(item) for item in value])
+    if kind is dict:
+        return {_frozen(key): _frozen(item) for key, item in value.items()}
+    if kind is bytearray or kind is memoryview:
+        return bytes(value)
+    return copy.deepcopy(value)
