@@ -6,15 +6,16 @@ import difflib
 from collections.abc import Sequence
 
 
-def near_miss(name: str, known: Sequence[str], what: str) -> str:
+def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> str:
     """Return the way out for a name that is none of the known ones.
 
     ``did you mean 'word'?`` if one is near, and else all of them: ``the fields are 'n', 'word'``.
+    A prefix that all names have is not compared, or it would make them all alike.
     """
-    folded = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    rest = {one.removeprefix(prefix).lower(): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
     if near:
-        return f"did you mean {folded[near[0]]!r}?"
+        return f"did you mean {rest[near[0]]!r}?"
     if not known:
         return f"there are no {what}"
     return f"the {what} are {listed(known)}"

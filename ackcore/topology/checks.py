@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import graphlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -44,13 +45,9 @@ def problems(
     for bolt in bolts:
         yield from _bolt(bolt)
     yield from _shared(bolts)
-    streams = {spout.name: {DEFAULT_STREAM: _Stream(spout.fields)} for spout in spouts} | {
-        bolt.name: {
-            stream: _Stream(schema.names, schema) for stream, schema in bolt.schemas.items()
-        }
-        for bolt in bolts
-    }
-    find = _finder(streams, {spout.name for spout in spouts}, broken)
+    times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
+    broken = broken | {name for name in times if times[name] > 1}
+    find = _finder(spouts, bolts, broken)
     for bolt in bolts:
         for each in bolt.inputs:
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
@@ -64,7 +61,7 @@ def problems(
         if isinstance(found, str):
             yield found
     yield from _unread(spouts, bolts, sinks)
-    yield from _cycle(bolts)
+    yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
 
 
 class _Stream:
@@ -201,11 +198,20 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 
 
 def _finder(
-    streams: Mapping[str, Mapping[str, _Stream]], spouts: set[str], broken: set[str]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
 ) -> Callable[[str, str, str], _Stream | str | None]:
     """Return what looks a stream up: it, or what is wrong, or None if that was said already."""
+    streams: dict[str, dict[str, _Stream]] = {}
+    for spout in spouts:
+        streams[spout.name] = {DEFAULT_STREAM: _Stream(spout.fields)}
+    for bolt in bolts:
+        streams[bolt.name] = {
+            stream: _Stream(schema.names, schema) for stream, schema in bolt.schemas.items()
+        }
 
     def find(who: str, component: str, stream: str) -> _Stream | str | None:
+        if component in broken:
+            return None
         if component not in streams:
             return (
                 f"{who} reads {component!r}, which is not declared; "
@@ -214,11 +220,9 @@ def _finder(
         known = streams[component]
         if stream in known:
             return known[stream]
-        if component in broken:
-            return None
         missing = f"{who} reads stream {stream!r} of {component!r}, "
-        if component in spouts:
-            return missing + "which is a spout; a spout's one stream is 'default'"
+        if any(component == spout.name for spout in spouts):
+            return missing + f"which is a spout; a spout's one stream is {DEFAULT_STREAM!r}"
         if not known:
             return missing + "which emits nothing; declare what it emits in its outputs"
         return missing + f"which has none such; {near_miss(stream, list(known), 'streams')}"
@@ -275,6 +279,8 @@ def _unread(
 ) -> Iterator[str]:
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}
+    if read - {spout.name for spout in spouts} - {bolt.name for bolt in bolts}:
+        return  # who reads what is not declared may have meant any of them
     for spout in spouts:
         if spout.name not in read:
             yield (
@@ -282,7 +288,7 @@ def _unread(
             )
 
 
-def _cycle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
+def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
     names = {bolt.name for bolt in bolts}
     graph = {
         bolt.name: [each.component for each in bolt.inputs if each.component in names]

@@ -246,7 +246,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable not in known:
             raise ValueError(
                 f"{variable} in the environment is not a setting; "
-                f"{near_miss(variable, list(known), 'variables')}"
+                f"{near_miss(variable, [*known, *sorted(_NOT_SETTINGS)], 'variables', _PREFIX)}"
             )
         name, text = known[variable], environ[variable]
         if name == "reject":

@@ -1,0 +1,272 @@
+"""Drawings, whole: what a reader sees must be what runs."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
+
+USERS = pa.schema([("user", pa.string()), ("n", pa.int64())])
+KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+
+class Parse(Bolt):
+    outputs: ClassVar = {
+        "default": pa.schema([("user", pa.string()), ("price", pa.decimal128(10, 2))]),
+        "errors": pa.schema([("line", pa.string()), ("why", pa.string())]),
+    }
+
+
+class Add(BatchBolt):
+    outputs = USERS
+
+
+class Multiply(BatchBolt):
+    outputs = USERS
+
+
+class Join(BasicBolt):
+    outputs = USERS
+
+
+class Alert(Bolt):
+    """Emits nothing."""
+
+
+class ToTable:
+    def write(self, frame, batch_id):
+        """Stand in for a sink's writer."""
+
+
+@pytest.fixture
+def builder():
+    return TopologyBuilder()
+
+
+def drawn(builder):
+    """The drawing without its first line's fingerprint."""
+    topology = builder.build()
+    text = topology.explain()
+    head = f"topology {topology.fingerprint[:12]}: "
+    assert text.startswith(head)
+    return text.removeprefix(head)
+
+
+def expected(text):
+    return textwrap.dedent(text).strip()
+
+
+def test_word_count(make):
+    assert drawn(make.word_count()) == expected(
+        """
+        1 spout, 2 bolts, 1 sink, 2 stages, 1 shuffle
+
+        stage 1, reads the source
+          spout lines: message ids are stamped
+          └─ default (line)
+             └──▶ split: shuffle, in the same task
+
+          bolt split: Split
+          └─ default (word: string)
+             └══▶ count: fields(word), to stage 2
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          split ══▶ count: fields(word)
+
+        stage 2
+          bolt count: Count
+          └─ default (word: string, n: int64)
+             └──▶ sink counts: write
+
+        ══ settle ════════════════════════════════════════════════════════════════════
+          every tracked record ends ACKED, waiting for its retry, or in the dead letters
+        """
+    )
+
+
+def test_a_diamond(builder, make):
+    builder.spout("events", make.frame(*KAFKA))
+    builder.bolt("parse", Parse()).shuffle("events")
+    builder.bolt("add", Add()).fields("parse", "user")
+    builder.bolt("multiply", Multiply()).partial_key("parse", "user")
+    builder.bolt("join", Join(), parallelism=4).fields("add", "user").fields("multiply", "user")
+    builder.sink("join", ToTable())
+    assert drawn(builder) == expected(
+        """
+        1 spout, 4 bolts, 1 sink, 3 stages, 2 shuffles
+
+        stage 1, reads the source
+          spout events: message id (topic, partition, offset), unique
+          └─ default (key, value, topic, partition, offset, timestamp, timestampType)
+             └──▶ parse: shuffle, in the same task
+
+          bolt parse: Parse
+          ├─ default (user: string, price: decimal128(10, 2))
+          │  ├══▶ add: fields(user), to stage 2
+          │  └══▶ multiply: partial_key(user), to stage 2
+          └─ errors (line: string, why: string)
+             └─ nobody reads it
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          parse ══▶ add: fields(user)
+          parse ══▶ multiply: partial_key(user)
+
+        stage 2
+          bolt add: Add
+          └─ default (user: string, n: int64)
+             └══▶ join: fields(user), to stage 3
+
+          bolt multiply: Multiply
+          └─ default (user: string, n: int64)
+             └══▶ join: fields(user), to stage 3
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          add      ══▶ join: fields(user)
+          multiply ══▶ join: fields(user)
+
+        stage 3
+          bolt join: Join, parallelism 4
+          └─ default (user: string, n: int64)
+             └──▶ sink join: ToTable
+
+        ══ settle ════════════════════════════════════════════════════════════════════
+          every tracked record ends ACKED, waiting for its retry, or in the dead letters
+        """
+    )
+
+
+def test_two_spouts_joined_by_their_fields(builder, make):
+    builder.spout("orders", make.frame("user", "item"), message_id="item")
+    builder.spout("clicks", make.frame("user", "page"), tracked=False)
+    builder.bolt("join", Join()).fields("orders", "user").fields("clicks", "user")
+    builder.sink("join", make.write, name="joined")
+    assert drawn(builder) == expected(
+        """
+        2 spouts, 1 bolt, 1 sink, 2 stages, 1 shuffle
+
+        stage 1, reads the source
+          spout orders: message id (item), checked to be unique
+          └─ default (user, item)
+             └══▶ join: fields(user), to stage 2
+
+          spout clicks: untracked: a record that fails is not retried
+          └─ default (user, page)
+             └══▶ join: fields(user), to stage 2
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          orders ══▶ join: fields(user)
+          clicks ══▶ join: fields(user)
+
+        stage 2
+          bolt join: Join
+          └─ default (user: string, n: int64)
+             └──▶ sink joined: write
+
+        ══ settle ════════════════════════════════════════════════════════════════════
+          every tracked record ends ACKED, waiting for its retry, or in the dead letters
+          message ids are checked: one that comes twice in a micro-batch fails by name
+        """
+    )
+
+
+def test_a_stream_that_skips_a_level(builder, make):
+    builder.spout("events", make.frame("user", "line"))
+    builder.bolt("add", Add()).fields("events", "user")
+    builder.bolt("total", Multiply()).global_("add").all("events").local_or_shuffle("watch")
+    builder.bolt("watch", Add()).local_or_shuffle("events")
+    assert drawn(builder) == expected(
+        """
+        1 spout, 3 bolts, no sinks, 3 stages, 2 shuffles
+
+        stage 1, reads the source
+          spout events: message ids are stamped
+          └─ default (user, line)
+             ├══▶ add: fields(user), to stage 2
+             ├══▶ total: all, to stage 3
+             └──▶ watch: local_or_shuffle, in the same task
+
+          bolt watch: Add
+          └─ default (user: string, n: int64)
+             └══▶ total: local_or_shuffle, to stage 3, partition by partition
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          events ══▶ add: fields(user)
+          events ══▶ total: all, unopened until stage 3
+          watch  ══▶ total: local_or_shuffle, partition by partition, unopened until stage 3
+
+        stage 2
+          bolt add: Add
+          └─ default (user: string, n: int64)
+             └══▶ total: global, to stage 3
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          add    ══▶ total: global
+          events ══▶ total: all, unopened since stage 1
+          watch  ══▶ total: local_or_shuffle, partition by partition, unopened since stage 1
+
+        stage 3
+          bolt total: Multiply
+          └─ default (user: string, n: int64)
+             └─ nobody reads it
+
+        ══ settle ════════════════════════════════════════════════════════════════════
+          every tracked record ends ACKED, waiting for its retry, or in the dead letters
+        """
+    )
+
+
+def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder, make):
+    builder.spout("events", make.frame("line"))
+    builder.bolt("parse", Parse()).shuffle("events")
+    builder.bolt("alert", Alert()).local_or_shuffle("parse", stream="errors")
+    builder.sink("parse", make.write)
+    builder.sink("parse", ToTable(), stream="errors", name="errors")
+    assert drawn(builder) == expected(
+        """
+        1 spout, 2 bolts, 2 sinks, 1 stage, no shuffles
+
+        stage 1, reads the source
+          spout events: message ids are stamped
+          └─ default (line)
+             └──▶ parse: shuffle, in the same task
+
+          bolt parse: Parse
+          ├─ default (user: string, price: decimal128(10, 2))
+          │  └──▶ sink parse: write
+          └─ errors (line: string, why: string)
+             ├──▶ alert: local_or_shuffle, in the same task
+             └──▶ sink errors: ToTable
+
+          bolt alert: Alert
+
+        ══ no shuffle ════════════════════════════════════════════════════════════════
+          each task settles its own records
+        """
+    )
+
+
+def test_a_named_stream_is_shuffled_under_its_name(builder, make):
+    builder.spout("events", make.frame("line"))
+    builder.bolt("parse", Parse()).shuffle("events")
+    builder.bolt("alert", Alert()).fields("parse", "why", stream="errors")
+    assert "\n  parse.errors ══▶ alert: fields(why)\n" in drawn(builder)
+
+
+def test_what_does_not_fit_in_a_line_is_counted(builder, make):
+    builder.spout("wide", make.frame(*(f"column_{n}" for n in range(40))))
+    builder.sink("wide", make.write)
+    (line,) = [line for line in drawn(builder).splitlines() if "default" in line]
+    assert line == (
+        "  └─ default (column_0, column_1, column_2, column_3, column_4, column_5, column_6, "
+        "and 33 more)"
+    )
+
+
+def test_one_field_is_shown_however_long(builder, make):
+    builder.spout("wide", make.frame("x" * 200, "y"))
+    builder.sink("wide", make.write)
+    assert f"default ({'x' * 200}, and 1 more)" in drawn(builder)

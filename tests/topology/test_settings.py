@@ -1,0 +1,260 @@
+"""Settings from code, a file and the environment; what is not known or not possible is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.topology import Settings
+
+
+class Poison(Exception):
+    """An exception of a user's own."""
+
+
+def load(tmp_path, text, environ=None, **overrides):
+    path = tmp_path / "topology.toml"
+    path.write_text(text, encoding="utf-8")
+    return Settings.load(path, {} if environ is None else environ, **overrides)
+
+
+def test_the_defaults():
+    settings = Settings()
+    assert {field.name: getattr(settings, field.name) for field in fields(Settings)} == {
+        "max_attempts": 5,
+        "backoff_ms": 1_000,
+        "max_backoff_ms": 300_000,
+        "max_waiting": 1_000_000,
+        "parallelism": None,
+        "chunk_rows": 65_536,
+        "reject": (),
+        "sink_attempts": 5,
+        "sink_backoff_ms": 1_000,
+        "run_attempts": 8,
+        "careful_after": 2,
+        "heartbeat_ms": 200,
+    }
+    assert Settings.load(environ={}) == settings
+
+
+def test_every_setting_is_described():
+    described = re.findall(r"^    (\w+) : .*$", Settings.__doc__, re.MULTILINE)
+    assert tuple(described) == Settings.names()
+    for name, default in re.findall(r"^    (\w+) : .*, default (\S+)$", Settings.__doc__, re.M):
+        assert default == str(getattr(Settings(), name))
+
+
+def test_settings_cannot_be_changed_and_can_be_pickled():
+    settings = Settings(max_attempts=3, reject=[ValueError])
+    with pytest.raises(FrozenInstanceError):
+        settings.max_attempts = 4
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+# --- where they come from ------------------------------------------------------------------------
+
+
+def test_a_keyword_counts_for_more_than_a_variable_and_that_for_more_than_the_file(tmp_path):
+    text = "[ackcore]\nmax_attempts = 2\nbackoff_ms = 20\nchunk_rows = 200\n[other]\nx = 1\n"
+    environ = {"ACKCORE_BACKOFF_MS": "30", "ACKCORE_CHUNK_ROWS": "300", "HOME": "/"}
+    settings = load(tmp_path, text, environ, chunk_rows=400)
+    assert settings == Settings(max_attempts=2, backoff_ms=30, chunk_rows=400)
+
+
+def test_the_environment_is_the_process_own_unless_another_is_given(monkeypatch):
+    monkeypatch.setenv("ACKCORE_PARALLELISM", "7")
+    assert Settings.load().parallelism == 7
+    assert Settings.load(environ={}).parallelism is None
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.integers(1_000, 60_000)
+            for name in Settings.names()
+            if name not in ("reject", "max_attempts")
+        }
+        | {"max_attempts": st.integers(1, 60)},
+    )
+)
+def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
+    chosen.setdefault("max_backoff_ms", 60_000)
+    chosen["max_backoff_ms"] = max(chosen["max_backoff_ms"], chosen.get("backoff_ms", 0))
+    expected = Settings(**chosen)
+    environ = {f"ACKCORE_{name.upper()}": str(value) for name, value in chosen.items()}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in chosen.items()]
+    path = tmp_path_factory.mktemp("settings")
+    assert load(path, "\n".join(["[ackcore]", *lines])) == expected
+    assert Settings.load(environ=environ) == expected
+    assert Settings.load(environ={}, **chosen) == expected
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["BACKEND", "CPU", "REQUIRE_NATIVE", "CHECKED", "ANNOTATE", "SANITIZE", "FAILPOINTS"],
+)
+def test_what_others_read_is_no_setting(variable):
+    assert Settings.load(environ={f"ACKCORE_{variable}": "1"}) == Settings()
+
+
+# --- reject --------------------------------------------------------------------------------------
+
+
+def test_reject_takes_classes_and_names_and_holds_classes(tmp_path):
+    expected = (ValueError, json.JSONDecodeError, UnicodeDecodeError)
+    names = ["ValueError", "json.JSONDecodeError", "builtins.UnicodeDecodeError"]
+    assert Settings(reject=[ValueError, *names[1:]]).reject == expected
+    assert Settings.load(environ={"ACKCORE_REJECT": " , ".join(names) + ","}).reject == expected
+    assert load(tmp_path, f"[ackcore]\nreject = {json.dumps(names)}").reject == expected
+    assert Settings.load(environ={"ACKCORE_REJECT": ""}).reject == ()
+    assert Settings(reject={Poison}).reject == (Poison,)
+
+
+@pytest.mark.parametrize(
+    ("reject", "error", "message"),
+    [
+        (ValueError, TypeError, "reject must be a list of exception classes or of their names"),
+        ("ValueError", TypeError, "got str 'ValueError'; put it in brackets"),
+        (5, TypeError, "got int 5"),
+        (["ValueEror"], ValueError, "reject has 'ValueEror', which cannot be found"),
+        (["json.NoSuch"], ValueError, "reject has 'json.NoSuch', which cannot be found"),
+        (["no_such_module.Class"], ValueError, "or 'package.module.Class'"),
+        (["not a name"], ValueError, "which cannot be found"),
+        ([""], ValueError, "reject has '', which cannot be found"),
+        (["print"], ValueError, "reject must hold classes derived from Exception, got 'print'"),
+        (["json.loads"], ValueError, "got 'json.loads'; only such a class"),
+        ([KeyboardInterrupt], ValueError, "got <class 'KeyboardInterrupt'>"),
+        ([3], ValueError, "reject must hold classes derived from Exception, got 3"),
+    ],
+)
+def test_what_is_no_exception_cannot_be_rejected(reject, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Settings(reject=reject)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "must_be"),
+    [
+        ("max_attempts", 0, "in 1..60"),
+        ("max_attempts", 61, "in 1..60"),
+        ("backoff_ms", 0, "in 1..31622400000"),
+        ("max_backoff_ms", 31_622_400_001, "in 1..31622400000"),
+        ("max_waiting", -1, "of at least 0"),
+        ("chunk_rows", 0, "of at least 1"),
+        ("sink_attempts", 0, "of at least 1"),
+        ("sink_backoff_ms", 0, "in 1..31622400000"),
+        ("run_attempts", 0, "of at least 1"),
+        ("careful_after", -1, "of at least 0"),
+        ("heartbeat_ms", 0, "in 1..31622400000"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_wherever_it_comes_from(tmp_path, name, value, must_be):
+    with pytest.raises(ValueError, match=f"^{name} must be an integer {must_be}, got {value}$"):
+        Settings(**{name: value})
+    with pytest.raises(ValueError, match=f"^{name} in .*topology.toml must be an integer"):
+        load(tmp_path, f"[ackcore]\n{name} = {value}")
+    with pytest.raises(ValueError, match=f"^{name} in the environment must be an integer"):
+        Settings.load(environ={f"ACKCORE_{name.upper()}": str(value)})
+
+
+@pytest.mark.parametrize("value", [0, 65_537])
+def test_parallelism_may_be_none(value):
+    message = f"^parallelism must be an integer in 1..65536, or None, got {value}$"
+    with pytest.raises(ValueError, match=message):
+        Settings(parallelism=value)
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, None, [5]])
+def test_a_number_is_an_integer(value):
+    message = f"max_attempts must be an integer in 1..60, got {type(value).__name__} {value!r}"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        Settings(max_attempts=value)
+
+
+def test_the_file_has_numbers_and_not_their_text(tmp_path):
+    with pytest.raises(TypeError, match=r"max_attempts in .*topology.toml must be .* got str '5'"):
+        load(tmp_path, '[ackcore]\nmax_attempts = "5"')
+    with pytest.raises(TypeError, match=r"reject in .*topology.toml must be a list"):
+        load(tmp_path, '[ackcore]\nreject = "ValueError"')
+
+
+@pytest.mark.parametrize("text", ["", "five", "5.0", "none"])
+def test_a_variable_is_an_integer(text):
+    message = (
+        f"ACKCORE_MAX_ATTEMPTS in the environment must be an integer in 1..60, got {text!r}; "
+        "unset it for the default"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Settings.load(environ={"ACKCORE_MAX_ATTEMPTS": text})
+
+
+def test_the_doubling_stops_where_it_has_begun():
+    assert Settings(backoff_ms=7, max_backoff_ms=7)
+    with pytest.raises(ValueError, match=r"max_backoff_ms must be at least backoff_ms, got 6 and"):
+        Settings(backoff_ms=7, max_backoff_ms=6)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "way_out"),
+    [
+        ("max_attemps", "did you mean 'max_attempts'?"),
+        ("MAX_ATTEMPTS", "did you mean 'max_attempts'?"),
+        ("heartbeat", "did you mean 'heartbeat_ms'?"),
+        ("zebra", "the settings are 'max_attempts', 'backoff_ms'"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_its_near_miss(tmp_path, unknown, way_out):
+    with pytest.raises(TypeError, match=re.escape(f"{unknown!r} is not a setting; {way_out}")):
+        Settings.load(environ={}, **{unknown: 1})
+    message = f"topology.toml: [ackcore] has {unknown!r}, which is not a setting; {way_out}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(tmp_path, f"[ackcore]\n{unknown} = 1")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "near"),
+    [
+        ("ACKCORE_MAX_ATTEMPS", "ACKCORE_MAX_ATTEMPTS"),
+        ("ACKCORE_HEARTBEAT", "ACKCORE_HEARTBEAT_MS"),
+        ("ACKCORE_max_attempts", "ACKCORE_MAX_ATTEMPTS"),
+        ("ACKCORE_BACKENDS", "ACKCORE_BACKEND"),
+    ],
+)
+def test_an_unknown_variable_is_named_with_its_near_miss(unknown, near):
+    message = f"{unknown} in the environment is not a setting; did you mean {near!r}?"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Settings.load(environ={unknown: "1"})
+
+
+def test_a_variable_that_is_like_none_gets_the_list():
+    with pytest.raises(ValueError, match=r"a setting; the variables are 'ACKCORE_MAX_ATTEMPTS', "):
+        Settings.load(environ={"ACKCORE_ZEBRA": "1"})
+
+
+def test_a_file_has_to_be_there_and_toml_and_have_the_table(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Settings.load(tmp_path / "none.toml", {})
+    with pytest.raises(ValueError, match=r"topology.toml is not TOML: "):
+        load(tmp_path, "max_attempts: 3")
+    with pytest.raises(
+        ValueError,
+        match=r"topology.toml must have a table \[ackcore\] with the settings; "
+        r"did you mean 'akcore'\?",
+    ):
+        load(tmp_path, "[akcore]\nmax_attempts = 3")
+    with pytest.raises(ValueError, match=r"the top-level names are 'max_attempts'"):
+        load(tmp_path, "max_attempts = 3")
+    with pytest.raises(ValueError, match=r"there are no top-level names"):
+        load(tmp_path, "")
+    with pytest.raises(ValueError, match=r"must have a table \[ackcore\]"):
+        load(tmp_path, "ackcore = 3")
