@@ -1,0 +1,400 @@
+"""The checker itself: it passes honest histories, and each of its checks has been seen red.
+
+Histories are made by a small simulation that writes a checkpoint, dead letters and a sink as a
+query does; a forgery then changes one thing in them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+# Tests are no package: the checker is loaded from where it lies.
+_SPEC = importlib.util.spec_from_file_location("books", Path(__file__).with_name("books.py"))
+books = sys.modules["books"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(books)
+
+MAX_ATTEMPTS = 3
+WAITING = pa.schema(
+    [
+        ("_ackcore_message_id", pa.string()),
+        ("_ackcore_attempt", pa.int32()),
+        ("_ackcore_due_ms", pa.int64()),
+        ("_ackcore_first_ms", pa.int64()),
+        ("_ackcore_last_ms", pa.int64()),
+        ("_ackcore_reason", pa.string()),
+        ("id", pa.int64()),
+        ("text", pa.string()),
+    ]
+)
+
+
+def rows_of(payload):
+    words = payload["text"].split()
+    return [{"id": payload["id"], "at": at, "word": word} for at, word in enumerate(words)]
+
+
+def write_record(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(body).encode()
+    path.write_bytes(line + b"\nblake2b " + blake2b(line, digest_size=16).hexdigest().encode())
+
+
+def write_table(state, name, rows):
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(rows, WAITING)
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    file = f"{name}.{blake2b(data, digest_size=16).hexdigest()}.arrow"
+    (state / file.rpartition("/")[0]).mkdir(parents=True, exist_ok=True)
+    (state / file).write_bytes(data)
+    return {"file": file, "rows": len(rows)}
+
+
+class History:
+    """A query that runs to its end, or up to ``stop`` micro-batches."""
+
+    def __init__(self, directory, seed, stop=None):
+        rng = random.Random(seed)
+        self.root, self.sink = directory / "checkpoint" / "ackcore", directory / "sink"
+        self.records = {
+            n: {"id": n, "text": " ".join(rng.choices("abcde", k=rng.randrange(0, 5)))}
+            for n in range(rng.randrange(12, 30))
+        }
+        # Each of these has to be there, for every forgery to have something to work on.
+        self.records[0]["text"], self.records[1]["text"], self.records[2]["text"] = "a b", "", "c"
+        self.poison = {2, *(n for n in self.records if n > 2 and rng.random() < 0.1)}
+        self.totals = dict.fromkeys(("records", "acked", "dead", "waiting"), 0)
+        self.number = 0
+        fresh, waiting = list(self.records), {}
+        while (fresh or waiting) and self.number != stop:
+            taken = [(n, 0) for n in fresh[:7]] + list(waiting.items())
+            fresh = fresh[7:]
+            failed = [
+                (n, a) for n, a in taken if n in self.poison or (n > 2 and rng.random() < 0.3)
+            ]
+            if self.number < 2:
+                failed += [(n, a) for n, a in taken if (n, a) == (3, 0) and (n, a) not in failed]
+            dead = [(n, a + 1) for n, a in failed if a + 1 >= MAX_ATTEMPTS]
+            waiting = {n: a + 1 for n, a in failed if a + 1 < MAX_ATTEMPTS}
+            bad = {n for n, _ in failed}
+            self.totals["records"] += sum(a == 0 for _, a in taken)
+            self.totals["acked"] += len(taken) - len(failed)
+            self.totals["dead"] += len(dead)
+            self.totals["waiting"] = len(waiting)
+            self.commit([n for n, _ in taken if n not in bad], waiting, dead)
+            self.number += 1
+        self.waiting = waiting
+
+    def tracked(self, number, attempts):
+        return {
+            "_ackcore_message_id": f"m{number}",
+            "_ackcore_attempt": attempts,
+            **dict.fromkeys(("_ackcore_due_ms", "_ackcore_first_ms", "_ackcore_last_ms"), 0),
+            "_ackcore_reason": "-\x1fenrich\x1fValueError\x1fno",
+            **self.records[number],
+        }
+
+    def commit(self, acked, waiting, dead):
+        n, state = self.number, self.root / "state"
+        write_record(self.root / "batches" / f"{n}.plan", {"number": n})
+        held = {"waiting": {}, "dead": {}}
+        for name, rows in (("waiting", waiting.items()), ("dead", dead)):
+            if rows:
+                table = [self.tracked(*row) for row in rows]
+                held[name]["lines"] = write_table(state, f"{n}/{name}-lines", table)
+        totals = {"batches": n + 1, "spouts": {"lines": dict(self.totals)}}
+        write_record(self.manifest(n), {"number": n, "totals": totals, **held})
+        rows = [row for each in acked for row in rows_of(self.records[each])]
+        if rows:
+            (self.sink / f"batch_id={n}").mkdir(parents=True)
+            pq.write_table(pa.Table.from_pylist(rows), self.sink / f"batch_id={n}/part-0.parquet")
+        self.write_letters(n, [self.letter(n, *row) for row in dead])
+        write_record(self.root / "batches" / f"{n}.done", {"number": n})
+        for old in (n - 2,) if n >= 2 else ():
+            for path in (self.root / "batches").glob(f"{old}.*"):
+                path.unlink()
+            self.manifest(old).unlink()
+
+    def manifest(self, n):
+        return self.root / "state" / str(n) / "manifest.json"
+
+    def letter(self, batch, number, attempts):
+        return {
+            "message_id": f"m{number}",
+            "attempts": attempts,
+            "error_type": "ValueError",
+            "batch_id": batch,
+            "payload": dict(self.records[number]),
+        }
+
+    def letters_file(self, batch):
+        return self.root / "dead_letters" / "lines" / f"batch-{batch}.parquet"
+
+    def write_letters(self, batch, letters):
+        if letters:
+            self.letters_file(batch).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist(letters), self.letters_file(batch))
+
+    # What forgeries do.
+
+    def edit_manifest(self, n, change):
+        body = books.read_record(self.manifest(n))
+        change(body)
+        write_record(self.manifest(n), body)
+
+    def edit_totals(self, **more):
+        def change(body):
+            for name, by in more.items():
+                body["totals"]["spouts"]["lines"][name] += by
+
+        self.edit_manifest(self.number - 1, change)
+
+    def edit_letters(self, change, which=0):
+        """Change the letters of some micro-batch that has any; the first, or the last (-1)."""
+        files = sorted(self.letters_file(0).parent.glob("*"), key=lambda p: int(p.stem[6:]))
+        batch = int(files[which].stem[6:])
+        letters = pq.ParquetFile(files[which]).read().to_pylist()
+        self.write_letters(batch, change(letters))
+
+    def edit_sink(self, change):
+        """Change the rows of the micro-batch that has those of record 0."""
+        file = self.sink / "batch_id=0/part-0.parquet"
+        rows = change(pq.ParquetFile(file).read().to_pylist())
+        pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(file)), file)
+
+    def edit_waiting(self, rows):
+        def change(body):
+            body["waiting"] = {"lines": write_table(self.root / "state", "w", rows)}
+            body["totals"]["spouts"]["lines"]["waiting"] = len(rows)
+
+        self.edit_manifest(self.number - 1, change)
+
+    def expected(self, **more):
+        return books.Expected(
+            self.records,
+            rows_of,
+            dead=lambda n: n in self.poison,
+            alive=lambda n: n < 2,
+            message_id=lambda n: f"m{n}",
+            max_attempts=MAX_ATTEMPTS,
+            **more,
+        )
+
+    def read(self):
+        return books.read(self.root.parent, self.sink)
+
+
+def problems(history, **arguments):
+    return books.check(history.read(), history.expected(), **arguments)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_honest_books_balance(tmp_path, seed):
+    whole = History(tmp_path / "whole", seed)
+    assert problems(whole) == []
+    before = None
+    for stop in range(1, whole.number):
+        part = History(tmp_path / str(stop), seed, stop)
+        found = part.read()
+        assert books.check(found, part.expected(), finished=False) == []
+        assert before is None or books.check_since(before, found) == []
+        before = found
+    assert books.check_since(before, whole.read()) == []
+
+
+def edited(method, change, *arguments):
+    return lambda history: getattr(history, method)(change, *arguments)
+
+
+def payload(letters, **values):
+    return [{**each, "payload": {**each["payload"], **values}} for each in letters]
+
+
+FORGERIES = {
+    # The sink.
+    "a row twice": (edited("edit_sink", lambda rows: rows + rows[:1]), "rows too many"),
+    "a row missing": (edited("edit_sink", lambda rows: rows[1:]), "some of their rows are missing"),
+    "a word changed": (
+        edited("edit_sink", lambda rows: [{**rows[0], "word": "z"}, *rows[1:]]),
+        "rows too many",
+    ),
+    "no row of a record": (
+        edited("edit_sink", lambda rows: [row for row in rows if row["id"] != 0]),
+        "neither in the sink, nor waiting, nor dead",
+    ),
+    "a row of nobody": (
+        edited("edit_sink", lambda rows: [*rows, {**rows[0], "id": 999}]),
+        "in the sink, unknown",
+    ),
+    "a row of a dead one": (
+        edited("edit_sink", lambda rows: [*rows, {"id": 2, "at": 0, "word": "c"}]),
+        "in the sink and dead",
+    ),
+    "a micro-batch that was not decided": (
+        lambda h: (h.sink / "batch_id=0").rename(h.sink / "batch_id=77"),
+        "written to the sink undecided",
+    ),
+    # The dead letters.
+    "a letter twice": (edited("edit_letters", lambda d: d + d[:1]), "dead more than once"),
+    "an id twice": (edited("edit_letters", lambda d: d + d[:1]), "dead under one message id"),
+    "a letter missing": (
+        lambda h: h.edit_letters(lambda d: d[1:] or payload(d, id=0, text="a b")),
+        "not dead, and must be",
+    ),
+    "a letter of nobody": (
+        edited("edit_letters", lambda d: payload(d, id=999)),
+        "dead, unknown to the source",
+    ),
+    "a letter with another payload": (
+        edited("edit_letters", lambda d: payload(d, text="forged")),
+        "dead with another payload",
+    ),
+    "a letter under another id": (
+        edited("edit_letters", lambda d: [{**each, "message_id": "x"} for each in d]),
+        "dead under a wrong message id",
+    ),
+    "a letter of one that must live": (
+        edited("edit_letters", lambda d: payload(d, id=1, text="")),
+        "dead, and must be ACKED",
+    ),
+    "too many attempts": (
+        edited("edit_letters", lambda d: [{**each, "attempts": 9} for each in d]),
+        "dead after too many attempts",
+    ),
+    "letters of no decision": (
+        lambda h: h.write_letters(88, [h.letter(88, 0, 3)]),
+        "dead letters undecided",
+    ),
+    "a decided letter is not in the store": (
+        lambda h: h.edit_manifest(
+            h.number - 1,
+            lambda body: body["dead"].update(
+                more=write_table(h.root / "state", "d", [h.tracked(0, 3)])
+            ),
+        ),
+        "and no dead letter",
+    ),
+    "a letter that its batch did not decide": (
+        lambda h: h.write_letters(h.number - 2, [h.letter(h.number - 2, 0, 3)]),
+        "that it did not decide",
+    ),
+    # Those that wait.
+    "waiting at the end": (lambda h: h.edit_waiting([h.tracked(0, 1)]), "still waiting"),
+    "waiting and written": (lambda h: h.edit_waiting([h.tracked(0, 1)]), "in the sink and waiting"),
+    "waiting and dead": (lambda h: h.edit_waiting([h.tracked(2, 1)]), "both waiting and dead"),
+    "waiting twice": (lambda h: h.edit_waiting([h.tracked(1, 1)] * 2), "waiting more than once"),
+    "waiting too long": (
+        lambda h: h.edit_waiting([h.tracked(1, MAX_ATTEMPTS)]),
+        "waiting after the last attempt",
+    ),
+    "waiting with another payload": (
+        lambda h: h.edit_waiting([{**h.tracked(1, 1), "text": "forged"}]),
+        "waiting with another payload",
+    ),
+    # The query's own books.
+    "one ACKED too many": (lambda h: h.edit_totals(acked=1), "the books do not add up"),
+    "acked for dead": (lambda h: h.edit_totals(acked=-1, dead=1), "are dead by the books"),
+    "silent ones forgotten": (
+        lambda h: h.edit_totals(records=-9, acked=-9),
+        "were read by the books",
+    ),
+    "more than there are": (lambda h: h.edit_totals(records=1, acked=1), "the source has"),
+    "ACKED without rows": (
+        lambda h: h.edit_totals(acked=-50, records=-50),
+        "are ACKED by the books",
+    ),
+    "one waits by the books": (lambda h: h.edit_totals(waiting=1), "wait by the books"),
+    # The protocol.
+    "no plan": (
+        lambda h: (h.root / f"batches/{h.number - 1}.plan").unlink(),
+        "decided without a plan",
+    ),
+    "no decision": (lambda h: h.manifest(h.number - 1).unlink(), "done without a decision"),
+    "no mark": (
+        lambda h: (h.root / f"batches/{h.number - 1}.done").unlink(),
+        "planned and not done",
+    ),
+    "planned too early": (
+        lambda h: write_record(h.root / f"batches/{h.number + 1}.plan", {}),
+        "planned before the last one was done",
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_is_found(tmp_path, name, seed):
+    forge, message = FORGERIES[name]
+    history = History(tmp_path, seed)
+    forge(history)
+    found = problems(history)
+    assert any(message in problem for problem in found), found
+
+
+def test_rows_of_two_executions_are_found(tmp_path):
+    history = History(tmp_path, 1)
+    for file in history.sink.glob("*/*.parquet"):
+        rows = [{**row, "run": "first"} for row in pq.ParquetFile(file).read().to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    expected = history.expected(tag="run")
+    assert books.check(history.read(), expected) == []
+    history.edit_sink(lambda rows: [{**rows[0], "run": "second"}, *rows[1:]])
+    (problem,) = books.check(history.read(), expected)
+    assert problem == "in the sink from more than one execution: 1 (0)"
+
+
+@pytest.mark.parametrize(
+    ("forge", "message"),
+    [
+        (
+            lambda h: h.edit_manifest(2, lambda body: body.update(more="then")),
+            "decided otherwise than before: 1 (2)",
+        ),
+        (
+            lambda h: [(h.root / f"batches/{n}.done").unlink() for n in (1, 2)],
+            "done before, and not any more: 2 (1, 2)",
+        ),
+        (
+            edited("edit_sink", lambda rows: rows[1:]),
+            "sink rows of a finished micro-batch have changed: 1 (0)",
+        ),
+        (
+            lambda h: [path.unlink() for path in h.root.glob("dead_letters/*/*")],
+            "dead letters have gone",
+        ),
+        (
+            lambda h: h.edit_manifest(2, lambda b: b["totals"]["spouts"]["lines"].update(acked=0)),
+            "back",
+        ),
+    ],
+)
+def test_what_changes_after_it_was_recorded_is_found(tmp_path, forge, message):
+    history = History(tmp_path, 5, 3)
+    history.write_letters(2, [history.letter(2, 2, 3)])
+    before = history.read()
+    assert books.check_since(before, history.read()) == []
+    # The sink's oldest micro-batch counts as long as its mark is there.
+    write_record(history.root / "batches/0.done", {"number": 0})
+    before = history.read()
+    forge(history)
+    assert any(message in problem for problem in books.check_since(before, history.read()))
+
+
+@pytest.mark.parametrize("pattern", ["batches/*.plan", "state/*/manifest.json", "state/*/*.arrow"])
+def test_damage_is_noticed(tmp_path, pattern):
+    history = History(tmp_path, 4, 2)
+    (file, *_) = sorted(history.root.glob(pattern), reverse=True)
+    file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
+    with pytest.raises(books.Damaged):
+        history.read()
