@@ -3,7 +3,17 @@ from typing import Any, Self, final, overload
 
 import numpy.typing as npt
 
-from ackcore._records import Entries, Entry, Int32s, Int64s, Outcome, Outcomes, Settled, Stats
+from ackcore._records import (
+    Entries,
+    Entry,
+    Int32s,
+    Int64s,
+    Outcome,
+    Outcomes,
+    Settled,
+    Stats,
+    UInt8s,
+)
 
 cpu: str
 
@@ -23,6 +33,20 @@ def acker_task(root_ids: int, n: int) -> int: ...
 @overload
 def acker_task(root_ids: Any, n: int) -> Int32s: ...
 def split_by_shard(root_ids: Any, n: int) -> tuple[Int64s, Int64s]: ...
+def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None: ...
+def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None: ...
+def pack_runs(
+    key: int,
+    component: str | int,
+    owners: Any,
+    roots: Any,
+    parent_edges: Any,
+    order: Any = None,
+    counts: Any = None,
+    ordinals: Any = None,
+) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]: ...
+def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]: ...
+def fingerprint(data: Any, seed: int = 0) -> int: ...
 
 @final
 class IdSource:

@@ -47,6 +47,13 @@ from ackcore._reference_ids import (
     xor_by_parent,
 )
 from ackcore._reference_pack import split_by_shard
+from ackcore._reference_rows import (
+    fingerprint,
+    gather_binary,
+    hash_binary,
+    hash_fixed,
+    pack_runs,
+)
 
 __all__ = [
     "IdSource",
@@ -54,6 +61,11 @@ __all__ = [
     "acker_task",
     "edge_id",
     "edge_ids",
+    "fingerprint",
+    "gather_binary",
+    "hash_binary",
+    "hash_fixed",
+    "pack_runs",
     "root_id",
     "root_ids",
     "split_by_shard",

@@ -210,3 +210,4 @@ cdef object bucket_view(table_t t):
 include "ids.pxi"
 include "ledger.pxi"
 include "pack.pxi"
+include "rows.pxi"

@@ -1,0 +1,140 @@
+"""What is accepted where rows are hashed and packed, and in which words anything else is refused.
+
+Both backends check with these and refuse in these words.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._columns import id_column, uint8_column
+from ackcore._records import Int64s, UInt8s
+
+#: The widths of the numbers that are hashed, in bytes.
+WIDTHS = (1, 2, 4, 8, 16, 32)
+#: Rows of one call of `pack_runs`: a run's length is an int32.
+MAX_ROWS = 2**31 - 1
+#: An ordinal to start at leaves room for the rows of any call.
+START_BITS = 62
+
+
+def bytes_of(data: Any, name: str) -> UInt8s:
+    """Return the memory of any object with the buffer protocol as bytes."""
+    try:
+        view = memoryview(data)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be bytes or another buffer, got {type(data).__name__}"
+        ) from None
+    if not view.c_contiguous:
+        raise ValueError(
+            f"{name} must be C-contiguous, got a strided buffer; "
+            "numpy.ascontiguousarray() copies it together"
+        )
+    if view.nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(view, np.uint8)
+
+
+def in_place(column: Any, name: str) -> Int64s:
+    """Return a column of 64-bit integers that is to be changed where it is."""
+    checked = id_column(column, name)
+    if not checked.flags.writeable:
+        raise ValueError(
+            f"{name} must be writable, as it is changed in place; pass a copy and use that"
+        )
+    return checked
+
+
+def valid_column(valid: Any, rows: int) -> UInt8s | None:
+    """Return which rows have a value, one byte each, or None for all."""
+    if valid is None:
+        return None
+    if isinstance(valid, np.ndarray) and valid.dtype == np.bool_:
+        valid = valid.view(np.uint8)
+    checked = uint8_column(valid, "valid")
+    if len(checked) != rows:
+        raise ValueError(
+            f"hashes has {rows} rows and valid has {len(checked)}; they must pair up row by row"
+        )
+    return checked
+
+
+def offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
+    """Return where the bytes of each row begin and end: int32 or int64, one more than rows."""
+    if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
+        got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
+        raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
+    if offsets.ndim != 1 or not (offsets.flags.c_contiguous and offsets.flags.aligned):
+        raise ValueError("offsets must be one-dimensional, C-contiguous and aligned; copy it first")
+    if rows is None and not len(offsets):
+        raise ValueError("offsets must have one item more than there are rows, got none")
+    if rows is not None and len(offsets) != rows + 1:
+        raise ValueError(
+            f"offsets must have one item more than the {rows} rows of hashes, got {len(offsets)}"
+        )
+    return offsets
+
+
+def refuse_width(width: int) -> NoReturn:
+    """Raise for a width that no number has."""
+    raise ValueError(f"width must be one of {', '.join(map(str, WIDTHS))} bytes, got {width}")
+
+
+def refuse_size(size: int, rows: int, width: int) -> NoReturn:
+    """Raise for data that is not ``rows`` numbers of ``width`` bytes."""
+    raise ValueError(
+        f"data must have {rows * width} bytes for {rows} rows of width {width}, got {size}"
+    )
+
+
+def refuse_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
+    """Raise for a row whose bytes are not a piece of the data."""
+    raise ValueError(
+        f"offsets must rise within the {size} bytes of data, "
+        f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
+    )
+
+
+def refuse_owner(row: int, owner: int, groups: int) -> NoReturn:
+    """Raise for a row that hangs from none of the groups."""
+    among = f"0..{groups - 1}" if groups else "no groups at all (roots is empty)"
+    raise ValueError(f"owners must be groups in {among}, got {owner} in row {row}")
+
+
+def refuse_order(place: int | None = None, row: int = 0, rows: int = 0) -> NoReturn:
+    """Raise for an order that does not have each row once."""
+    got = "one of them twice" if place is None else f"{row} at {place}"
+    raise ValueError(f"order must have each of the {rows} row numbers once, got {got}")
+
+
+def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
+    """Raise for an order that names a row which is not there."""
+    among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
+    raise ValueError(f"order must be row numbers in {among}, got {row} at {place}")
+
+
+def refuse_gathered() -> NoReturn:
+    """Raise for more bytes than offsets of 32 or 64 bits can count."""
+    raise ValueError(
+        "offsets must have room for the bytes of all rows in order; cast them to int64"
+    )
+
+
+def refuse_rows(rows: int) -> NoReturn:
+    """Raise for more rows than a run can count."""
+    raise ValueError(f"owners must have at most {MAX_ROWS} rows, got {rows}; cut the batch")
+
+
+def check_counts(counts: Int64s, rows: int) -> None:
+    """Refuse rows per destination that are negative or not all the rows together."""
+    if len(counts) and int(counts.min()) < 0:
+        row = int(np.argmax(counts < 0))
+        raise ValueError(f"counts must not be negative, got {int(counts[row])} in row {row}")
+    # As Python's integers: a sum that wraps might be right by chance.
+    total = sum(counts.tolist())
+    if total != rows:
+        raise ValueError(f"counts must add up to the {rows} rows of owners, got {total}")
