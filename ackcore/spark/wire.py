@@ -33,9 +33,9 @@ from ackcore._reference_pack import MAX_SHARDS as MAX_SHARDS
 from ackcore.spark.reasons import REASON_SCHEMA
 
 if backend == "native":
-    from ackcore._native import split_by_shard
+    from ackcore._native import split_by_shard as split_by_shard
 else:
-    from ackcore._reference_pack import split_by_shard
+    from ackcore._reference_pack import split_by_shard as split_by_shard
 
 EVENTS, ENTRIES, REASONS = 1, 2, 3
 VERSION = 1
@@ -164,10 +164,11 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
     places = places[blobs.offset : blobs.offset + len(blobs) + 1]
     memory = np.frombuffer(data, np.uint8)
     for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-        yield _unpack(memory[start:end])
+        yield unpack_blob(memory[start:end])
 
 
-def _unpack(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
+def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
+    """Return what one blob holds; as `unpack`."""
     if len(blob) < _HEADER.size:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"

@@ -1,0 +1,144 @@
+"""The rows of a spout, as the first stage meets them: who they are, and under which root ids.
+
+A root id is a function of (partition, place in the partition, attempt) under a key of its own for
+each micro-batch and spout, so two records never share one.  Where a partition's rows come in the
+same order when it is read again, a place is enough to find the row again; other sources are
+spilled by the first stage as it reads them.
+
+A message id is what the source calls the record.  It is the values of the columns that the spout
+names, as text; without any it is ``micro-batch-partition-place``, stamped when the record is first
+read and kept with it from then on.  Where the source does not promise that its message ids differ,
+each record also makes a *claim*: an INIT under the hash of its message id, which a second one
+within the micro-batch would turn into an anomaly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.arrow import hash_columns
+from ackcore.ids import edge_ids, root_ids
+from ackcore.topology.tuples import Identity
+
+#: The partition of records that wait for a retry, whose place is that in the table of those due.
+RETRIES = (1 << 16) - 1
+#: Attempts beyond this one share its number: no two of them run in one micro-batch.
+LAST_ATTEMPT = (1 << 6) - 1
+#: Claims are INITs by a task that no spout has: the spout's number with this added.
+CLAIM = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """One spout, as its first stage knows it.
+
+    ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.
+    """
+
+    name: str
+    number: int
+    schema: pa.Schema
+    message_id: tuple[str, ...]
+    tracked: bool
+    claims: bool
+    spilled: bool
+    key: int
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows as they came from Spark in the types of the schema."""
+        if batch.schema.equals(self.schema):
+            return batch
+        columns = [
+            batch.column(batch.schema.get_field_index(field.name)).cast(field.type)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def roots(self, partition: int, first: int, n: int, attempts: Any = 0) -> Int64s:
+        """Return the root ids of n records from place ``first`` of a partition."""
+        places = np.arange(first, first + n, dtype=np.int64)
+        if not isinstance(attempts, int):
+            attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
+        return root_ids(self.key, partition, places, attempts)
+
+    def claim_ids(self, batch: pa.RecordBatch) -> Int64s:
+        """Return what stands for the message ids of records: alike for those that are alike."""
+        columns = [batch.column(name) for name in self.message_id]
+        return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
+
+    def message_ids(
+        self, batch: pa.RecordBatch, number: int, partition: int, first: int
+    ) -> pa.Array:
+        """Return the message ids of records as text."""
+        if not self.message_id:
+            stamp = f"{number}-{partition}-"
+            return pa.array([f"{stamp}{first + i}" for i in range(len(batch))], pa.string())
+        columns = [batch.column(name) for name in self.message_id]
+        if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
+            try:
+                return pc.fill_null(columns[0].cast(pa.string()), "null")
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                pass  # bytes that are no text
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
+
+    def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
+        """Return the identity of records at their first attempt."""
+        message_ids = self.message_ids(batch, number, partition, first)
+        attempts = np.zeros(len(batch), np.int32)
+        return Identity(message_ids, attempts, self.stable_ids(message_ids))
+
+    def stable_ids(self, message_ids: pa.Array) -> Int64s:
+        """Return ids of records that stay the same at every attempt."""
+        hashes = hash_columns([message_ids], len(message_ids))
+        return edge_ids(0, hashes, self.name, 0, 0)
+
+
+def _text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches of one schema, at least one of them, as one."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def chunked(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Put batches together until they have so many rows: cut by position, whatever the time."""
+    waiting: list[pa.RecordBatch] = []
+    n = 0
+    for batch in batches:
+        if not len(batch):
+            continue
+        waiting.append(batch)
+        n += len(batch)
+        if n >= rows:
+            yield one_batch(waiting)
+            waiting, n = [], 0
+    if waiting:
+        yield one_batch(waiting)
+
+
+def of_one_spout(batch: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
+    """Return the spout and the rows of a batch in which each spout has a struct column.
+
+    All rows of a batch are of one spout: a union puts partitions side by side.
+    """
+    for i, name in enumerate(batch.schema.names):
+        column = batch.column(i)
+        if column.null_count < len(column):
+            if column.null_count:
+                raise RuntimeError(f"a batch mixes rows of spout {name} with others")
+            fields = [column.type.field(j) for j in range(column.type.num_fields)]
+            return name, pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
+    raise RuntimeError("a batch has rows of no spout")

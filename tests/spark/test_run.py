@@ -1,0 +1,479 @@
+"""One run of a micro-batch on Spark: what it says of every record, held to a plain model."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from ackcore.spark.run import Input, RunPlan, fetch, run
+from ackcore.spark.stages import ROOT_ID
+from ackcore.spark.state import ATTEMPT, DUE_MS, FIRST_MS, LAST_MS, MESSAGE_ID, REASON
+from ackcore.spark.workfiles import keep_acked, read_rows
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
+
+# What the workers get of this module goes along with the job: they cannot import it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LINES = StructType([StructField("id", LongType()), StructField("text", StringType())])
+WORDS = pa.schema([("id", pa.int64()), ("word", pa.string())])
+
+
+class Split(BatchBolt):
+    """A row for each word; lines with "bad" fail."""
+
+    outputs = WORDS
+
+    def process(self, batch, out):
+        texts = batch.column("text").to_pylist()
+        words = [(text or "").split() for text in texts]
+        parents = np.repeat(np.arange(len(batch)), [len(some) for some in words])
+        ids = batch.column("id").take(pa.array(parents))
+        out.emit(
+            [ids, pa.array([word for some in words for word in some], pa.string())], parents=parents
+        )
+        bad = [i for i, some in enumerate(words) if "bad" in some]
+        out.fail(bad, [ValueError(f"line {texts[i]}") for i in bad])
+
+
+class Pass(BatchBolt):
+    """Hands on every word; "poison" raises."""
+
+    outputs = WORDS
+
+    def process(self, batch, out):
+        if "poison" in batch.column("word").to_pylist():
+            raise RuntimeError("poison")
+        out.emit(batch, parents=np.arange(len(batch)))
+
+
+class Rowwise(Bolt):
+    """Hands on every word twice; fails "no", forgets "lost", acks "late" in flush."""
+
+    outputs = WORDS
+
+    def prepare(self, context):
+        self.late = []
+
+    def execute(self, tuple):
+        word = tuple["word"]
+        if word == "no":
+            self.collector.fail(tuple, "no is no")
+            return
+        for _ in range(2):
+            self.collector.emit(tuple.values, anchors=tuple)
+        if word == "late":
+            self.late.append(tuple)
+        elif word != "lost":
+            self.collector.ack(tuple)
+
+    def flush(self):
+        for tuple in self.late:
+            self.collector.emit((tuple["id"], "later"), anchors=tuple)
+            self.collector.ack(tuple)
+
+
+def hashable(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Result(NamedTuple):
+    run: object
+    failed: dict  # root id: reason and row
+    rows: dict  # (component, stream): Counter of the rows of ACKED roots
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """``execute(topology, **plan)`` runs a micro-batch and reads all that it left."""
+    runs = []
+
+    def execute(topology, inputs=None, **plan):
+        work = tmp_path / f"work-{len(runs)}"
+        work.mkdir()
+        runs.append(work)
+        layout = Layout.of(topology)
+        if inputs is None:
+            inputs = [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+        plan = RunPlan(**{"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan})
+        done = run(topology, layout, inputs, plan)
+        assert done.problems == ()
+        payload = fetch(topology, layout, inputs, plan, done, done.failed)
+        reasons = dict(
+            zip(
+                done.failed["root_id"].to_pylist(),
+                map(Reason.decode, done.failed["reason"].to_pylist()),
+                strict=True,
+            )
+        )
+        assert len(reasons) == len(done.failed)
+        failed = {}
+        for spout, table in payload.items():
+            for row in table.to_pylist():
+                failed[row[ROOT_ID]] = (reasons[row[ROOT_ID]], row | {"spout": spout})
+        assert len(failed) == len(reasons)
+        bad = np.sort(done.failed["root_id"].to_numpy())
+        rows = collections.defaultdict(collections.Counter)
+        for file in done.files:
+            got = [keep_acked(batch, bad) for batch in read_rows(str(work / file.path))]
+            for batch in got:
+                columns = [map(hashable, column.to_pylist()) for column in batch.columns]
+                rows[file.component, file.stream].update(zip(*columns, strict=True))
+        return Result(done, failed, rows)
+
+    return execute
+
+
+def lines(spark, texts, partitions=3):
+    frame = spark.createDataFrame(list(enumerate(texts)), LINES)
+    return frame.repartitionByRange(partitions, "id").sortWithinPartitions("id")
+
+
+TEXTS = ["a b c", "bad one", "", None, "a poison", "x x x x", "no way", "lost it", "too late b"] * 7
+
+
+def by_word(spark, texts, **options):
+    """lines -> split -> pass, by word -> a sink."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, texts), **options)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("pass", Pass()).fields("split", "word")
+    builder.sink("pass", lambda frame, number: None)
+    return builder.build(parallelism=3, chunk_rows=4)
+
+
+def expected_words(texts, without=("bad", "poison")):
+    words = collections.Counter()
+    for i, text in enumerate(texts):
+        if not set(without) & set((text or "").split()):
+            words.update((i, word) for word in (text or "").split())
+    return words
+
+
+@pytest.mark.parametrize("message_id", [None, "id", ("id", "text")])
+def test_words_by_word(spark, execute, message_id):
+    """Failed lines are named with reason and payload; a sink gets the words of the others."""
+    result = execute(by_word(spark, TEXTS, message_id=message_id))
+    assert result.run.records == {"lines": len(TEXTS)}
+    assert result.rows["pass", "default"] == expected_words(TEXTS)
+    rows = [row for _, row in result.failed.values()]
+    bad = [i for i, text in enumerate(TEXTS) if {"bad", "poison"} & set((text or "").split())]
+    assert sorted(row["id"] for row in rows) == bad
+    for reason, row in result.failed.values():
+        message = row[MESSAGE_ID]
+        assert row["text"] == TEXTS[row["id"]]
+        assert row[ATTEMPT] == 0
+        component, kind = (
+            ("split", "ValueError") if "bad" in row["text"] else ("pass", "RuntimeError")
+        )
+        assert (reason.component, reason.type) == (component, kind)
+        if message_id == "id":
+            assert message == str(row["id"])
+        elif message_id is None:
+            assert message.startswith("3-")
+
+
+def test_nothing_crosses_a_narrow_topology(spark, execute):
+    """Without an exchange each task decides its records."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, TEXTS))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("pass", Pass()).local_or_shuffle("split")
+    builder.sink("pass", lambda frame, number: None)
+    result = execute(builder.build())
+    assert result.rows["pass", "default"] == expected_words(TEXTS)
+    assert len(result.failed) == sum(
+        bool({"bad", "poison"} & set((text or "").split())) for text in TEXTS
+    )
+
+
+@pytest.mark.parametrize("grouping", ["fields", "shuffle", "global_", "partial_key", "local"])
+def test_row_bolts_on_either_side_of_an_exchange(spark, execute, grouping):
+    """Failing, forgetting and acking late look the same wherever a bolt runs."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, TEXTS))
+    builder.bolt("split", Split()).shuffle("lines")
+    bolt = builder.bolt("rows", Rowwise(), parallelism=2 if grouping == "shuffle" else None)
+    if grouping in ("fields", "partial_key"):
+        getattr(bolt, grouping)("split", "word")
+    elif grouping == "local":
+        bolt.local_or_shuffle("split")
+    else:
+        getattr(bolt, grouping)("split")
+    builder.bolt("pass", Pass()).fields("rows", "word")
+    builder.sink("pass", lambda frame, number: None)
+    result = execute(builder.build(parallelism=3, chunk_rows=4))
+    expected = collections.Counter()
+    for word, n in expected_words(TEXTS, ("bad", "poison", "no", "lost")).items():
+        expected[word] = 2 * n
+        if word[1] == "late":
+            expected[word[0], "later"] = n
+    assert result.rows["pass", "default"] == expected
+    reasons = collections.Counter((r.component, r.type) for r, _ in result.failed.values())
+    assert reasons == {
+        ("split", "ValueError"): 7,
+        ("pass", "RuntimeError"): 7,
+        ("rows", "Failed"): 7,
+        ("rows", "NotAcked"): 7,
+    }
+
+
+class Pair(Bolt):
+    """Joins the rows of one key; what it emits hangs from all of them."""
+
+    outputs = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int64()))])
+
+    def prepare(self, context):
+        self.by_key = collections.defaultdict(list)
+
+    def execute(self, tuple):
+        self.by_key[tuple["word"]].append(tuple)
+
+    def flush(self):
+        for key, tuples in sorted(self.by_key.items()):
+            self.collector.emit((key, sorted(t["id"] for t in tuples)), anchors=tuples)
+            for tuple in tuples:
+                self.collector.ack(tuple)
+
+
+class Refuse(BasicBolt):
+    """Fails one key."""
+
+    outputs = Pair.outputs
+
+    def execute(self, tuple, collector):
+        if tuple["key"] == "c":
+            raise ValueError("no c")
+        collector.emit(tuple.values)
+
+
+def test_a_tuple_hangs_from_several_roots_across_an_exchange(spark, execute):
+    texts = ["a b", "b c", "c", "d", "d e"]
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, texts))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("pair", Pair()).fields("split", "word")
+    builder.bolt("refuse", Refuse()).fields("pair", "key")
+    builder.sink("refuse", lambda frame, number: None)
+    builder.sink("pair", lambda frame, number: None)
+    result = execute(builder.build(parallelism=2))
+    assert sorted(row["id"] for _, row in result.failed.values()) == [1, 2]
+    # A row goes to a sink if all its roots are ACKED; whose others must fail with them is
+    # decided with the micro-batch.
+    assert result.rows["pair", "default"] == {("a", (0,)): 1, ("d", (3, 4)): 1, ("e", (4,)): 1}
+    assert result.rows["refuse", "default"] == result.rows["pair", "default"]
+
+
+@pytest.fixture
+def due(tmp_path):
+    """``due(rows)`` makes a file of records that are due: (message id, attempt, id, text)."""
+
+    def due(rows):
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        zeros = [0] * len(rows)
+        table = pa.table(
+            {
+                MESSAGE_ID: columns[0],
+                ATTEMPT: pa.array(columns[1], pa.int32()),
+                DUE_MS: zeros,
+                FIRST_MS: zeros,
+                LAST_MS: zeros,
+                REASON: [""] * len(rows),
+                "id": pa.array(columns[2], pa.int64()),
+                "text": pa.array(columns[3], pa.string()),
+            }
+        )
+        path = str(tmp_path / "due.arrow")
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+        return path
+
+    return due
+
+
+def test_records_that_are_due_run_beside_new_ones(spark, execute, due):
+    retries = due([(f"old-{i}", i % 9, 100 + i, "bad" if i % 3 else "r s") for i in range(20)])
+    result = execute(by_word(spark, ["a b", "bad"]), retries={"lines": retries})
+    assert result.run.records == {"lines": 2}
+    assert result.run.retried == {"lines": 20}
+    failed = {row[MESSAGE_ID]: row for _, row in result.failed.values()}
+    old = [message for message in failed if message.startswith("old")]
+    assert sorted(old) == sorted(f"old-{i}" for i in range(20) if i % 3)
+    assert all(failed[message][ATTEMPT] == int(message[4:]) % 9 for message in old)
+    assert all(failed[message]["id"] == 100 + int(message[4:]) for message in old)
+    words = result.rows["pass", "default"]
+    assert words == {(0, "a"): 1, (0, "b"): 1} | {
+        (100 + i, word): 1 for i in range(0, 20, 3) for word in "rs"
+    }
+
+
+def test_a_repeated_message_id_is_a_named_failure(spark, execute):
+    frame = spark.createDataFrame([(1, "a"), (2, "b"), (1, "c"), (3, "d")], LINES)
+    builder = TopologyBuilder()
+    builder.spout("lines", frame.repartition(4), message_id="id")
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", lambda frame, number: None)
+    topology = builder.build()
+    result = execute(topology)
+    reasons = sorted((row["text"], reason.type) for reason, row in result.failed.values())
+    assert reasons == [("a", "RepeatedMessageId"), ("c", "RepeatedMessageId")]
+    assert result.rows["split", "default"] == {(2, "b"): 1, (3, "d"): 1}
+
+
+def test_untracked_rows_are_nobodys(spark, execute):
+    """They go all the way, and their failures fail no record."""
+    result = execute(by_word(spark, TEXTS, tracked=False))
+    assert result.failed == {}
+    assert result.run.untracked_failures > 0
+    words = result.rows["pass", "default"]
+    assert words == expected_words(TEXTS, ("poison",)) | {
+        (i, word): 1
+        for i, text in enumerate(TEXTS)
+        for word in (text or "").split()
+        if "poison" in (text or "") and word != "poison"
+    }
+
+
+KEYS = {
+    "string": ("string", ["a", None, "", "ä"]),
+    "bigint": ("bigint", [0, -1, 2**62, None]),
+    "double": ("double", [0.5, float("nan"), None, -1.0]),
+    "decimal": ("decimal(30,4)", [decimal.Decimal("1.5"), None, decimal.Decimal(-3)]),
+    "date": ("date", [datetime.date(2020, 1, 1), None]),
+    "timestamp": ("timestamp", [datetime.datetime(2020, 1, 1), None]),
+    "binary": ("binary", [b"", b"\xff\x00", None]),
+    "boolean": ("boolean", [True, False, None]),
+    "struct": ("struct<x int, y string>", [(1, "a"), (1, None), None]),
+    "array": ("array<int>", [[1, 2], [], None]),
+}
+
+
+class Where(BatchBolt):
+    """Says in which task each key came."""
+
+    outputs = pa.schema([("task", pa.int32()), ("key", pa.string())])
+
+    def prepare(self, context):
+        self.task = context.task
+
+    def process(self, batch, out):
+        keys = [repr(key) for key in batch.column("key").to_pylist()]
+        tasks = np.full(len(batch), self.task, np.int32)
+        out.emit([tasks, keys], parents=np.arange(len(batch)))
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_key_comes_to_one_task(spark, execute, kind):
+    ddl, values = KEYS[kind]
+    frame = spark.createDataFrame([(value,) for value in values * 20], f"key {ddl}")
+    builder = TopologyBuilder()
+    builder.spout("keys", frame.repartition(4))
+    builder.bolt("where", Where()).fields("keys", "key")
+    builder.sink("where", lambda frame, number: None)
+    result = execute(builder.build(parallelism=5))
+    assert result.failed == {}
+    found = result.rows["where", "default"]
+    assert sorted(found.values()) == [20] * len(values)
+    assert len({key for _, key in found}) == len(values)
+
+
+def test_all_copies_have_to_be_acked(spark, execute):
+    """A copy goes to every task; one that fails fails the root."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, TEXTS))
+    builder.bolt("split", Split()).all("lines")
+    builder.bolt("pass", Pass()).fields("split", "word")
+    builder.sink("pass", lambda frame, number: None)
+    result = execute(builder.build(parallelism=3))
+    assert result.rows["pass", "default"] == collections.Counter(
+        {word: 3 * n for word, n in expected_words(TEXTS).items()}
+    )
+
+
+def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, TEXTS))
+    builder.spout("more", lines(spark, ["m n", "bad m"], 1))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("again", Pass()).fields("split", "word")
+    builder.bolt("both", Pass()).fields("again", "word").fields("other", "id")
+    builder.bolt("other", Split()).shuffle("more")
+    builder.sink("both", lambda frame, number: None)
+    result = execute(builder.build(parallelism=2))
+    words = result.rows["both", "default"]
+    assert words == expected_words(TEXTS) + collections.Counter({(0, "m"): 1, (0, "n"): 1})
+    assert {row["spout"] for _, row in result.failed.values()} == {"lines", "more"}
+    assert result.run.records == {"lines": len(TEXTS), "more": 2}
+
+
+def test_spouts_of_one_frame_in_struct_columns(spark, execute):
+    """As a streaming query hands them over: a union, each spout a nullable struct."""
+    one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,)], "n int")
+    builder = TopologyBuilder()
+    builder.spout("one", one)
+    builder.spout("two", two)
+    builder.bolt("split", Split()).fields("one", "text")
+    builder.bolt("count", Count()).all("two")
+    builder.sink("split", lambda frame, number: None)
+    builder.sink("count", lambda frame, number: None)
+    topology = builder.build(parallelism=2)
+    struct_one, struct_two = F.struct(*one.columns), F.struct(*two.columns)
+    wide = one.select(struct_one.alias("one")).unionByName(
+        two.select(struct_two.alias("two")), allowMissingColumns=True
+    )
+    result = execute(topology, [Input(wide, None)])
+    assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
+    assert result.rows["count", "default"] == {(5,): 2}
+    assert result.run.records == {"one": 2, "two": 1}
+
+
+class Count(BatchBolt):
+    outputs = pa.schema([("n", pa.int32())])
+
+    def process(self, batch, out):
+        out.emit(batch, parents=np.arange(len(batch)))
+
+
+def test_a_stable_id_is_the_same_at_every_attempt(spark, execute, due):
+    class Stable(BasicBolt):
+        outputs = pa.schema([("message", pa.string()), ("attempt", pa.int64()), ("id", pa.int64())])
+
+        def execute(self, tuple, collector):
+            collector.emit((tuple.message_id, tuple.attempt, tuple.stable_id))
+
+    def once(frame, **plan):
+        builder = TopologyBuilder()
+        builder.spout("lines", frame, message_id="id")
+        builder.bolt("split", Split()).shuffle("lines")
+        builder.bolt("stable", Stable()).fields("split", "word")
+        builder.sink("stable", lambda frame, number: None)
+        return execute(builder.build(parallelism=3), **plan).rows["stable", "default"]
+
+    first = once(lines(spark, ["a b a", "c"]))
+    assert len(first) == 4
+    retries = due([("0", 4, 0, "a b a"), ("1", 4, 1, "c")])
+    empty = spark.createDataFrame([], LINES)
+    again = once(empty, retries={"lines": retries}, number=9, key=1234)
+    assert {(m, i) for m, _, i in first} == {(m, i) for m, _, i in again}
+    assert {a for _, a, _ in again} == {4}
+
+
+def test_sources_in_no_fixed_order_are_spilled(spark, execute):
+    result = execute(by_word(spark, TEXTS))
+    assert result.run.spilled  # a range partitioning is a shuffle
+    ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
+    builder = TopologyBuilder()
+    builder.spout("lines", ranged)
+    builder.bolt("split", Split()).shuffle("lines")
+    result = execute(builder.build())
+    assert not result.run.spilled
+    assert [row["text"] for _, row in result.failed.values()] == ["bad"]
