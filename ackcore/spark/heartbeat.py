@@ -1,10 +1,10 @@
 """A source without rows that advances when something is due, so that retries need no new data.
 
 Spark runs no micro-batch while no source has anything new.  So the spouts are unioned with a source
-of ours: its offset is a counter in a file, and it never has rows.  A thread of the driver adds one
-to the counter when the first of the waiting records is due, and Spark runs a micro-batch for it.
+of ours: its offset is a number in a file, and it never has rows.  A thread of the driver advances
+the number when the first of the waiting records is due, and Spark runs a micro-batch for it.
 
-The counter is a hint and no record: whether it is lost, goes back or runs ahead, what is due
+The number is a hint and no record: whether it is lost, goes back or runs ahead, what is due
 follows from the plans alone, and a beat too many is a micro-batch with nothing in it.
 """
 
@@ -67,7 +67,7 @@ class SteadyClock:
 
 
 def read_beat(path: str) -> int:
-    """Return a heartbeat's counter, 0 if there is none yet."""
+    """Return a heartbeat's number, 0 if there is none yet."""
     try:
         with open(path, encoding="ascii") as file:
             return int(file.read() or "0")
@@ -78,8 +78,9 @@ def read_beat(path: str) -> int:
 
 
 def advance_beat(path: str) -> int:
-    """Add one to a heartbeat's counter; return it."""
-    beat = read_beat(path) + 1
+    """Advance a heartbeat's number; return it."""
+    # Not from what was there alone: Spark remembers higher ones when the file is lost.
+    beat = max(read_beat(path) + 1, wall_clock_ms())
     temporary = f"{path}.{os.getpid()}.tmp"
     # Renamed, so that the reader in the other process finds a whole number; not synced to disk,
     # since nothing depends on it after a power cut.
@@ -90,7 +91,7 @@ def advance_beat(path: str) -> int:
 
 
 class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The heartbeat's counter as a stream's offset."""
+    """The heartbeat's number as a stream's offset."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -105,7 +106,7 @@ class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = read_beat(self._path)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """The counter; never less than what the query has seen."""
+        """The number; never less than what the query has seen."""
         beat = read_beat(self._path) if self._target is None else self._target
         return {"beat": max(start["beat"], beat)}
 
@@ -119,7 +120,7 @@ class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Heartbeat(DataSource):
-    """The data source ``ackcore_heartbeat``; its option ``path`` names the counter's file."""
+    """The data source ``ackcore_heartbeat``; its option ``path`` names the number's file."""
 
     @classmethod
     def name(cls) -> str:
@@ -145,7 +146,7 @@ def with_heartbeat(spark: SparkSession, frame: DataFrame, path: str) -> DataFram
     frame : DataFrame
         Streaming.  Its columns stay as they are, but may be null for all that Spark knows.
     path : str
-        The counter's file, on the driver's machine.
+        The number's file, on the driver's machine.
     """
     spark.dataSource.register(Heartbeat)
     beats = spark.readStream.format(FORMAT).option("path", path).load()
@@ -159,12 +160,12 @@ def _null(name: str, kind: Any) -> Column:
 
 
 class Pacemaker:
-    """The thread that advances the counter when something is due.
+    """The thread that advances the number when something is due.
 
     Parameters
     ----------
     path : str
-        The counter's file.
+        The number's file.
     clock : callable
         Returns milliseconds, by the clock that made the due times.
     poll_ms : int
