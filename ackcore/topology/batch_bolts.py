@@ -402,6 +402,7 @@ class BatchExecutor:
             raise
         except BaseException as error:
             self._broken = self.reasons.of(error)
+            self._until_flush = False
 
     def _call(self, call: Callable[[], object], out: BatchCollector) -> Reason | None:
         """Call the bolt; return the reason of its failure, after which ``out`` is void."""

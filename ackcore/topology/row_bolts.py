@@ -514,4 +514,4 @@ def cleaned_up(component: Bolt | BasicBolt | Any, name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        log.warning("%s: cleanup raised %s", name, Reason.of(name, error)[1:3], exc_info=True)
+        log.warning("%s: cleanup raised %s: %s", *Reason.of(name, error)[:3], exc_info=True)

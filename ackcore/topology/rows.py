@@ -78,7 +78,18 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
 
     def convert(start: int, stop: int) -> None:
         part = batch.slice(start, stop - start)
-        rows[start:stop] = zip(*map(column_values, part.columns), strict=True)
+        columns = []
+        for name, column in zip(part.schema.names, part.columns, strict=True):
+            try:
+                columns.append(column_values(column))
+            except Exception as error:
+                if stop - start > 1:
+                    raise
+                raise ValueError(
+                    f"{name!r} holds a {column.type} that Python has no value for: {error}; a "
+                    "BatchBolt takes it as it is"
+                ) from error
+        rows[start:stop] = zip(*columns, strict=True)
 
     if batch.num_columns:
         _by_halves(convert, 0, batch.num_rows, misfits)

@@ -1,0 +1,506 @@
+"""Bolts that take a batch at a time: what raises is narrowed to the guilty rows."""
+
+import math
+import pickle
+import threading
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.topology.components import BatchBolt, Reject
+from ackcore.topology.executors import executor_for
+from ackcore.topology.tuples import Identity, Reason
+
+OUT = pa.schema([("x", pa.int64())])
+TWO = {"default": OUT, "side": OUT}
+
+
+def batch_of(values):
+    return pa.record_batch({"n": pa.array(values, pa.int64())})
+
+
+def run(executor, *batches):
+    results = [executor.process("src", "default", batch_of(values), None) for values in batches]
+    return [*results, executor.flush()]
+
+
+def emitted(results, stream="default", column="x"):
+    """Every row with its anchors, in order."""
+    rows = []
+    for result in results:
+        for emission in result.emissions:
+            if emission.stream != stream:
+                continue
+            handles, offsets = emission.anchors
+            assert handles.dtype == np.int64
+            if offsets is None:
+                offsets = np.arange(emission.batch.num_rows + 1)
+            assert len(offsets) == emission.batch.num_rows + 1 > 1
+            for row, value in enumerate(emission.batch[column].to_pylist()):
+                rows.append((value, handles[offsets[row] : offsets[row + 1]].tolist()))
+    return rows
+
+
+def failed(results):
+    found = {}
+    for failure in (f for result in results for f in result.failures):
+        reasons = failure.reasons
+        if len(reasons) == 1:
+            reasons = reasons * len(failure.handles)
+        for handle, reason in zip(failure.handles.tolist(), reasons, strict=True):
+            assert handle not in found
+            found[handle] = reason
+    return found
+
+
+def whys(results):
+    return {handle: reason.message for handle, reason in failed(results).items()}
+
+
+class Doing(BatchBolt):
+    """A bolt that does what a test says."""
+
+    outputs = TWO
+
+    def __init__(self, process, outputs=TWO):
+        self.do, self.calls, self.outputs = process, 0, outputs
+
+    def process(self, batch, out):
+        self.calls += 1
+        return self.do(batch, out)
+
+
+def everything(batch, out):
+    """Emit each row ten-fold, anchored to it."""
+    out.emit({"x": pc.multiply(batch["n"], 10)}, parents=range(batch.num_rows))
+
+
+def test_a_batch_is_emitted_and_acked():
+    results = run(executor_for("b", Doing(everything)), [1, 2], [], [3])
+    assert emitted(results) == [(10, [0]), (20, [1]), (30, [2])]
+    assert failed(results) == {}
+    assert [result.open for result in results] == [0, 0, 0, 0]
+    assert all(
+        e.batch.schema.equals(OUT, check_metadata=True) for r in results for e in r.emissions
+    )
+    assert all(e.anchors.offsets is None for r in results for e in r.emissions)
+
+
+def test_rows_fail_by_number():
+    def process(batch, out):
+        out.emit([[7]], parents=[1])
+        out.fail([1, 3], ["one", KeyError("three")])
+        out.fail(np.array([3, 4]), "again")
+        out.fail(pa.array([0]), pa.array(["zero"]))
+        out.fail([5], None)
+        out.fail([6, 7], Reject("for good"))
+        out.fail([], "nobody")
+
+    results = run(executor_for("b", Doing(process)), range(9), range(9))
+    one = {0: "zero", 1: "one", 3: "'three'", 4: "again", 5: "failed by b"}
+    one |= {6: "for good", 7: "for good"}
+    assert whys(results) == one | {handle + 9: why for handle, why in one.items()}
+    assert sorted(h for h, reason in failed(results).items() if reason.final) == [6, 7, 15, 16]
+    assert emitted(results) == [(7, [1]), (7, [10])]
+
+
+PARENTS = [
+    ([2, 0], [[2], [0]]),
+    ((0, 0), [[0], [0]]),
+    (np.array([1, 2], np.uint8), [[1], [2]]),
+    (pa.array([1, 2], pa.int32()), [[1], [2]]),
+    (pa.chunked_array([[1], [2]]), [[1], [2]]),
+    (pd.Series([1, 2]), [[1], [2]]),
+    (range(2), [[0], [1]]),
+    (None, [[], []]),
+    ([[2, 0, 2], []], [[2, 0, 2], []]),
+    ([np.array([1]), (0, 1)], [[1], [0, 1]]),
+    (np.array([[1], [0, 1]], dtype=object), [[1], [0, 1]]),
+    (pd.Series([[1], [0, 1]]), [[1], [0, 1]]),
+    ([[], []], [[], []]),
+    (pa.array([[9], [1, 2], []]).slice(1), [[1, 2], []]),
+    (pa.array([[1, 2], []], pa.large_list(pa.int8())), [[1, 2], []]),
+    (pa.array([[1, 2], [0, 1]], pa.list_(pa.int64(), 2)), [[1, 2], [0, 1]]),
+    (pa.chunked_array([[[1]], [[0, 2]]]), [[1], [0, 2]]),
+]
+
+
+@pytest.mark.parametrize(("parents", "expected"), PARENTS, ids=lambda p: type(p).__name__)
+def test_every_way_of_naming_parents(parents, expected):
+    def process(batch, out):
+        out.emit([[5, 6]], parents=parents)
+
+    results = run(executor_for("b", Doing(process)), [1, 2, 3], [4, 5, 6])
+    assert failed(results) == {}
+    shifted = [[row + 3 for row in rows] for rows in expected]
+    assert [anchors for _, anchors in emitted(results)] == [*expected, *shifted]
+
+
+COLUMNS = [
+    pa.record_batch({"y": ["a", "b"], "x": [1, 2]}),
+    pa.table({"y": pa.chunked_array([["a"], ["b"]]), "x": [1, 2]}),
+    {"y": ["a", "b"], "x": np.array([1, 2], np.int8)},
+    [pa.array([1, 2]), pa.array(["a", "b"])],
+    ((1, 2), ("a", "b")),
+    [pd.Series([1.0, 2.0]), np.array(["a", "b"])],
+    [pa.chunked_array([[1.0], [2.0]]), pa.array(["a", "b"]).dictionary_encode()],
+    {"x": pd.Series([1, 2], dtype="Int64"), "y": pd.Series(["a", "b"])},
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS, ids=lambda columns: type(columns).__name__)
+def test_every_way_of_giving_columns(columns):
+    schema = pa.schema(
+        [pa.field("x", pa.int64(), nullable=False), ("y", pa.string())], metadata={"k": "v"}
+    )
+    bolt = Doing(lambda batch, out: out.emit(columns, parents=[0, 0]), schema)
+    (emission,) = run(executor_for("b", bolt), [1])[0].emissions
+    assert emission.batch.schema.equals(schema, check_metadata=True)
+    assert emission.batch.to_pydict() == {"x": [1, 2], "y": ["a", "b"]}
+
+
+ONE = [[1]]
+BAD_CALLS = [
+    (lambda out: out.emit(ONE, parents=[0], stream="sid"), ValueError, "did you mean 'side'?"),
+    (lambda out: out.emit([1], parents=[0]), TypeError, "'x' of b's stream 'default' must be a c"),
+    (lambda out: out.emit(["ab"], parents=[0]), TypeError, "must be a column, got str; repeat"),
+    (lambda out: out.emit([{1}], parents=[0]), TypeError, "must be a column, got set"),
+    (lambda out: out.emit(7, parents=[0]), TypeError, "must be a RecordBatch, a Table, .* got int"),
+    (lambda out: out.emit([[1], [2]], parents=[0]), ValueError, "columns must be 1 .* got 2; a li"),
+    (lambda out: out.emit({"y": [1]}, parents=[0]), ValueError, "got 'y'; "),
+    (lambda out: out.emit({}, parents=[0]), ValueError, "got none for 'x'"),
+    (
+        lambda out: out.emit(pa.RecordBatch.from_arrays([[1], [2]], ["x", "x"]), parents=[0]),
+        ValueError,
+        "got one twice",
+    ),
+    (lambda out: out.emit([["a"]], parents=[0]), ValueError, "must be int64, got list"),
+    (
+        lambda out: out.emit([np.array([1.5])], parents=[0]),
+        ValueError,
+        "must be int64, got float64",
+    ),
+    (lambda out: out.emit([pa.array([1.5])], parents=[0]), ValueError, "must be int64, got double"),
+    (lambda out: out.emit([[2**63]], parents=[0]), ValueError, "must be int64"),
+    (lambda out: out.emit(ONE, parents=[0, 1]), ValueError, "one per emitted row, got 2 for 1"),
+    (lambda out: out.emit(ONE, parents=[]), ValueError, "got 0 for 1 rows"),
+    (lambda out: out.emit(ONE, parents=[[0], [1]]), ValueError, "got 2 for 1 rows"),
+    (lambda out: out.emit(ONE, parents=[3]), ValueError, "of the 3 rows .* from 0 to 2, got 3"),
+    (lambda out: out.emit(ONE, parents=[-1]), ValueError, "got -1"),
+    (lambda out: out.emit(ONE, parents=[[0, 3]]), ValueError, "got 3"),
+    (lambda out: out.emit(ONE, parents=[2**63]), ValueError, "got 9223372036854775808"),
+    (lambda out: out.emit(ONE, parents=[0.0]), TypeError, "a column of row numbers, got 1 dimen"),
+    (lambda out: out.emit(ONE, parents=[True]), TypeError, r"take np.flatnonzero\(\) of a mask"),
+    (lambda out: out.emit(ONE, parents=np.array([[0]])), TypeError, "got 2 dimensions"),
+    (lambda out: out.emit(ONE, parents=0), TypeError, "got 0 dimensions"),
+    (lambda out: out.emit(ONE, parents=pa.array([None], pa.int64())), ValueError, "got 1 of them"),
+    (lambda out: out.emit(ONE, parents=pa.array([None, [1]])), ValueError, "an empty list leaves"),
+    (lambda out: out.emit([[1, 2]], parents=[[0], 1]), TypeError, "got 1 lists among 2"),
+    (lambda out: out.emit(ONE, parents=["a"]), TypeError, "dimensions of <U1"),
+    (lambda out: out.fail([3], "x"), ValueError, "rows must be row numbers of the 3 rows"),
+    (lambda out: out.fail([True, False, True], "x"), TypeError, "of a mask"),
+    (lambda out: out.fail([0, 1], ["x"]), ValueError, "got 1 for 2 rows"),
+    (
+        lambda out: out.fail([0], [5]),
+        TypeError,
+        "must be an exception, a text or a Reason, got int",
+    ),
+    (lambda out: pickle.dumps(out), TypeError, "out lives in the call"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), BAD_CALLS)
+def test_a_wrong_call_raises_where_it_is_made_and_changes_nothing(call, error, match):
+    def process(batch, out):
+        with pytest.raises(error, match=match):
+            call(out)
+        everything(batch, out)
+
+    results = run(executor_for("b", Doing(process)), [1, 2, 3])
+    assert failed(results) == {}
+    assert len(emitted(results)) == 3
+
+
+def test_columns_of_different_lengths_are_refused():
+    bolt = Doing(
+        lambda batch, out: out.emit({"x": [1, 2], "y": [3]}, parents=[0]),
+        pa.schema([("x", pa.int64()), ("y", pa.int64())]),
+    )
+    assert "must be of one length, got x: 2, y: 1" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+@pytest.mark.parametrize("column", [[1, None], pa.array([1, None]), np.array([1, None])])
+def test_nulls_are_refused_where_the_schema_says_so(column):
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    bolt = Doing(lambda batch, out: out.emit([column], parents=[0, 0]), schema)
+    assert "must not hold nulls, got 1" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+def test_a_bolt_without_outputs_cannot_emit():
+    assert "declares no outputs" in whys(run(executor_for("b", Doing(everything, None)), [1]))[0]
+
+
+@pytest.mark.parametrize("make", [np.array, pd.Series])
+def test_memory_that_a_bolt_fills_again_is_copied(make):
+    memory = make([0, 0])
+
+    def process(batch, out):
+        for n in range(3):
+            memory[:] = n
+            parents = np.full(2, n)
+            out.emit([memory], parents=parents)
+            parents[:] = 0
+        memory[:] = 9
+
+    results = run(executor_for("b", Doing(process)), [1, 2, 3])
+    assert emitted(results) == [(n, [n]) for n in (0, 0, 1, 1, 2, 2)]
+
+
+def test_streams_keep_their_own_order():
+    def process(batch, out):
+        out.emit([[1]], parents=[0], stream="side")
+        out.emit([[2]], parents=[1])
+        out.emit([[]], parents=[])
+        out.emit([[3, 4]], parents=[[0, 1], []], stream="side")
+        out.emit([[5]], parents=None)
+
+    results = run(executor_for("b", Doing(process)), [1, 2])
+    assert [emission.stream for emission in results[0].emissions] == ["default", "side"]
+    assert emitted(results) == [(2, [1]), (5, [])]
+    assert emitted(results, "side") == [(1, [0]), (3, [0, 1]), (4, [])]
+
+
+# -- bisection -----------------------------------------------------------------------------------
+
+
+def bisected(n, guilty, error=ValueError):
+    """Run n rows of which some make a batch raise, after it emitted; return results and calls."""
+    first = 3
+
+    def process(batch, out):
+        values = batch["n"].to_pylist()
+        everything(batch, out)
+        out.emit([values], parents=[[row, 0] for row in range(len(values))], stream="side")
+        out.fail([row for row, value in enumerate(values) if value % 5 == 4], "five")
+        for value in values:
+            if value in guilty:
+                raise error(value)
+
+    bolt = Doing(process)
+    results = run(executor_for("b", bolt), [-1] * first, range(n))
+    calls = bolt.calls - 1
+    innocent = [value for value in range(n) if value not in guilty]
+    assert emitted(results[1:]) == [(value * 10, [value + first]) for value in innocent]
+    side = emitted(results[1:], "side")
+    assert [(value, anchors[0]) for value, anchors in side] == [(v, v + first) for v in innocent]
+    why = {value + first: "five" for value in innocent if value % 5 == 4}
+    why |= {value + first: str(value) for value in guilty}
+    assert whys(results[1:]) == why
+    return calls
+
+
+@given(st.integers(1, 70), st.sets(st.integers(0, 69), max_size=70))
+def test_exactly_the_guilty_rows_fail(n, guilty):
+    guilty = {value for value in guilty if value < n}
+    calls = bisected(n, guilty)
+    k = len(guilty)
+    # Every raising call but those of single rows makes two more; at each depth at most k raise.
+    assert calls <= (1 + 2 * k * math.ceil(math.log2(n / k) + 2) if k else 1)
+
+
+def test_few_guilty_of_many_cost_few_calls():
+    assert bisected(4096, {0, 1234, 4095}) <= 2 * 3 * 12 + 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, StopIteration, MemoryError])
+def test_nothing_but_an_interrupt_passes(error):
+    bisected(9, {4, 5}, error)
+
+
+def raising(error):
+    def method(self, *args):
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("method", ["prepare", "process", "flush", "cleanup"])
+def test_an_interrupt_passes(method):
+    members = {"process": lambda self, *args: None, method: raising(KeyboardInterrupt())}
+    executor = executor_for("b", type("B", (BatchBolt,), members)())
+
+    def whole_task():
+        run(executor, [1])
+        executor.cleanup()
+
+    with pytest.raises(KeyboardInterrupt):
+        whole_task()
+
+
+def test_identity_goes_with_its_rows():
+    seen = []
+
+    class Knowing(BatchBolt):
+        needs_identity = True
+
+        def process(self, batch, out):
+            ids, attempts, stable = out.identity
+            seen.append((out.first_row, ids.to_pylist(), attempts.tolist(), stable.tolist()))
+            assert (out.component, out.stream) == ("lines", "side")
+            if 2 in batch["n"].to_pylist():
+                raise Reject("two")
+
+    executor = executor_for("b", Knowing())
+    identity = Identity(
+        pa.array(["a", "b", "c"]), np.array([0, 1, 2], np.int32), np.array([7, 8, 9])
+    )
+    results = [executor.process("lines", "side", batch_of([1, 2, 3]), identity)]
+    assert seen == [
+        (0, ["a", "b", "c"], [0, 1, 2], [7, 8, 9]),
+        (0, ["a"], [0], [7]),
+        (1, ["b", "c"], [1, 2], [8, 9]),
+        (1, ["b"], [1], [8]),
+        (2, ["c"], [2], [9]),
+    ]
+    assert failed(results) == {1: Reason("b", "Reject", "two", True)}
+
+
+# -- the rest of a bolt's life -------------------------------------------------------------------
+
+
+def test_a_bolt_that_cannot_prepare_fails_every_row_and_is_asked_once():
+    calls = []
+
+    class Unready(BatchBolt):
+        def prepare(self, context):
+            calls.append((context.component, context.task, context.batch_id, context.collector))
+            raise SystemExit("no database")
+
+        process = flush = cleanup = raising(AssertionError())
+
+    executor = executor_for("b", Unready(), task=3, batch_id=9)
+    results = run(executor, [1, 2], [], [3])
+    executor.cleanup()
+    assert failed(results) == dict.fromkeys(range(3), Reason("b", "SystemExit", "no database"))
+    assert [result.open for result in results] == [0, 0, 0, 0]
+    assert calls == [("b", 3, 9, None)]
+
+
+def test_a_task_without_rows_calls_nothing():
+    methods = dict.fromkeys(["prepare", "process", "flush", "cleanup"], raising(OSError()))
+    executor = executor_for("b", type("B", (BatchBolt,), methods)())
+    results = run(executor, [])
+    executor.cleanup()
+    assert (failed(results), emitted(results)) == ({}, [])
+
+
+class Summing(BatchBolt):
+    """Keeps every row until the end."""
+
+    outputs = OUT
+
+    def __init__(self, error=None):
+        self.sums, self.error, self.cleaned = [], error, 0
+
+    def process(self, batch, out):
+        values = batch["n"].to_pylist()
+        if 2 in values:
+            raise ValueError("two")
+        self.sums += [(value, out.first_row + row) for row, value in enumerate(values)]
+
+    def flush(self, out):
+        assert (out.component, out.first_row, out.identity) == ("", 0, None)
+        rows = [row for _, row in self.sums]
+        out.emit([[sum(value for value, _ in self.sums)]], parents=[rows])
+        out.fail([1, rows[0]], "at the end")
+        if self.error:
+            raise self.error
+
+    def cleanup(self):
+        self.cleaned += 1
+
+
+def test_a_bolt_that_flushes_acks_then():
+    bolt = Summing()
+    executor = executor_for("b", bolt)
+    results = run(executor, [1, 2, 3], [4])
+    executor.cleanup()
+    executor.cleanup()
+    assert bolt.cleaned == 1
+    assert emitted(results) == [(8, [0, 2, 3])]
+    assert whys(results) == {0: "at the end", 1: "two"}
+    assert [result.open for result in results] == [2, 3, 0]
+
+
+def test_a_flush_that_raises_fails_every_row_and_emits_nothing():
+    results = run(executor_for("b", Summing(SystemExit("full"))), [1, 2, 3], [4])
+    assert emitted(results) == []
+    assert whys(results) == {0: "full", 1: "two", 2: "full", 3: "full"}
+    assert results[-1].open == 0
+
+
+def test_out_ends_with_its_call():
+    kept = []
+
+    def process(batch, out):
+        for old in kept:
+            with pytest.raises(RuntimeError, match="out of b is closed"):
+                old.emit([[1]], parents=[0])
+            with pytest.raises(RuntimeError, match="out of b is closed"):
+                old.fail([0], "late")
+        kept.append(out)
+        everything(batch, out)
+        if batch["n"][0].as_py() == 1:
+            raise ValueError("one")
+
+    executor = executor_for("b", Doing(process))
+    results = run(executor, [1, 2], [3])
+    assert emitted(results) == [(20, [1]), (30, [2])]
+    assert whys(results) == {0: "one"}
+    with pytest.raises(RuntimeError, match="there can be no more input"):
+        executor.process("s", "default", batch_of([1]), None)
+    with pytest.raises(RuntimeError, match="was flushed before"):
+        executor.flush()
+    assert executor.ignored == 0
+
+
+def test_threads_may_emit_within_a_call():
+    def process(batch, out):
+        def work(part):
+            for row in range(part, batch.num_rows, 4):
+                if row % 10 == 7:
+                    out.fail([row], "seven")
+                out.emit([[row]], parents=[row])
+
+        threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    results = run(executor_for("b", Doing(process)), range(400))
+    assert sorted(emitted(results)) == [(row, [row]) for row in range(400)]
+    assert sorted(failed(results)) == list(range(7, 400, 10))
+
+
+def test_a_call_that_has_not_run_is_not_taken_for_done():
+    def generator():
+        yield
+
+    results = run(executor_for("b", Doing(lambda batch, out: generator())), [1, 2])
+    assert set(whys(results)) == {0, 1}
+    assert "got generator, which has not run" in whys(results)[0]
+
+    class Lazy(BatchBolt):
+        def process(self, batch, out):
+            yield
+
+    with pytest.raises(TypeError, match="process must be a plain method"):
+        executor_for("b", Lazy())
+    results = run(executor_for("b", BatchBolt()), [1])
+    assert "must define process(self, batch, out)" in whys(results)[0]

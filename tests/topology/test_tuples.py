@@ -1,0 +1,274 @@
+"""Tuples, reasons, and values on their way between Arrow and Python."""
+
+import copy
+import datetime
+import decimal
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.topology import rows as rows_module
+from ackcore.topology.components import Reject
+from ackcore.topology.emissions import joined
+from ackcore.topology.reasons import Reasons
+from ackcore.topology.rows import RowSchema, column_values, rows_of
+from ackcore.topology.tuples import MESSAGE_CHARS, Anchors, Identity, Origin, Reason, Tuple
+
+TEXTS = st.text(max_size=8) | st.sampled_from(["\x1f", "!\x1f", "a\x1fb", "", "é\n"])
+
+
+@given(TEXTS, TEXTS, TEXTS, st.booleans())
+def test_a_reason_is_read_as_it_was_written(component, kind, message, final):
+    reason = Reason(component.replace("\x1f", " "), kind.replace("\x1f", " "), message, final)
+    assert Reason.decode(reason.encode()) == reason
+    # A separator in a name is not one that decode would read.
+    odd = Reason.decode(Reason(component, kind, message, final).encode())
+    assert odd == reason
+
+
+@pytest.mark.parametrize("text", ["", "no parts", "x\x1fa\x1fb\x1fc", "!\x1fa\x1fb"])
+def test_what_is_no_reason_is_refused(text):
+    with pytest.raises(ValueError, match="not an encoded reason"):
+        Reason.decode(text)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit("no text")
+
+
+class Stubborn(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+def test_a_reason_is_made_of_any_exception():
+    assert Reason.of("b", KeyError("x")) == Reason("b", "KeyError", "'x'")
+    assert Reason.of("b", "why", final=True) == Reason("b", "Failed", "why", True)
+    assert Reason.of("b", ValueError("x" * 9999)).message == "x" * MESSAGE_CHARS
+    assert Reason.of("b", ValueError("a\udc80b")).message == "a?b"
+    muted = Reason.of("b", Mute())
+    assert muted.type == "Mute"
+    assert "SystemExit" in muted.message
+    with pytest.raises(KeyboardInterrupt):
+        Reason.of("b", Stubborn())
+
+
+class Narrow(LookupError):
+    pass
+
+
+def test_reject_and_listed_classes_are_final():
+    reasons = Reasons("b", [KeyError, "ZeroDivisionError", f"{__name__}.Narrow", "OSError"])
+    final = [Reject("x"), KeyError(1), ZeroDivisionError(), Narrow(), FileNotFoundError()]
+    assert all(reasons.of(error).final for error in final)
+    assert not any(reasons.of(error).final for error in [LookupError(), ValueError(), "KeyError"])
+    assert Reasons("b").of(None) == Reason("b", "Failed", "failed by b")
+    given = Reason("x", "T\ud800", "m" * 9999, True)
+    assert reasons.of(given) == Reason("x", "T?", "m" * MESSAGE_CHARS, True)
+    with pytest.raises(TypeError, match="must be an exception, a text or a Reason, got int"):
+        reasons.of(7)
+
+
+IDENTITY = Identity(
+    pa.array(["m0", "m1", None]), np.array([0, 3, 0], np.int32), np.array([-5, 7, 9], np.int64)
+)
+
+
+def make(values, row=0, identity=IDENTITY):
+    origin = Origin(object(), "lines", "default", ("word", "n"), 100, identity)
+    return Tuple(values, origin, 100 + row)
+
+
+def test_a_tuple_tells_its_values_and_where_it_is_from():
+    one = make(("a", 1), row=1)
+    assert (one["word"], one[1], one[-1], one[:1], len(one)) == ("a", 1, 1, ("a",), 2)
+    word, n = one
+    assert (word, n) == one.values == ("a", 1)
+    assert (one.component, one.stream, one.fields) == ("lines", "default", ("word", "n"))
+    assert (one.message_id, one.attempt, one.stable_id) == ("m1", 3, 7)
+    assert (make((), row=2).message_id, bool(make(()))) == (None, True)
+    assert repr(one) == "<Tuple of lines/default: word='a', n=1>"
+    with pytest.raises(KeyError, match=r"no field 'Word'.*its fields are word, n"):
+        one["Word"]
+    with pytest.raises(IndexError):
+        one[2]
+
+
+def test_a_tuple_without_an_identity_has_none():
+    one = make(("a", 1), identity=None)
+    assert (one.message_id, one.attempt, one.stable_id) == (None, 0, None)
+
+
+def test_there_is_one_of_each_tuple():
+    one = make(("a", 1))
+    assert copy.copy(one) is one
+    assert copy.deepcopy([one])[0] is one
+    assert one != make(("a", 1))
+    with pytest.raises(TypeError, match="pickle its values instead"):
+        pickle.dumps(one)
+
+
+COLUMNS = [
+    pa.array([1, None, -3], pa.int8()),
+    pa.array([1, 2, 2**64 - 1], pa.uint64()),
+    pa.array([2**53 + 1, None], pa.int64()),
+    pa.array([1.5, None, 0.25], pa.float32()),
+    pa.array([1.5, float("inf")], pa.float64()),
+    pa.array([True, None, False]),
+    pa.array([True, False]),
+    pa.array(["a", None, "é\x00"]),
+    pa.array(["a", None], pa.large_string()),
+    pa.array(["a", None], pa.string_view()),
+    pa.array([b"\x00\xff", None], pa.binary()),
+    pa.array([b"ab", b"cd"], pa.binary(2)),
+    pa.array([None, None], pa.null()),
+    pa.array([datetime.datetime(2020, 1, 1), None], pa.timestamp("us")),
+    pa.array([datetime.date(2020, 1, 1), None]),
+    pa.array([decimal.Decimal("1.50"), None], pa.decimal128(10, 2)),
+    pa.array([[1, None], None, []], pa.list_(pa.int32())),
+    pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())])),
+    pa.array(["x", None, "x"]).dictionary_encode(),
+    pa.array([], pa.int64()),
+    pa.array([], pa.string()),
+]
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type))
+def test_values_are_those_that_arrow_gives(column):
+    for part in (column, column.slice(1), column.slice(0, 1)):
+        values = column_values(part)
+        assert values == part.to_pylist()
+        assert list(map(type, values)) == list(map(type, part.to_pylist()))
+
+
+def test_a_value_that_python_cannot_show_is_one_rows_misfortune():
+    bad = pa.Array.from_buffers(
+        pa.string(), 3, [*pa.array(["ab", "cd", "ef"]).buffers()[:2], pa.py_buffer(b"ab\xff\xfeef")]
+    )
+    rows, misfits = rows_of(pa.record_batch({"n": [1, 2, 3], "text": bad}))
+    assert rows == [(1, "ab"), (), (3, "ef")]
+    assert [row for row, _ in misfits] == [1]
+    assert str(misfits[0].error).startswith("'text' holds a string that Python has no value for: ")
+
+
+def test_rows_without_columns_are_counted():
+    batch = pa.record_batch({"n": [1, 2]}).select([])
+    assert rows_of(batch) == ([()] * batch.num_rows, [])
+    assert rows_of(pa.record_batch({"n": pa.array([], pa.int64())})) == ([], [])
+
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("tags", pa.list_(pa.string()))])
+
+
+def test_rows_that_do_not_convert_are_named_and_the_others_converted():
+    schema = RowSchema("b", "default", SCHEMA)
+    rows = [(1, ["a"]), ("x", None), (3, None), (None, []), (2**63, []), (6, 5), (7, [8])]
+    batches, misfits = schema.batches(rows)
+    found = {start: batch.to_pylist() for start, batch in batches}
+    assert found[0] == [{"n": 1, "tags": ["a"]}]
+    assert found[2] == [{"n": 3, "tags": None}]
+    assert [row for row, _ in misfits] == [1, 3, 4, 5, 6]
+    messages = [str(error) for _, error in misfits]
+    assert messages[0].startswith("'n' of b's stream 'default' must be int64, got str: ")
+    assert messages[1] == "'n' of b's stream 'default' must not be null, got None"
+    assert messages[4].startswith("'tags' of b's stream 'default' must be list<")
+
+
+class Odd:
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        raise self.error
+
+    __len__ = __index__ = __float__ = __array__ = __iter__
+
+
+def test_a_values_own_methods_may_raise_what_they_like():
+    schema = RowSchema("b", "default", pa.schema([("n", pa.list_(pa.int64()))]))
+    for error in (SystemExit(), GeneratorExit(), ValueError("no")):
+        batches, misfits = schema.batches([([1],), (Odd(error),), ([2],)])
+        assert [row for row, _ in misfits] == [1]
+        assert sum(batch.num_rows for _, batch in batches) == 2
+    with pytest.raises(KeyboardInterrupt):
+        rows_module._by_halves(lambda *_: Odd(KeyboardInterrupt()).__iter__(), 0, 4, [])
+
+
+def test_what_was_emitted_stays_as_it_was():
+    schema = RowSchema(
+        "b", "default", pa.schema([("any", pa.list_(pa.int64())), ("x", pa.binary())])
+    )
+    inner, raw, column = [1], bytearray(b"a"), np.array([5])
+    row = schema.row(({"k": [inner]}, raw))
+    other = schema.row([(inner, column), memoryview(b"b")])
+    inner.append(2)
+    raw[0] = 0
+    column[0] = 6
+    assert row == ({"k": [[1]]}, b"a")
+    assert other == (([1], np.array([5])), b"b")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "match"),
+    [
+        (
+            "ab",
+            TypeError,
+            "must be a tuple, a list or a dict of values for b's stream 's', got str",
+        ),
+        (7, TypeError, "got int"),
+        (make((1, 2)), TypeError, "got Tuple; pass tuple.values to emit it as it is"),
+        ((1,), ValueError, r"values must be 2 for b's stream 's' \(n, tags\), got 1"),
+        ([1, 2, 3], ValueError, "got 3"),
+        ({"n": 1, "tag": 2}, ValueError, "got 'tag'; did you mean 'tags'?"),
+        ({"n": 1}, ValueError, "got none for 'tags'; emit None for a null"),
+        ({}, ValueError, "got none for 'n', 'tags'"),
+    ],
+)
+def test_values_that_fit_no_stream_are_refused(values, error, match):
+    with pytest.raises(error, match=match):
+        RowSchema("b", "s", SCHEMA).row(values)
+
+
+def test_values_by_name_are_put_in_order():
+    assert RowSchema("b", "s", SCHEMA).row({"tags": None, "n": 1}) == (1, None)
+
+
+def piece(*values, offsets=None):
+    handles = np.arange(len(values) if offsets is None else offsets[-1])
+    return (
+        pa.record_batch({"n": list(values)}),
+        Anchors(handles, None if offsets is None else np.array(offsets)),
+    )
+
+
+def test_pieces_become_one_emission():
+    (one,) = joined("s", [piece(1, 2), piece(3)])
+    assert one.batch.to_pydict() == {"n": [1, 2, 3]}
+    assert (one.anchors.handles.tolist(), one.anchors.offsets) == ([0, 1, 0], None)
+    (one,) = joined("s", [piece(1), piece(2, 3, offsets=[0, 0, 2]), piece(4)])
+    assert one.anchors.handles.tolist() == [0, 0, 1, 0]
+    assert one.anchors.offsets.tolist() == [0, 1, 1, 3, 4]
+    assert joined("s", []) == []
+
+
+def test_pieces_that_are_too_large_to_join_stay_apart(monkeypatch):
+    monkeypatch.setattr("ackcore.topology.emissions.JOIN_BYTES", 16)
+    parts = joined("s", [piece(1), piece(2), piece(3), piece(4, 5, 6), piece(7)])
+    assert [part.batch["n"].to_pylist() for part in parts] == [[1, 2], [3], [4, 5, 6], [7]]
+
+
+def test_dictionaries_that_do_not_fit_into_one_stay_apart():
+    kind = pa.dictionary(pa.int8(), pa.string())
+    columns = [
+        pa.array([f"{part}-{n}" for n in range(100)]).dictionary_encode().cast(kind)
+        for part in range(2)
+    ]
+    anchors = Anchors(np.arange(100), None)
+    parts = joined("s", [(pa.record_batch({"w": column}), anchors) for column in columns])
+    assert [part.batch["w"].to_pylist() for part in parts] == [c.to_pylist() for c in columns]
