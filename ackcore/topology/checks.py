@@ -67,12 +67,10 @@ def problems(
 class _Stream:
     """What is known of a stream: its fields, and of a bolt's their types."""
 
-    def __init__(self, fields: Sequence[str], schema: pa.Schema | None = None) -> None:
+    def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
         self.fields = tuple(fields)
-        self.schema = schema
-
-    def type_of(self, field: str) -> pa.DataType | None:
-        return None if self.schema is None else self.schema.field(field).type
+        # Not schema.field(): that knows no field whose name two have, which is said elsewhere.
+        self.types = dict(zip(fields, types, strict=False))
 
 
 def _names(
@@ -84,8 +82,9 @@ def _names(
     components += [("bolt", bolt.name) for bolt in bolts]
     for kind, name in (*components, *(("sink", sink.name) for sink in sinks)):
         yield from _name(kind, name)
-    yield from _twice("components", components)
-    yield from _twice("sinks", [("sink", sink.name) for sink in sinks])
+    yield from _twice("components", components, "rename all but one")
+    named = [("sink", sink.name) for sink in sinks]
+    yield from _twice("sinks", named, "give all but one another with name=")
 
 
 def _name(what: str, name: str) -> Iterator[str]:
@@ -102,7 +101,7 @@ def _name(what: str, name: str) -> Iterator[str]:
         )
 
 
-def _twice(what: str, named: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _twice(what: str, named: Sequence[tuple[str, str]], way_out: str) -> Iterator[str]:
     groups: dict[str, list[tuple[str, str]]] = {}
     for kind, name in named:
         groups.setdefault(name.lower(), []).append((kind, name))
@@ -117,7 +116,7 @@ def _twice(what: str, named: Sequence[tuple[str, str]]) -> Iterator[str]:
             )
         else:
             kinds = ", ".join(f"a {kind}" for kind, _ in group)
-            yield f"{len(group)} {what} are named {names[0]!r} ({kinds}); rename all but one"
+            yield f"{len(group)} {what} are named {names[0]!r} ({kinds}); {way_out}"
 
 
 def _spout(spout: Spout) -> Iterator[str]:
@@ -158,6 +157,8 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
                 "a bolt reads a stream by one grouping, so take the other away"
             )
         seen.add((each.component, each.stream))
+    named = [("stream", stream) for stream in bolt.schemas]
+    yield from _twice(f"streams of {who},", named, "rename all but one")
     for stream, schema in bolt.schemas.items():
         yield from _name(f"stream of {who},", stream)
         words = _words(bolt.name, stream)
@@ -206,7 +207,7 @@ def _finder(
         streams[spout.name] = {DEFAULT_STREAM: _Stream(spout.fields)}
     for bolt in bolts:
         streams[bolt.name] = {
-            stream: _Stream(schema.names, schema) for stream, schema in bolt.schemas.items()
+            stream: _Stream(schema.names, schema.types) for stream, schema in bolt.schemas.items()
         }
 
     def find(who: str, component: str, stream: str) -> _Stream | str | None:
@@ -245,7 +246,7 @@ def _grouping(bolt: BoltSpec, each: Input, found: _Stream | None) -> Iterator[st
                 f"{how} names field {key!r}, which {words} does not have; "
                 f"{near_miss(key, found.fields, 'fields')}"
             )
-        elif (type_ := found.type_of(key)) is not None and _has_map(type_):
+        elif (type_ := found.types.get(key)) is not None and _has_map(type_):
             yield (
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"
@@ -269,7 +270,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
         if field.name not in found.fields:
             yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
             continue
-        comes = found.type_of(field.name)
+        comes = found.types.get(field.name)
         if comes is not None and comes != field.type:
             yield f"{must} has '{field.name}: {comes}'; change the one or the other"
 

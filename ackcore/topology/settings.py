@@ -220,7 +220,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML or of UTF-8
         raise ValueError(f"{path} is not TOML: {error}") from None
     table = document.get("ackcore")
     if not isinstance(table, dict):

@@ -378,7 +378,9 @@ def test_names_that_differ_in_case_only_are_refused(builder, make):
 
 def test_two_sinks_of_one_name_are_refused(builder, make):
     builder.sink("split", make.write, name="counts")
-    assert refusal(builder) == "2 sinks are named 'counts' (a sink, a sink); rename all but one"
+    assert refusal(builder) == (
+        "2 sinks are named 'counts' (a sink, a sink); give all but one another with name="
+    )
 
 
 def test_a_sink_may_have_a_components_name_and_a_stream_may_have_two_sinks(builder, make):
@@ -503,6 +505,14 @@ def test_a_circle_is_named_from_the_bolt_that_was_declared_first(builder, make):
     )
 
 
+@pytest.mark.parametrize("entered", ["b", "c", "d"])
+def test_a_circle_is_named_alike_wherever_it_is_entered(builder, make, entered):
+    builder.bolt("a", make.batches(make.words)).shuffle(entered)
+    for name, reads in [("b", "d"), ("c", "b"), ("d", "c")]:
+        builder.bolt(name, make.batches(make.words)).shuffle("lines").fields(reads, "word")
+    assert "in a circle: b -> c -> d -> b;" in refusal(builder)
+
+
 def test_a_bolt_that_reads_itself_is_a_circle(builder, make):
     builder.bolt("a", make.batches(make.words)).shuffle("a")
     assert "in a circle: a -> a;" in refusal(builder)
@@ -581,6 +591,20 @@ def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not_blamed
 def test_fields_of_a_stream_have_names_of_their_own(builder, make, fields, message):
     builder.bolt("x", make.batches(pa.schema([(f, pa.int64()) for f in fields]))).shuffle("split")
     assert refusal(builder) == message
+
+
+def test_a_field_that_two_have_can_be_asked_for(builder, make):
+    twice = pa.schema([("a", pa.int64()), ("a", pa.int64())])
+    builder.bolt("x", make.batches(twice)).shuffle("split")
+    builder.bolt("y", make.batches(inputs=twice)).fields("x", "a")
+    assert refusal(builder) == "'x' has 2 fields named 'a'; rename one in outputs"
+
+
+def test_streams_that_differ_in_case_only_are_refused(builder, make):
+    builder.bolt("x", make.batches({"bad": make.words, "Bad": make.words})).shuffle("split")
+    assert refusal(builder).startswith(
+        "streams of bolt 'x', 'Bad' and 'bad' differ only in case, which neither"
+    )
 
 
 def test_a_named_stream_has_a_name_of_its_kind(builder, make):

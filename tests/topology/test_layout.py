@@ -247,6 +247,23 @@ def test_a_shuffle_stays_in_the_task_until_its_bolt_has_a_parallelism():
         assert [edge.parallelism for edge in layout.edges] == [parallelism] * 2
 
 
+@pytest.mark.parametrize(
+    ("spout", "settles"),
+    [
+        ({}, False),
+        ({"message_id": "x"}, True),
+        ({"message_id": "x", "unique": True}, False),
+        ({"message_id": "x", "tracked": False}, False),
+    ],
+)
+def test_without_an_exchange_only_message_ids_that_need_a_check_are_settled(spout, settles):
+    builder = TopologyBuilder()
+    builder.spout("s", Frame(), **spout)
+    builder.bolt("b", Batches()).shuffle("s")
+    layout = Layout.of(builder.build())
+    assert (layout.exchanges, layout.settles) == (0, settles)
+
+
 def test_bolts_that_might_come_in_any_order_come_as_declared():
     builder = TopologyBuilder()
     builder.spout("s", Frame())

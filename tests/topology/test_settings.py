@@ -246,6 +246,10 @@ def test_a_file_has_to_be_there_and_toml_and_have_the_table(tmp_path):
         Settings.load(tmp_path / "none.toml", {})
     with pytest.raises(ValueError, match=r"topology.toml is not TOML: "):
         load(tmp_path, "max_attempts: 3")
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"[ackcore]\n# gr\xf6\xdfer\n")
+    with pytest.raises(ValueError, match=r"latin.toml is not TOML: .*utf-8"):
+        Settings.load(latin, {})
     with pytest.raises(
         ValueError,
         match=r"topology.toml must have a table \[ackcore\] with the settings; "
