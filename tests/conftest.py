@@ -66,6 +66,24 @@ def make_acker(Ledger, request):
     return make_acker
 
 
+def pytest_collection_modifyitems(items):
+    """Whatever asks for a Spark is marked so."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One Spark for all tests: two cores, and a task may fail three times before its job does."""
+    # Here, since most tests must run where there is no Spark.
+    from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
+
+    with spark_session("local[2,4]") as (session, _):
+        session.conf.set("spark.sql.adaptive.enabled", "true")
+        yield session
+
+
 @pytest.fixture
 def run_readme():
     """``run_readme(on_spark, **names)`` runs the README's sessions of one kind, each by itself."""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,10 +80,23 @@ def _said_elsewhere(log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
+def spark_session(
+    master: str, conf: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, str]]:
     """Start Spark with all its files in one temporary directory, and remove that in the end.
 
-    Yields the session and a directory inside.
+    Parameters
+    ----------
+    master : str
+        Where it runs.
+    conf : mapping from str to str, optional
+        More of Spark's settings.
+
+    Yields
+    ------
+    session : SparkSession
+    directory : str
+        The temporary one.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         # What the JVM is to find in its environment, and its workers in theirs.
@@ -107,7 +120,7 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
             variables["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
         builder = (
             SparkSession.builder.master(master)
-            .appName("ackcore word count")
+            .appName("ackcore")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.log.level", "ERROR")
@@ -120,6 +133,8 @@ def spark_session(master: str) -> Iterator[tuple[SparkSession, str]]:
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
         )
+        for key, value in (conf or {}).items():
+            builder = builder.config(key, value)
         if master.startswith("local"):
             variables["SPARK_LOCAL_IP"] = "127.0.0.1"
             builder = builder.config("spark.driver.host", "127.0.0.1")

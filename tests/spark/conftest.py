@@ -1,4 +1,4 @@
-"""One Spark for all tests, and what settling must give, in plain Python."""
+"""What settling must give, in plain Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
-
-from ackcore.examples.quiet_spark import spark_session
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -26,21 +24,6 @@ EVENT = StructType(
         StructField("reason", StringType()),
     ]
 )
-
-
-def pytest_collection_modifyitems(items):
-    """Whatever asks for a Spark is marked so."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker("spark")
-
-
-@pytest.fixture(scope="session")
-def spark():
-    """Two cores, and a task may fail three times before its job does."""
-    with spark_session("local[2,4]") as (session, _):
-        session.conf.set("spark.sql.adaptive.enabled", "true")
-        yield session
 
 
 @pytest.fixture

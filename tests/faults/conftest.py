@@ -1,0 +1,133 @@
+"""Jobs that things go wrong in, each in a process of its own that may be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyspark
+import pytest
+
+HERE = Path(__file__).parent
+# `books` and `fault_job` are no tests, and tests are no package.
+sys.path.insert(0, str(HERE))
+
+import books  # noqa: E402
+import fault_job  # noqa: E402
+
+#: Longer than any of these jobs takes, on a machine that does other things too.
+TIMEOUT_S = 240
+
+
+@dataclass
+class Ended:
+    """How a job's process ended: by a signal (negative), or with what it says of itself."""
+
+    code: int
+    said: dict = field(default_factory=dict)
+    log: str = ""
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+    @property
+    def error(self) -> str | None:
+        """``Type: message`` of what the query ended with."""
+        assert self.said, f"exit code {self.code}: {self.log[-5000:]}"
+        return self.said["error"]
+
+
+class Job:
+    """A topology with its source, checkpoint and sink in one directory."""
+
+    def __init__(self, directory, records, *, files=2, **config):
+        self.directory = directory
+        self.records = records
+        self.config = {"directory": str(directory), **config}
+        for name in ("in", "marks", "tmp"):
+            directory.joinpath(name).mkdir(parents=True)
+        fault_job.stage(directory / "in", list(records.values()), files)
+        self.seen = None
+
+    def run(self, *, failpoints="", master="local[2,4]", environ=(), **more) -> Ended:
+        """Run it in a process of its own, until it ends or dies."""
+        config, result = self.directory / "config.json", self.directory / "result.json"
+        config.write_text(json.dumps({**self.config, "master": master, **more}))
+        result.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            # What a killed driver leaves behind goes with the test's directory.
+            "TMPDIR": str(self.directory / "tmp"),
+            "ACKCORE_FAILPOINTS": failpoints,
+            **dict(environ),
+        }
+        environment.pop("SPARK_LOCAL_DIRS", None)
+        if master.startswith("local-cluster"):
+            environment |= {"SPARK_HOME": self._spark_home(), "SPARK_LOCAL_IP": "127.0.0.1"}
+        with open(self.directory / "log.txt", "ab") as log:
+            code = subprocess.run(
+                [sys.executable, str(HERE / "fault_job.py"), str(config)],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                timeout=TIMEOUT_S,
+                check=False,
+            ).returncode
+        said = json.loads(result.read_text()) if result.exists() else {}
+        return Ended(code, said, (self.directory / "log.txt").read_text(errors="replace"))
+
+    def _spark_home(self) -> str:
+        """A cluster writes its logs into Spark's home: give it one to throw away."""
+        home = self.directory / "spark"
+        if not home.exists():
+            home.mkdir()
+            for part in Path(pyspark.__file__).parent.iterdir():
+                (home / part.name).symlink_to(part)
+        return str(home)
+
+    def marks(self, pattern="*") -> list[str]:
+        """What bolts and sinks noted down."""
+        return sorted(path.name for path in (self.directory / "marks").glob(pattern))
+
+    def found(self):
+        """Read what is on the disk; the decisions that were there before must be there still."""
+        found = books.read(
+            self.directory / "checkpoint",
+            self.directory / "sink",
+            dead_letters=self.config.get("dead_letters"),
+        )
+        if self.seen is not None:
+            assert books.check_since(self.seen, found) == []
+        self.seen = found
+        return found
+
+    def check(self, *, finished=True, **expected):
+        """Hold the books to the model."""
+        stamped = self.config.get("message_id") is None
+        arguments = {
+            "rows": fault_job.rows_of,
+            "tag": "run",
+            "message_id": None if stamped else str,
+            "max_attempts": self.config.get("settings", {}).get("max_attempts", 5),
+            **expected,
+        }
+        found = self.found()
+        assert books.check(found, books.Expected(self.records, **arguments), finished=finished) == []
+        return found
+
+
+@pytest.fixture
+def job(tmp_path):
+    """``job(records, **config)`` puts a job into a directory of its own."""
+
+    def job(records, name="job", **config):
+        return Job(tmp_path / name, records, **config)
+
+    return job

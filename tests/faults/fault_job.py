@@ -1,0 +1,365 @@
+"""A topology in which things go wrong on purpose, to be run in a process that may be killed.
+
+    lines ─► split (BatchBolt) ─► enrich (rows or batches, flaky) ═ by word ═► count ─► sink
+
+    python fault_job.py config.json
+
+What each record leaves in the sink is told by `rows_of`, whatever happens.  The column ``run`` is
+not part of that: with ``"otherwise": true`` it names the task that made the row, so that two
+executions of a record differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from glob import glob
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WORDS = pa.schema([("id", pa.int64()), ("at", pa.int64()), ("word", pa.string())])
+RICH = WORDS.append(pa.field("run", pa.string()))
+
+
+def stage(directory, records, files):
+    """Write records to so many files, in turns."""
+    for number in range(files):
+        rows = pa.Table.from_pylist(
+            records[number::files], pa.schema([("id", pa.int64()), ("text", pa.string())])
+        )
+        pq.write_table(rows, os.path.join(directory, f"lines-{number:03}.parquet"))
+
+
+def rows_of(payload):
+    """What a record leaves in the sink if it is ACKED."""
+    words = (payload["text"] or "").split()
+    return [{"id": payload["id"], "at": at, "word": word} for at, word in enumerate(words)]
+
+
+def lines(n, seed=0):
+    """Records: every tenth has no words, the others up to seven."""
+    words = [hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=1).hexdigest() for i in range(97)]
+    return {
+        i: {"id": i, "text": " ".join(words[(i * 31 + k * 7) % 97] for k in range(i % 8 * (i % 10 > 0)))}
+        for i in range(n)
+    }
+
+
+# ------------------------------------------------------------------- what runs in Spark's workers
+
+from pyspark import TaskContext  # noqa: E402
+
+from ackcore.spark.query import run_batch, start  # noqa: E402
+from ackcore.spark.sinks import to_parquet  # noqa: E402
+from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
+
+
+def first_time(directory, name):
+    """Whether nobody has asked this before, in any process."""
+    try:
+        os.close(os.open(os.path.join(directory, name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def executor():
+    """The JVM that this worker works for: the parent of the daemon that forked it."""
+    pid = os.getppid()
+    while "java" not in Path(f"/proc/{pid}/comm").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    command = Path(f"/proc/{pid}/cmdline").read_text()
+    assert "CoarseGrainedExecutorBackend" in command, f"{pid} is no executor: {command}"
+    return pid
+
+
+class Trouble:
+    """What a bolt meets when it works on a record; rules by name, each with the ids it is for.
+
+    ``until`` {id: attempts} raises before that attempt; ``once`` fails the first execution ever;
+    ``raise`` and ``reject`` always; ``rate`` a share of all (id, attempt); ``kill`` kills the
+    worker each time, ``kill_once`` once; ``executor`` kills the executor's JVM, and ``lose`` the
+    shuffle files, once; ``slow`` makes the first attempt at a task wait for its copy.
+    """
+
+    def __init__(self, component, rules, marks):
+        self.component, self.rules, self.marks = component, dict(rules), marks
+        self.until = {int(key): n for key, n in self.rules.get("until", {}).items()}
+
+    def has(self, rule, key):
+        return key in self.rules.get(rule, ())
+
+    def mark(self, what, key=""):
+        return first_time(self.marks, f"{self.component}-{what}-{key}")
+
+    def meet(self, key, attempt):
+        """Raise, or worse."""
+        if self.has("kill", key):
+            Path(self.marks, f"{self.component}-killed-{key}-{time.time_ns()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.has("exit", key):
+            os._exit(17)
+        if self.has("kill_once", key) and self.mark("kill", key):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.has("executor", key) and self.mark("executor"):
+            os.kill(executor(), signal.SIGKILL)
+            time.sleep(60)
+        if self.has("lose", key) and self.mark("lose"):
+            # Spark gives its workers the directories of its blocks under this name.
+            found = [
+                file
+                for directory in os.environ["SPARK_LOCAL_DIRS"].split(",")
+                for file in glob(f"{directory}/**/shuffle_*", recursive=True)
+            ]
+            for file in found:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(file)
+            Path(self.marks, f"lost-{len(found)}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
+        if self.has("reject", key):
+            raise Reject(f"{key} is poison")
+        if self.has("raise", key):
+            raise ValueError(f"{key} always fails")
+        if attempt < self.until.get(key, 0):
+            raise ConnectionError(f"{key} fails at attempt {attempt}")
+        drawn = hashlib.blake2b(f"{self.component}/{key}/{attempt}".encode(), digest_size=4).digest()
+        if int.from_bytes(drawn) < self.rules.get("rate", 0) * 2**32:
+            raise TimeoutError(f"{key} was unlucky at attempt {attempt}")
+
+    def wait(self):
+        """Once, the first attempt at task 0 does not go on before its copy has come this far."""
+        context = TaskContext.get()
+        if self.rules.get("slow") and context is not None and context.partitionId() == 0:
+            mark = Path(self.marks, f"{self.component}-copy-{context.stageId()}")
+            if context.attemptNumber() > 0:
+                mark.touch()
+            elif self.mark("slow", context.stageId()):
+                until = time.monotonic() + 60
+                while not mark.exists() and time.monotonic() < until:
+                    time.sleep(0.02)
+
+
+class Split(BatchBolt):
+    """Lines become words."""
+
+    outputs = WORDS
+
+    def process(self, batch, out):
+        rows = [(i, row) for i, line in enumerate(batch.to_pylist()) for row in rows_of(line)]
+        out.emit(
+            pa.RecordBatch.from_pylist([row for _, row in rows], WORDS), parents=[i for i, _ in rows]
+        )
+
+
+class EnrichBatch(BatchBolt):
+    """Hands words on; fails some of them by itself, and raises for others."""
+
+    outputs = RICH
+    needs_identity = True
+
+    def __init__(self, trouble, otherwise):
+        self.trouble, self.otherwise = trouble, otherwise
+
+    def process(self, batch, out):
+        self.trouble.wait()
+        rows = batch.to_pylist()
+        for i, row in enumerate(rows):
+            if row["at"] == 0:
+                if self.trouble.has("once", row["id"]) and self.trouble.mark("once", row["id"]):
+                    out.fail([i], [ConnectionError(f"{row['id']} fails the first time")])
+                self.trouble.meet(row["id"], int(out.identity.attempts[i]))
+        rich = [{**row, "run": run_of(self.otherwise)} for row in rows]
+        out.emit(pa.RecordBatch.from_pylist(rich, RICH), parents=range(len(rows)))
+
+
+class EnrichRows(Bolt):
+    """The same, a row at a time; every third word is acked late."""
+
+    outputs = RICH
+
+    def __init__(self, trouble, otherwise):
+        self.trouble, self.otherwise = trouble, otherwise
+
+    def prepare(self, context):
+        self.late = []
+
+    def execute(self, tuple):
+        self.trouble.wait()
+        key, at, word = tuple
+        if at == 0:
+            if self.trouble.has("once", key) and self.trouble.mark("once", key):
+                self.collector.fail(tuple, f"{key} fails the first time")
+                return
+            self.trouble.meet(key, tuple.attempt)
+        self.collector.emit((key, at, word, run_of(self.otherwise)), anchors=tuple)
+        if at % 3 == 2:
+            self.late.append(tuple)
+        else:
+            self.collector.ack(tuple)
+
+    def flush(self):
+        for tuple in self.late:
+            self.collector.ack(tuple)
+
+
+class Count(BatchBolt):
+    """The far side of the shuffle; hands on what it gets."""
+
+    outputs = RICH
+    needs_identity = True
+
+    def __init__(self, trouble):
+        self.trouble = trouble
+
+    def process(self, batch, out):
+        self.trouble.wait()
+        for i, row in enumerate(batch.to_pylist()):
+            self.trouble.meet(row["id"], int(out.identity.attempts[i]))
+        out.emit(batch, parents=range(len(batch)))
+
+
+def run_of(otherwise):
+    """What made a row: if bolts are to answer otherwise the second time, the task's attempt."""
+    return str(TaskContext.get().taskAttemptId()) if otherwise else "any"
+
+
+# -------------------------------------------------------------------------------------- the driver
+
+
+class Sink:
+    """A sink of (DataFrame, batch id) that raises, before or amid its work."""
+
+    def __init__(self, path, marks, times=0, partial=False):
+        self.path, self.marks, self.times, self.partial = path, marks, times, partial
+
+    def write(self, frame, batch_id):
+        place = f"{self.path}/batch_id={batch_id}"
+        for time_ in range(self.times):
+            if first_time(self.marks, f"sink-{batch_id}-{time_}"):
+                if self.partial:
+                    frame.limit(3).coalesce(1).write.mode("overwrite").parquet(place)
+                raise OSError(f"the sink fails, time {time_}")
+        frame.write.mode("overwrite").parquet(place)
+
+
+def topology_of(spark, config):
+    """The topology, its source and sink where the configuration says."""
+    directory, rules = config["directory"], config.get("rules", {})
+    marks = f"{directory}/marks"
+    builder = TopologyBuilder()
+    schema = "id bigint, text string"
+    if config.get("mode", "stream") == "stream":
+        source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    else:
+        source = spark.read.schema(schema)
+    frame = source.parquet(f"{directory}/in")
+    builder.spout("lines", frame, message_id=config.get("message_id"))
+    enrich = {"row": EnrichRows, "batch": EnrichBatch}[config.get("enrich", "row")]
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt(
+        "enrich",
+        enrich(Trouble("enrich", rules.get("enrich", {}), marks), config.get("otherwise", False)),
+    ).shuffle("split")
+    builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
+        "enrich", "word"
+    )
+    path = f"{directory}/sink"
+    sink = config.get("sink")
+    builder.sink("count", to_parquet(path) if sink is None else Sink(path, marks, **sink))
+    settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
+    return builder.build(**{**settings, **config.get("settings", {})})
+
+
+def clock_of(config):
+    """The system's clock; or one that is an hour back from the first micro-batch that is done."""
+    done = f"{config['directory']}/checkpoint/ackcore/batches/*.done"
+
+    def clock():
+        back = config.get("clock_back_ms", 0) if glob(done) else 0
+        return time.time_ns() // 1_000_000 - back
+
+    return clock
+
+
+def weaken(name):
+    """Take a protection away, so that its test can be seen red."""
+    import ackcore.spark.act as act  # noqa: PLC0415
+    import ackcore.spark.batch as batch  # noqa: PLC0415
+    import ackcore.spark.run as run  # noqa: PLC0415
+
+    if name == "trailers":
+        run._problems = lambda *arguments: []
+    elif name == "nonacked":
+        was = act.Accepted
+        nobody = __import__("numpy").empty(0, "int64")
+        act.Accepted = lambda **given: was(**{**given, "nonacked": nobody})
+    elif name == "decision":
+        # Forget what is decided: the next driver runs it again.
+        process = batch.Engine.process
+
+        def forget(self, number, inputs):
+            if self.state.decision(number) is not None and not self.state.is_done(number):
+                self.state.decision(number)
+                remove = __import__("shutil").rmtree
+                remove(self.state.path / "state" / str(number))
+                self.state._decisions.clear()
+            return process(self, number, inputs)
+
+        batch.Engine.process = forget
+    else:
+        raise ValueError(name)
+
+
+def run_job(spark, config):
+    """Run it to its end; return what it says of itself."""
+    said = {"error": None, "progress": [], "books": {}}
+    checkpoint = f"{config['directory']}/checkpoint"
+    options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
+    try:
+        topology = topology_of(spark, config)
+        if config.get("mode", "stream") == "batch":
+            books = run_batch(topology, spark, checkpoint, **options)
+            said["books"] = books.to_json()
+            return said
+        trigger = config.get("trigger", {"availableNow": True})
+        query = start(topology, spark, checkpoint, trigger=trigger, **options)
+        try:
+            if config.get("until_dead") is not None:
+                until = time.monotonic() + 60
+                while query.books.acked + query.books.dead < config["until_dead"]:
+                    assert time.monotonic() < until, f"after a minute: {query.books}"
+                    time.sleep(0.05)
+                query.stop()
+            query.await_termination()
+        finally:
+            said["progress"] = [
+                {"batch_id": one.batch_id, "runs": one.runs, "retried": one.retried}
+                for one in query.recent_progress
+            ]
+            said["books"] = query.books.to_json()
+    except Exception as error:
+        said["error"] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def main(path):
+    """Run what a file describes, and leave what is to be said beside it."""
+    from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
+
+    config = json.loads(Path(path).read_text())
+    for name in config.get("weaken", ()):
+        weaken(name)
+    with spark_session(config["master"], config.get("conf", {})) as (spark, _):
+        said = run_job(spark, config)
+        Path(config["directory"], "result.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
