@@ -98,6 +98,7 @@ class World:
             self.dead_letters_fail -= 1
             raise OSError("the store is down")
         self.dead[number] = [line for table in dead.values() for line in table["line"].to_pylist()]
+        act.reach("in-dead-letters", number)
 
     # what Spark does
 
@@ -516,7 +517,7 @@ def test_a_mistake_in_the_driver_is_not_tried_again(world):
         raise TypeError("not like this")
 
     world.behaves = behaves
-    with pytest.raises(RunFailed, match="run 1 times.*TypeError: not like this"):
+    with pytest.raises(RunFailed, match=r"run 1 times.*TypeError: not like this"):
         world.process(0, ["a"])
 
 

@@ -1,0 +1,440 @@
+"""Running a topology: `start` for streams, `run_batch` for sources that end.
+
+Spark brings the micro-batches of a stream, with a heartbeat among its sources; the numbers of ours
+are Spark's own.  Spark keeps which offsets belong to a number in ``<checkpoint>/spark``, and we
+keep in ``<checkpoint>/ackcore`` what became of the records.  A source that ends is micro-batch 0,
+and the retries are the ones after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ackcore.spark.act import Stopped
+from ackcore.spark.batch import Engine
+from ackcore.spark.dead_letters import DeadLetters
+from ackcore.spark.events import refuse_frame
+from ackcore.spark.files import local_path
+from ackcore.spark.heartbeat import (
+    Clock,
+    Pacemaker,
+    advance_beat,
+    wall_clock_ms,
+    with_heartbeat,
+)
+from ackcore.spark.progress import Books, Progress
+from ackcore.spark.run import Input
+from ackcore.spark.sinks import check_sink
+from ackcore.spark.state import State
+from ackcore.topology.builder import Topology
+
+_log = logging.getLogger("ackcore")
+
+#: How many micro-batches `Query.recent_progress` goes back.
+_RECENT = 100
+
+_TRIGGERS = (
+    'a processing time such as "1 second", {"processingTime": "1 second"}, {"availableNow": True}, '
+    "or None for micro-batches as soon as there is something new"
+)
+
+
+def start(
+    topology: Topology,
+    spark: SparkSession,
+    checkpoint: str | os.PathLike[str],
+    *,
+    trigger: str | Mapping[str, Any] | None = None,
+    dead_letters: str | os.PathLike[str] | None = None,
+    accept_changes: bool = False,
+    clock: Clock = wall_clock_ms,
+) -> Query:
+    """Run a topology whose spouts are streams.
+
+    Parameters
+    ----------
+    topology : Topology
+        What `TopologyBuilder.build` made.  The source of each spout is a streaming DataFrame.
+    spark : SparkSession
+        A classic session.
+    checkpoint : path
+        A directory of its own for this query, on a file system that driver and executors share.
+        A query that is started again with it goes on where the last one ended, however that was.
+    trigger : str or mapping, optional
+        As Spark's: ``"1 second"`` or ``{"processingTime": "1 second"}`` for a micro-batch so
+        often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
+        any more; None for micro-batches without a pause.
+    dead_letters : path, optional
+        Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
+    accept_changes : bool, default False
+        Go on although the topology is not the one that the checkpoint was made by.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+
+    Returns
+    -------
+    Query
+        Which runs.
+
+    Raises
+    ------
+    TypeError
+        If the session or a source is Spark Connect's, or a sink cannot take its stream.
+    ValueError
+        If a source is bounded, the topology has no spout, or the trigger is none of Spark's.
+    StateError
+        If the checkpoint cannot be used: its subclasses say why.
+    """
+    _check(topology, spark, streaming=True)
+    available_now, options = _trigger(trigger)
+    place = local_path(checkpoint, "checkpoint")
+    state = State.open(
+        place,
+        topology,
+        kind="stream",
+        offsets=place / "spark" / "offsets",
+        accept_changes=accept_changes,
+        clock_ms=clock(),
+    )
+    try:
+        return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
+    except BaseException:
+        state.close()
+        raise
+
+
+def run_batch(
+    topology: Topology,
+    spark: SparkSession,
+    checkpoint: str | os.PathLike[str],
+    *,
+    dead_letters: str | os.PathLike[str] | None = None,
+    accept_changes: bool = False,
+    clock: Clock = wall_clock_ms,
+    wait: Callable[[float], object] = time.sleep,
+) -> Books:
+    """Run a topology whose spouts end, until each of their records is ACKED or DEAD.
+
+    Parameters
+    ----------
+    topology : Topology
+        What `TopologyBuilder.build` made.  The source of each spout is a bounded DataFrame.
+    spark : SparkSession
+        A classic session.
+    checkpoint : path
+        A directory of its own, on a file system that driver and executors share.  Run again with
+        it after a crash, it goes on; run again after the end, it returns the books.
+    dead_letters : path, optional
+        Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
+    accept_changes : bool, default False
+        Go on although the topology is not the one that the checkpoint was made by.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+    wait : callable, optional
+        Called with the seconds until the next retry is due.
+
+    Returns
+    -------
+    Books
+
+    Raises
+    ------
+    TypeError
+        If the session or a source is Spark Connect's, or a sink cannot take its stream.
+    ValueError
+        If a source is a stream, or the topology has no spout.
+    StateError
+        If the checkpoint cannot be used: its subclasses say why.
+    RunFailed
+        If Spark cannot run a micro-batch.
+    SinkError
+        If a sink or the dead-letter store fails too often.
+    """
+    _check(topology, spark, streaming=False)
+    place = local_path(checkpoint, "checkpoint")
+    with State.open(
+        place, topology, kind="batch", accept_changes=accept_changes, clock_ms=clock()
+    ) as state:
+        letters = DeadLetters.open(place, state.deployment_key, dead_letters)
+        engine = Engine(topology, spark, state, letters.write, clock=clock)
+        if state.last_done is None:
+            engine.process(
+                0, [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+            )
+        first = next(iter(topology.spouts.values()))
+        nothing = [Input(spark.createDataFrame([], first.source.schema), first.name)]
+        while True:
+            unfinished = state.last_plan != state.last_done
+            due = engine.next_due_ms
+            asked = bool(state.pending_replays())
+            if due is None and not asked and not unfinished:
+                return engine.books
+            left = 0 if due is None or asked or unfinished else due - engine.clock()
+            if left > 0:
+                wait(left / 1000)
+                continue
+            assert state.last_done is not None
+            engine.process(state.last_done + 1, nothing)
+
+
+class Query:
+    """A topology that runs on a stream; `start` makes one."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        state: State,
+        checkpoint: Path,
+        available_now: bool,
+        trigger: Mapping[str, Any],
+        dead_letters: str | os.PathLike[str] | None,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._available_now = available_now
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._engine = Engine(
+            topology,
+            spark,
+            state,
+            DeadLetters.open(checkpoint, state.deployment_key, dead_letters).write,
+            clock=clock,
+            pause=self._stopping.wait,
+        )
+        self._books = self._engine.books
+        self._poll_s = topology.settings.heartbeat_ms / 1000
+        self._beat = str(state.path / "beat")
+        self._pacemaker: Pacemaker | None = None
+        if not available_now:
+            self._pacemaker = Pacemaker(
+                self._beat,
+                self._engine.clock,
+                topology.settings.heartbeat_ms,
+                lambda: bool(state.pending_replays()),
+            )
+            self._pacemaker.schedule(self._engine.next_due_ms)
+        frame, spout = _united(topology)
+        self._spout = spout
+        self._writer = (
+            with_heartbeat(spark, frame, self._beat)
+            .writeStream.foreachBatch(self._each)
+            .option("checkpointLocation", (checkpoint / "spark").as_uri())
+        )
+        if trigger:
+            self._writer = self._writer.trigger(**trigger)
+        if available_now and self._is_owed():
+            # Retries of an earlier run, which no new data may come with.
+            advance_beat(self._beat)
+        self._spark_query = self._writer.start()
+        if self._pacemaker is not None:
+            self._pacemaker.start()
+        self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        status = "active" if self.is_active else "ended"
+        return f"<Query on {self._state.path.parent}, {status}>"
+
+    # --------------------------------------------------------------------------------- in Spark
+
+    def _each(self, frame: DataFrame, number: int) -> None:
+        """What Spark calls with each micro-batch."""
+        try:
+            progress = self._engine.process(number, [Input(frame, self._spout)])
+        except Exception as error:
+            # Spark would show it as text in the midst of a Java stack.
+            self._error = error
+            raise
+        self._recent.append(progress)
+        self._books = self._engine.books
+        if self._pacemaker is not None:
+            self._pacemaker.schedule(self._engine.next_due_ms)
+
+    def _attend(self) -> None:
+        """Wait for Spark's query to end; in a thread of its own."""
+        try:
+            while True:
+                self._spark_query.awaitTermination()
+                if not self._available_now or not self._is_owed():
+                    return
+                # Spark has ended with what there was.  Records wait: it is started again when one
+                # is due, and the heartbeat gives it a micro-batch.
+                if self._wait_until_due():
+                    return
+                advance_beat(self._beat)
+                self._spark_query = self._writer.start()
+                if self._stopping.is_set():
+                    self._spark_query.stop()
+        except Exception as error:
+            if self._error is None and not self._stopping.is_set():
+                self._error = error
+        finally:
+            if isinstance(self._error, Stopped):
+                self._error = None
+            if self._pacemaker is not None:
+                self._pacemaker.stop()
+            self._state.close()
+            if self._error is not None:
+                _log.error("the query ended: %s", self._error)
+            self._ended.set()
+
+    def _is_owed(self) -> bool:
+        """Whether a record waits, or somebody asked for dead letters to be sent again."""
+        return self._engine.next_due_ms is not None or bool(self._state.pending_replays())
+
+    def _wait_until_due(self) -> bool:
+        """Wait; True if the query is to stop."""
+        while not self._stopping.is_set():
+            due = self._engine.next_due_ms
+            left = 0 if due is None else due - self._engine.clock()
+            if left <= 0 or self._state.pending_replays():
+                return False
+            # In steps: the clock may be another than this machine's.
+            self._stopping.wait(min(left / 1000, self._poll_s))
+        return True
+
+    # ------------------------------------------------------------------------------- for others
+
+    @property
+    def spark_query(self) -> StreamingQuery:
+        """Spark's own query; stop it through `stop`."""
+        return self._spark_query
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended.is_set()
+
+    @property
+    def exception(self) -> Exception | None:
+        """What it ended with: None as long as it runs, or if it was stopped or is through."""
+        return self._error if self._ended.is_set() else None
+
+    @property
+    def progress(self) -> Progress | None:
+        """The last micro-batch that is done; None before the first of this run."""
+        return self._recent[-1] if self._recent else None
+
+    @property
+    def recent_progress(self) -> list[Progress]:
+        """The last micro-batches, the newest one last."""
+        return list(self._recent)
+
+    @property
+    def books(self) -> Books:
+        """Everything since the checkpoint was made, after the last micro-batch that is done."""
+        return self._books
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until it ends.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        bool
+            Whether it has ended.
+
+        Raises
+        ------
+        SinkError, RunFailed, StateError
+            If it ended with one of them.
+        Exception
+            If Spark's query failed by itself: at a source, for instance.
+        """
+        ended = self._ended.wait(timeout)
+        if ended and self._error is not None:
+            raise self._error
+        return ended
+
+    def stop(self) -> None:
+        """End it and wait until it has ended; what is not done goes on at the next start.
+
+        A micro-batch that runs is given up, and no record's attempt is counted for it.
+        """
+        self._stopping.set()
+        if not self._ended.is_set():
+            self._spark_query.stop()
+        self._thread.join()
+
+
+def _check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
+    """Refuse what cannot run, before anything is written."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise TypeError(
+            "spark is a session of Spark Connect, whose workers and files are out of reach; "
+            "use a classic session (SparkSession.builder.master(...))"
+        )
+    if not isinstance(topology, Topology):
+        raise TypeError(
+            f"topology must be a Topology, got {type(topology).__name__}; "
+            "TopologyBuilder.build() makes one"
+        )
+    if not topology.spouts:
+        raise ValueError("topology must have a spout, and has none; declare one before build()")
+    for spout in topology.spouts.values():
+        refuse_frame(spout.source, f"the source of spout {spout.name!r}")
+        if spout.source.isStreaming and not streaming:
+            raise ValueError(
+                f"the source of spout {spout.name!r} is a stream, which never ends; "
+                "use start(), with trigger={'availableNow': True} to end with what there is"
+            )
+        if streaming and not spout.source.isStreaming:
+            raise ValueError(
+                f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
+                "read it with spark.readStream"
+            )
+    for sink in topology.sinks.values():
+        bolt = topology.bolts.get(sink.component)
+        check_sink(sink.name, sink.writer, None if bolt is None else bolt.schemas[sink.stream])
+
+
+def _trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
+    """Whether the query ends with what there is, and the keywords for Spark's trigger()."""
+    if trigger is None:
+        return False, {}
+    if isinstance(trigger, str):
+        return False, {"processingTime": trigger}
+    if isinstance(trigger, Mapping) and len(trigger) == 1:
+        ((name, value),) = trigger.items()
+        if name == "processingTime" and isinstance(value, str):
+            return False, {name: value}
+        if name == "availableNow" and value is True:
+            return True, {name: value}
+    raise ValueError(f"trigger must be {_TRIGGERS}; got {trigger!r}")
+
+
+def _united(topology: Topology) -> tuple[DataFrame, str | None]:
+    """Return the sources as one stream: the only one as it is, several side by side as structs."""
+    spouts = list(topology.spouts.values())
+    if len(spouts) == 1:
+        return spouts[0].source, spouts[0].name
+    frames = []
+    for spout in spouts:
+        columns: Sequence[Column] = [
+            sql.struct("*").alias(other.name)
+            if other is spout
+            else sql.lit(None).cast(other.source.schema).alias(other.name)
+            for other in spouts
+        ]
+        frames.append(spout.source.select(*columns))
+    return reduce(DataFrame.union, frames), None
