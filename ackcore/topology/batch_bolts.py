@@ -186,7 +186,7 @@ def _is_lists(parents: Any) -> bool:
 
 
 def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
-    """Return row numbers as a column of their own.
+    """Return row numbers as a column.
 
     Raises
     ------
@@ -199,6 +199,8 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
         if column.null_count:
             raise ValueError(f"{name} must not hold nulls, got {column.null_count} of them")
         column = column.to_numpy() if isinstance(column, pa.ChunkedArray) else _as_numpy(column)
+    if isinstance(column, range):  # numpy would go through it number by number
+        column = np.arange(column.start, column.stop, column.step)
     numbers = np.asarray(column)
     if numbers.ndim == 1 and not len(numbers):
         return np.empty(0, np.int64)
@@ -214,7 +216,7 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
             f"{name} must be row numbers of the {rows} rows at hand, from 0 to {rows - 1}, got "
             f"{low if low < 0 else high}"
         )
-    return numbers.astype(np.int64)
+    return numbers.astype(np.int64, copy=False)
 
 
 def _as_numpy(column: pa.Array) -> Any:
@@ -297,10 +299,6 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
         raise ValueError(
             f"{field.name!r} of {title} must be {field.type}, got {got}: {error}"
         ) from error
-    if isinstance(array, pa.ChunkedArray):  # more text than one array has room for
-        raise ValueError(
-            f"{field.name!r} of {title} has more text than one batch has room for; emit it in parts"
-        )
     if array.null_count and not field.nullable:
         raise ValueError(f"{field.name!r} of {title} must not hold nulls, got {array.null_count}")
     return array

@@ -389,8 +389,10 @@ class RowExecutor:
         if self._flushed:
             raise RuntimeError(f"{self.reasons.component} was flushed before")
         self._flushed = True
+        if self._broken:
+            return Results([], [], 0)
         collector, reason, error = self.collector, self.reasons.not_acked(), None
-        if self._prepared and not self._broken:
+        if self._prepared:
             try:
                 refuse_not_run(self.component.flush())
             except KeyboardInterrupt:

@@ -263,6 +263,23 @@ def test_a_bolt_that_cannot_prepare_fails_every_row_and_is_asked_once(shape):
     assert (context.component, context.task, context.batch_id) == ("b", 3, 9)
 
 
+def test_a_bolt_that_did_not_get_ready_has_no_collector():
+    kept = []
+
+    class Leaky(Bolt):
+        outputs = OUT
+
+        def prepare(self, context):
+            kept.append(context.collector)
+            self.collector.emit((1,))
+            raise ValueError("half way")
+
+    results = run(executor_for("b", Leaky()), [1], [2])
+    assert emitted(results) == []
+    with pytest.raises(RuntimeError, match="the collector of b is closed"):
+        kept[0].emit((1,))
+
+
 def test_a_bolt_that_cannot_take_its_collector_fails_its_rows():
     class Stiff(Bolt):
         collector = property(lambda self: None)
@@ -372,6 +389,22 @@ def test_the_first_of_several_answers_counts(caplog):
     assert whys(results) == {1: "first", 2: "in time"}
     assert executor.ignored == 5
     assert "5 acks and fails of tuples that were acked or failed before" in caplog.text
+
+
+def test_an_ack_that_was_told_stays(caplog):
+    def execute(bolt, t):
+        if t[0] == 2:  # held, and acked in the second batch; in the third it is too late
+            bolt.collector.ack(bolt.seen[0])
+        if t[0] == 3:
+            bolt.collector.fail(bolt.seen[0], "too late")
+        if t[0] > 1:
+            bolt.collector.ack(t)
+
+    executor = executor_for("b", Doing(execute))
+    results = run(executor, [1], [2], [3])
+    assert [result.open for result in results] == [1, 0, 0, 0]
+    assert failed(results) == {}
+    assert executor.ignored == 1
 
 
 def test_emitting_after_the_ack_fails_the_tuple():

@@ -179,6 +179,23 @@ def test_rows_that_do_not_convert_are_named_and_the_others_converted():
     assert messages[4].startswith("'tags' of b's stream 'default' must be list<")
 
 
+def test_more_text_than_an_array_has_room_for_is_cut(monkeypatch):
+    array = pa.array
+
+    def small(values, kind):
+        """An Arrow whose arrays have room for two values."""
+        if len(values) <= 2:
+            return array(values, kind)
+        return pa.chunked_array([array([value], kind) for value in values])
+
+    monkeypatch.setattr(rows_module.pa, "array", small)
+    schema = RowSchema("b", "default", pa.schema([("text", pa.string())]))
+    batches, misfits = schema.batches([(text,) for text in "abcde"])
+    assert misfits == []
+    assert [start for start, _ in batches] == [0, 2, 3]
+    assert "".join("".join(batch["text"].to_pylist()) for _, batch in batches) == "abcde"
+
+
 class Odd:
     def __init__(self, error):
         self.error = error
