@@ -42,6 +42,8 @@ _DRIVER_BYTES = 32 << 20
 _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 << 20
 
+_CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
+
 _OWNER = "_ackcore.json"
 
 
@@ -180,8 +182,8 @@ def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> 
         On a file system that driver and executors share.  ``batch_id=7/`` below it has the rows of
         micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  It is renamed
         into place when it is whole, and replaced when the micro-batch is written again.
-    compression : str, default "snappy"
-        The codec of the files: anything that pyarrow has.
+    compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
+        The codec of the files.
 
     Returns
     -------
@@ -192,7 +194,7 @@ def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> 
     TypeError
         If `path` is no path.
     ValueError
-        If it is a URI of another scheme than ``file``, or there is no such codec.
+        If it is a URI of another scheme than ``file``, or the codec is none of these.
     """
     return ParquetSink(path, compression=compression)
 
@@ -212,8 +214,10 @@ class ParquetSink:
             )
         if scheme is not None:
             given = re.sub(r"^file:(//[^/]*)?(?=/)", "", given)
-        if compression != "none" and not pa.Codec.is_available(compression):
-            raise ValueError(f"compression must be a codec that pyarrow has, got {compression!r}")
+        if compression not in _CODECS:
+            raise ValueError(
+                f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
+            )
         self.path = os.path.abspath(given)
         self.compression = compression
 
@@ -334,7 +338,10 @@ def _write_part(
         for table in _gathered(batches):
             if writer is None:
                 file = open(os.path.join(stage, "parts", name), "wb")  # noqa: SIM115
-                writer = pq.ParquetWriter(file, table.schema, compression=compression)
+                # Spark reads no nanoseconds; what would be lost by that is an error.
+                writer = pq.ParquetWriter(
+                    file, table.schema, compression=compression, coerce_timestamps="us"
+                )
             writer.write_table(table, row_group_size=_GROUP_ROWS)
         if writer is None or file is None:
             return None

@@ -1,0 +1,230 @@
+"""Sinks: the rows of ACKED roots only, once, however often they are written."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+
+from ackcore.spark import sinks
+from ackcore.spark.failpoints import FailpointReached
+from ackcore.spark.sinks import Accepted, check_sink, read_accepted, to_parquet, write_sink
+from ackcore.spark.workfiles import ROOT, ROOTS
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+
+def work_file(path, rows, schema=WORDS):
+    """Write rows of (columns..., root or roots), in batches of two."""
+    shared = any(isinstance(row[-1], list) for row in rows)
+    roots = pa.field(ROOTS, pa.list_(pa.int64())) if shared else pa.field(ROOT, pa.int64())
+    schema = schema.append(roots)
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for start in range(0, len(rows), 2):
+            columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return str(path)
+
+
+def accepted(spark, paths, nonacked=(), batch_id=0, **changes):
+    about = {
+        "spark": spark,
+        "sink": "count",
+        "deployment": "abc",
+        "batch_id": batch_id,
+        "paths": tuple(paths),
+        "rows": sum(pa.ipc.open_stream(path).read_all().num_rows for path in paths),
+        "nonacked": np.array(sorted(nonacked), np.int64),
+    }
+    return Accepted(**{**about, **changes})
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [
+        work_file(tmp_path / "1.arrow", [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
+        work_file(tmp_path / "2.arrow", [("d", 4, [10, 12]), ("e", 5, []), ("f", 6, [12])]),
+    ]
+
+
+def words(path):
+    table = pq.read_table(path, partitioning=None)
+    return sorted(table["word"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("nonacked", "left"),
+    [([], "abcdef"), ([10], "bcef"), ([0], "abcdef"), ([-5, 10, 11, 12, 99], "ce")],
+)
+def test_rows_of_other_roots_only(files, nonacked, left):
+    roots = np.array(nonacked, np.int64)
+    batches = [batch for path in files for batch in read_accepted(path, roots)]
+    assert all(batch.schema == WORDS for batch in batches)
+    assert "".join(w for batch in batches for w in batch["word"].to_pylist()) == left
+
+
+def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
+    seen = []
+    write_sink(lambda frame, n: seen.append((frame.collect(), n)), accepted(spark, files, [10], 7))
+    ((rows, number),) = seen
+    assert number == 7
+    assert [tuple(row) for row in rows] == [("b", 2), ("c", 3), ("e", 5), ("f", 6)]
+
+
+def test_an_object_is_asked_to_write(spark, files):
+    class Writer:
+        def write(self, frame, number):
+            self.count = frame.count()
+
+    writer = Writer()
+    write_sink(writer, accepted(spark, files))
+    assert writer.count == 6
+
+
+VALUES = {
+    "large": (pa.large_string(), "x"),
+    "utc": (pa.timestamp("us", "UTC"), datetime.datetime(2024, 5, 1, 12)),
+    "plain": (pa.timestamp("ns"), datetime.datetime(2024, 5, 1, 12)),
+    "day": (pa.date32(), datetime.date(2024, 5, 1)),
+    "money": (pa.decimal128(10, 2), decimal.Decimal("1.50")),
+    "bytes": (pa.binary(), b"\x00\xff"),
+    "list": (pa.list_(pa.int32()), [1, None]),
+    "struct": (pa.struct([("x", pa.int8()), ("y", pa.string())]), {"x": 1, "y": None}),
+    "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)]),
+    "code": (pa.dictionary(pa.int32(), pa.string()), "x"),
+    "null": (pa.float64(), None),
+}
+
+
+def test_columns_of_every_type_come_through(spark, tmp_path):
+    schema = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
+    path = work_file(tmp_path / "1.arrow", [(*(value for _, value in VALUES.values()), 1)], schema)
+    check_sink("count", lambda frame, n: None, schema)
+    check_sink("count", to_parquet(tmp_path / "out"), schema)
+    (row,) = accepted(spark, [path]).frame().toArrow().to_pylist()
+    assert row == {
+        **{name: value for name, (_, value) in VALUES.items()},
+        "utc": VALUES["utc"][1].replace(tzinfo=datetime.UTC),
+    }
+    write_sink(to_parquet(tmp_path / "out"), accepted(spark, [path]))
+    (row,) = spark.read.parquet(str(tmp_path / "out")).drop("batch_id").toArrow().to_pylist()
+    assert row["plain"] == VALUES["plain"][1]
+    assert row["map"] == [("k", 1)]
+    late = pa.schema([("t", pa.timestamp("ns"))])
+    path = work_file(tmp_path / "2.arrow", [(1, 1)], late)
+    with pytest.raises(pa.ArrowInvalid, match="would lose data"):
+        write_sink(to_parquet(tmp_path / "out"), accepted(spark, [path], batch_id=1))
+
+
+@pytest.fixture(params=["driver", "executors"])
+def by(request, monkeypatch):
+    """Who writes the files: a small micro-batch the driver, any other the executors."""
+    if request.param == "executors":
+        monkeypatch.setattr(sinks, "_DRIVER_ROWS", -1)
+    return request.param
+
+
+def test_a_directory_for_each_micro_batch(spark, files, tmp_path, by):
+    sink = to_parquet(tmp_path / "out")
+    write_sink(sink, accepted(spark, files, [10]))
+    write_sink(sink, accepted(spark, files[:1], batch_id=1))
+    frame = spark.read.parquet(str(tmp_path / "out"))
+    rows = sorted(tuple(row) for row in frame.collect())
+    assert rows == sorted(
+        [("b", 2, 0), ("c", 3, 0), ("e", 5, 0), ("f", 6, 0), ("a", 1, 1), ("b", 2, 1), ("c", 3, 1)]
+    )
+    assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0", "batch_id=1"]
+
+
+def test_a_repetition_replaces(spark, files, tmp_path, by):
+    sink = to_parquet(tmp_path / "out")
+    write_sink(sink, accepted(spark, files))
+    write_sink(sink, accepted(spark, files, [10]))
+    assert words(tmp_path / "out" / "batch_id=0") == ["b", "c", "e", "f"]
+    write_sink(sink, accepted(spark, files[:1], [10, 11]))
+    assert words(tmp_path / "out" / "batch_id=0") == ["c"]
+    write_sink(sink, accepted(spark, [work_file(tmp_path / "0.arrow", [("x", 1, 1)])], [1]))
+    assert os.listdir(tmp_path / "out") == ["_ackcore.json"]  # no row is left
+
+
+def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypatch):
+    sink = to_parquet(tmp_path / "out")
+
+    def reach(name, number):
+        raise FailpointReached(f"{name} {number}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "reach", reach)
+        with pytest.raises(FailpointReached, match="in-sink 0"):
+            write_sink(sink, accepted(spark, files))
+    assert not (tmp_path / "out" / "batch_id=0").exists()
+    assert len(os.listdir(tmp_path / "out")) == 2
+    write_sink(sink, accepted(spark, files))
+    assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0"]
+    assert words(tmp_path / "out" / "batch_id=0") == list("abcdef")
+
+
+def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
+    sink = to_parquet((tmp_path / "out").as_uri(), compression="zstd")
+    sink.write(spark.createDataFrame([("x", 1), ("y", 2)], "word string, n long"), 3)
+    assert words(tmp_path / "out" / "batch_id=3") == ["x", "y"]
+    assert repr(sink) == f"to_parquet({str(tmp_path / 'out')!r})"
+
+
+def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, monkeypatch):
+    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+    (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
+    assert pq.ParquetFile(part).num_row_groups == 1
+    monkeypatch.setattr(sinks, "_GROUP_ROWS", 2)
+    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+    (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
+    assert pq.ParquetFile(part).num_row_groups == 4  # of two, one, two and one rows, as they came
+
+
+@pytest.mark.parametrize(
+    "other", [{"deployment": "def"}, {"sink": "other"}], ids=["checkpoint", "sink"]
+)
+def test_a_directory_belongs_to_one_sink_of_one_checkpoint(spark, files, tmp_path, other):
+    sink = to_parquet(tmp_path / "out")
+    write_sink(sink, accepted(spark, files))
+    with pytest.raises(FileExistsError, match="not of this checkpoint and sink"):
+        write_sink(sink, accepted(spark, files, **other))
+
+
+@pytest.mark.parametrize("note", [None, "{"], ids=["absent", "torn"])
+def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, note):
+    (tmp_path / "out" / "batch_id=0").mkdir(parents=True)
+    if note is not None:
+        (tmp_path / "out" / "_ackcore.json").write_text(note)
+    with pytest.raises(FileExistsError, match="a directory of its own"):
+        write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+
+
+def test_what_is_no_directory_is_refused():
+    with pytest.raises(ValueError, match="mount it, or write a function"):
+        to_parquet("s3://bucket/counts")
+    with pytest.raises(TypeError, match="path must be a str"):
+        to_parquet(b"counts")
+    with pytest.raises(ValueError, match="compression must be one of snappy"):
+        to_parquet("counts", compression="zap")
+
+
+def test_a_sink_that_cannot_write_the_stream_is_refused():
+    with pytest.raises(TypeError, match=r"Spark has no type for uint64, that of column 'u'"):
+        check_sink("count", lambda frame, n: None, pa.schema([("u", pa.uint64())]))
+    kind = pa.month_day_nano_interval()
+    with pytest.raises(TypeError, match=r"cannot hold column 'i' of month_day_nano_interval"):
+        check_sink("count", to_parquet("x"), pa.schema([("i", kind)]))
+    with pytest.raises(TypeError, match="must be a function of"):
+        check_sink("count", 5, None)
+    check_sink("count", to_parquet("x"), None)
+    check_sink("count", print, None)
