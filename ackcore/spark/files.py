@@ -299,7 +299,7 @@ class Lock:
                 holder = f"pid {os.getpid()} on {os.uname().nodename}\n".encode()
                 os.ftruncate(self._handle, 0)
                 os.pwrite(self._handle, holder, 0)
-        except StateError as error:
+        except BaseException as error:
             told = os.pread(self._handle, 1000, 0).decode("utf-8", "replace").strip()
             self.close()
             if isinstance(error.__cause__, BlockingIOError):

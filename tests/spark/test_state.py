@@ -1,0 +1,798 @@
+"""The checkpoint opens after a crash at any instant, and names whatever is wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+
+import pyarrow as pa
+import pytest
+
+from ackcore.spark import files, replays
+from ackcore.spark.state import (
+    ROOT_IDS,
+    TRACKING,
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    CheckpointNewer,
+    CheckpointReadOnly,
+    Decision,
+    SinkFile,
+    State,
+    StateError,
+)
+
+
+@dataclass
+class Spout:
+    fields: tuple[str, ...]
+
+
+class Topology:
+    """What the state asks of one."""
+
+    def __init__(self, bolts=("count",), **spouts):
+        self.spouts = {name: Spout(fields) for name, fields in spouts.items()}
+        self.structure = {
+            "spouts": {name: {"fields": list(fields)} for name, fields in spouts.items()},
+            "bolts": {name: {"inputs": ["lines"]} for name in bolts},
+        }
+        text = json.dumps(self.structure).encode()
+        self.fingerprint = blake2b(text, digest_size=8).hexdigest()
+
+
+TOPOLOGY = Topology(lines=("value",), clicks=("value",))
+OPEN = partial(State.open, topology=TOPOLOGY, kind="batch", clock_ms=0)
+
+
+def records(first, n, due_ms=1000, attempt=1, step=1):
+    """Rows ``first`` to ``first + n``; row k is due at ``due_ms + k * step``."""
+    rows = range(first, first + n)
+    columns = [
+        pa.array([f"id-{row}" for row in rows]),
+        pa.array([attempt] * n, pa.int32()),
+        pa.array([due_ms + row * step for row in rows], pa.int64()),
+        pa.array(list(rows), pa.int64()),
+        pa.array([row + 1 for row in rows], pa.int64()),
+        pa.array(["-\x1fsplit\x1fValueError\x1fno"] * n, pa.string()),
+        pa.array([f"line {row}" for row in rows], pa.string()),
+    ]
+    return pa.table(columns, schema=TRACKING.append(pa.field("value", pa.string())))
+
+
+def roots(*ids):
+    return pa.table([pa.array(ids, pa.int64())], schema=ROOT_IDS)
+
+
+def ids(table):
+    return table["_ackcore_message_id"].to_pylist()
+
+
+def decision(number, waiting=None, dead=None, **rest):
+    return Decision(number, waiting or {}, dead or {}, rest.pop("nonacked", roots()), **rest)
+
+
+def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
+    state.write_plan(state.make_plan(number, now_ms))
+    state.write_decision(decision(number, waiting, dead, **rest))
+    state.write_done(number)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return tmp_path / "checkpoint"
+
+
+# -- what is written is read ------------------------------------------------------------------
+
+
+def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
+    with OPEN(checkpoint) as state:
+        assert (state.last_plan, state.last_done) == (None, None)
+        assert state.plan(0) is None
+        plan = state.make_plan(0, 5000)
+        assert (plan.now_ms, plan.parent, plan.due, plan.replays) == (5000, None, 0, ())
+        assert state.last_plan is None  # not yet written
+        state.write_plan(plan)
+        assert state.plan(0) == plan
+        again = replace(plan, deaths=2, careful=True, suspects=(-(2**63), 2**63 - 1))
+        state.write_plan(again)
+        assert state.plan(0) == again
+        assert state.decision(0) is None
+        given = decision(
+            0,
+            {"lines": records(0, 3), "clicks": records(0, 0)},
+            {"clicks": records(7, 1)},
+            nonacked=roots(-5, 2**63 - 1),
+            files=(SinkFile("count", "default", "count/a.arrow", 9),),
+            counts={"acked": 9},
+            totals={"lines": {"records": 12}},
+        )
+        told = state.write_decision(given)
+        assert not state.is_done(0)
+        state.write_done(0)
+        state.write_done(0)
+        assert state.is_done(0)
+    with OPEN(checkpoint) as state:
+        assert (state.last_plan, state.last_done) == (0, 0)
+        read = state.decision(0)
+        for found in (told, read):
+            assert dict(found.waiting) == {"lines": records(0, 3)}
+            assert dict(found.dead) == {"clicks": records(7, 1)}
+            assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
+            assert found.files == given.files
+            assert (found.counts, found.totals) == (given.counts, given.totals)
+            assert (found.waiting_rows, found.next_due_ms, found.oldest_ms) == (3, 1000, 0)
+            assert found.now_ms == 5000
+        assert state.waiting(0)["lines"].equals(records(0, 3))
+        assert repr(state.waiting(0)) == "Tables(lines: 3 rows)"
+
+
+def test_due_rows_are_parted_from_the_others(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 10), "clicks": records(0, 2, due_ms=9000)})
+        plan = state.make_plan(1, 1003)
+        assert plan.due == 4  # 1000 to 1003
+        due, rest = state.split_due(plan)
+        assert {name: ids(table) for name, table in due.items()} == {
+            "lines": ["id-0", "id-1", "id-2", "id-3"]
+        }
+        assert ids(rest["lines"]) == [f"id-{n}" for n in range(4, 10)]
+        assert rest["clicks"] is state.waiting(0)["clicks"]
+        everybody = state.split_due(state.make_plan(1, 10_000))
+        assert everybody.rest == {}
+        assert {name: len(table) for name, table in everybody.due.items()} == {
+            "lines": 10,
+            "clicks": 2,
+        }
+
+
+def test_a_clock_that_goes_back_does_not_take_the_plans_along(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 1)}, now_ms=1_000_000)
+        assert state.make_plan(1, 5).now_ms == 1_000_000
+        assert state.make_plan(1, 5).due == 1
+        assert state.make_plan(1, 1_000_001).now_ms == 1_000_001
+
+
+def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(checkpoint):
+    lines = records(0, 100, due_ms=10**9)
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": lines})
+        file = next((checkpoint / "ackcore/state/0").glob("waiting-lines.*.arrow"))
+        before = file.stat()
+    for number in range(1, 6):
+        with OPEN(checkpoint) as state:
+            plan = state.make_plan(number, number)
+            state.write_plan(plan)
+            rest = state.split_due(plan).rest | {"clicks": records(number, 1, due_ms=10**9)}
+            state.write_decision(decision(number, rest))
+            state.write_done(number)
+            state.prune(number)
+    assert file.stat().st_ino == before.st_ino
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+    left = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
+    assert left == ["0", "4", "5"]
+    assert not list((checkpoint / "ackcore/state/5").glob("waiting-lines.*"))
+    with OPEN(checkpoint) as state:
+        assert state.waiting(5)["lines"].equals(lines)
+        # Once nobody names it, it goes.
+        for number in (6, 7):
+            run_one(state, number)
+            state.prune(number)
+        left = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
+        assert left == ["6", "7"]
+
+
+def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
+    with OPEN(checkpoint) as state:
+        for number in range(5):
+            (state.work(number) / "part").write_text("x")
+            run_one(state, number)
+            state.prune(number)
+        state.work(5)
+        with pytest.raises(ValueError, match="micro-batch 3 must be the last one done, 4"):
+            state.prune(3)
+        root = checkpoint / "ackcore"
+        names = sorted(path.name for path in (root / "batches").iterdir())
+        assert names == ["3.done", "3.plan", "4.done", "4.plan"]
+        assert sorted(path.name for path in (root / "work").iterdir()) == ["5"]
+        assert state.decision(3) is not None
+        assert state.is_done(4)
+
+
+def test_work_is_emptied(checkpoint):
+    with OPEN(checkpoint) as state:
+        (state.work(3) / "part").write_text("x")
+        (state.work(3) / "sub").mkdir()
+        assert list(state.reset_work(3).iterdir()) == []
+
+
+def test_keys_differ_by_micro_batch_and_deployment(checkpoint, tmp_path):
+    with OPEN(checkpoint) as state, OPEN(tmp_path / "other") as other:
+        keys = [one.key(number) for one in (state, other) for number in range(50)]
+        assert len(set(keys)) == 100
+        assert all(0 <= key < 2**63 for key in (*keys, state.deployment_key))
+        before = state.deployment_key, state.key(3)
+    with OPEN(checkpoint) as state:
+        assert (state.deployment_key, state.key(3)) == before
+
+
+def test_a_hundred_thousand_that_wait_are_written_and_parted_in_no_time(checkpoint):
+    lines = records(0, 100_000, due_ms=0)
+    with OPEN(checkpoint) as state:
+        start = time.perf_counter()
+        run_one(state, 0, {"lines": lines})
+        written = time.perf_counter()
+        plan = state.make_plan(1, 999)
+        due, rest = state.split_due(plan)
+        parted = time.perf_counter()
+    assert (len(due["lines"]), len(rest["lines"])) == (1000, 99_000)
+    assert len(list((checkpoint / "ackcore/state/0").glob("waiting-*"))) == 1
+    # Ten times what it takes on a slow machine; a row at a time takes a hundred times as long.
+    assert written - start < 1.0
+    assert parted - written < 0.5
+
+
+def test_waiting_rows_are_read_by_memory_map(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 200_000)})
+    with OPEN(checkpoint) as state:
+        before = pa.total_allocated_bytes()
+        table = state.waiting(0)["lines"]
+        assert len(table) == 200_000
+        assert pa.total_allocated_bytes() - before < 1_000_000 < table.nbytes
+
+
+# -- misuse -----------------------------------------------------------------------------------
+
+
+def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
+    with OPEN(checkpoint) as state:
+        with pytest.raises(ValueError, match="micro-batch 0 is not decided"):
+            state.write_done(0)
+        with pytest.raises(ValueError, match="micro-batch 0 is decided already, or has no plan"):
+            state.write_decision(decision(0))
+        run_one(state, 0)
+        with pytest.raises(ValueError, match="micro-batch 0 is decided, its plan stays"):
+            state.write_plan(replace(state.plan(0), deaths=1))
+        with pytest.raises(ValueError, match="micro-batch 0 is decided already"):
+            state.write_decision(decision(0))
+        with pytest.raises(ValueError, match="micro-batch 0 is done already"):
+            state.make_plan(0, 1)
+        with pytest.raises(CheckpointCorrupt, match=r"state/3/manifest.json is missing"):
+            state.waiting(3)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 9])
+def test_a_micro_batch_out_of_turn_is_refused(checkpoint, number):
+    """Spark's offsets were removed, or are of another age: neither skip records nor repeat them."""
+    with OPEN(checkpoint) as state:
+        for each in range(3):
+            run_one(state, each)
+        for ask in (state.is_done, partial(state.make_plan, clock_ms=0)):
+            with pytest.raises(CheckpointCorrupt, match=f"3 next, and was asked for {number}"):
+                ask(number)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (pa.table({"value": ["a"]}), "column value .string. is where _ackcore_message_id"),
+        (records(0, 1).select(TRACKING.names[:3]), "lacks columns of TRACKING"),
+        (
+            records(0, 1).set_column(2, "_ackcore_due_ms", pa.array([None], pa.int64())),
+            "_ackcore_due_ms holds nulls",
+        ),
+    ],
+)
+def test_a_table_without_its_columns_is_refused(checkpoint, table, words):
+    with OPEN(checkpoint) as state:
+        state.write_plan(state.make_plan(0, 0))
+        with pytest.raises(ValueError, match=words):
+            state.write_decision(decision(0, {"lines": table}))
+        state.write_decision(decision(0))
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a", "hdfs://host/a", "dbfs:/a", "S3A://b/c"])
+def test_a_store_that_cannot_rename_is_refused(uri):
+    with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared file sys"):
+        OPEN(uri)
+
+
+def test_paths_of_every_writing_lead_to_the_same_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("c", tmp_path / "c", f"file:{tmp_path}/c", f"file://{tmp_path}/c"):
+        with OPEN(path) as state:
+            assert state.path == tmp_path / "c/ackcore"
+    for wrong, words in (("", "must be a path"), ("file://host/c", "must name no host")):
+        with pytest.raises(ValueError, match=words):
+            OPEN(wrong)
+
+
+# -- one at a time ----------------------------------------------------------------------------
+
+
+def test_a_second_query_is_refused_and_told_of_the_first(checkpoint):
+    state = OPEN(checkpoint)
+    with pytest.raises(CheckpointInUse, match=f"pid {os.getpid()} on ") as caught:
+        OPEN(checkpoint)
+    assert "stop that one" in str(caught.value)
+    state.close()
+    state.close()
+    OPEN(checkpoint).close()
+
+
+HOLD = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from test_state import OPEN
+state = OPEN(sys.argv[1])
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_query_lets_go(checkpoint):
+    here = os.path.dirname(__file__)
+    command = [sys.executable, "-c", HOLD, str(checkpoint), here]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "open\n"
+            with pytest.raises(CheckpointInUse, match=f"pid {holder.pid} on "):
+                OPEN(checkpoint)
+        finally:
+            holder.send_signal(signal.SIGKILL)
+    OPEN(checkpoint).close()
+
+
+def test_a_refused_opening_holds_no_lock(checkpoint):
+    OPEN(checkpoint).close()
+    with pytest.raises(CheckpointForeign):
+        OPEN(checkpoint, topology=Topology(other=()))
+    OPEN(checkpoint).close()
+
+
+# -- damage -----------------------------------------------------------------------------------
+
+
+def made(checkpoint):
+    """Micro-batches 0 to 2 done, 3 decided."""
+    with OPEN(checkpoint) as state:
+        for number in range(3):
+            run_one(state, number, {"lines": records(number, 2)}, {"clicks": records(9, 1)})
+        state.prune(2)
+        state.write_plan(state.make_plan(3, 0))
+        last = {"lines": records(5, 2)}, {"clicks": records(9, 1)}
+        state.write_decision(decision(3, *last, nonacked=roots(4)))
+    return checkpoint / "ackcore"
+
+
+NEEDED = ["meta.json", "batches/2.done", "batches/3.plan", "state/3/manifest.json"]
+TABLES = ["state/3/waiting-lines", "state/3/dead-clicks", "state/3/nonacked"]
+
+
+def found(root, name):
+    """The file, whatever checksum is in its name."""
+    return root / name if (root / name).exists() else next(root.glob(f"{name}.*.arrow"))
+
+
+@pytest.mark.parametrize("name", [name for name in NEEDED if name != "batches/2.done"] + TABLES)
+def test_a_file_cut_or_changed_anywhere_is_told(checkpoint, name):
+    root = made(checkpoint)
+    path = found(root, name)
+    whole = path.read_bytes()
+    sizes = range(len(whole)) if name in NEEDED else [*range(64), *range(64, len(whole), 13)]
+    wrong = [whole[:size] for size in sizes]
+    wrong += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in sizes]
+    wrong += [whole + b"\n", whole + whole, b"\0" * len(whole)]
+    for data in wrong:
+        path.write_bytes(data)
+        with pytest.raises(CheckpointCorrupt) as caught:
+            OPEN(checkpoint)
+        assert str(path) in str(caught.value)
+        assert "Restore the whole checkpoint" in str(caught.value)
+    path.write_bytes(whole)
+    OPEN(checkpoint).close()
+
+
+def test_a_mark_is_read_only_when_its_name_does_not_suffice(checkpoint):
+    """Its being there says everything; it is written whole before it has its name."""
+    root = made(checkpoint)
+    (root / "batches/2.done").write_bytes(b"")
+    with OPEN(checkpoint) as state:
+        assert state.last_done == 2
+
+
+@pytest.mark.parametrize("name", NEEDED + TABLES)
+def test_a_missing_file_is_told(checkpoint, name):
+    root = made(checkpoint)
+    path = found(root, name)
+    path.unlink()
+    if name == "state/3/manifest.json":  # not yet decided, then: it is decided again
+        with OPEN(checkpoint) as state:
+            assert state.decision(3) is None
+        return
+    with pytest.raises(CheckpointCorrupt, match="is missing") as caught:
+        OPEN(checkpoint)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_state_of_a_done_micro_batch_is_told(checkpoint):
+    root = made(checkpoint)
+    shutil.rmtree(root / "state/2")
+    with pytest.raises(CheckpointCorrupt, match=r"state/2/manifest.json is missing"):
+        OPEN(checkpoint)
+
+
+@pytest.mark.parametrize("names", [["batches"], ["state", "batches"]])
+def test_missing_directories_are_told(checkpoint, names):
+    root = made(checkpoint)
+    for name in names:
+        shutil.rmtree(root / name)
+    with pytest.raises(CheckpointCorrupt, match=r"batches(/3.plan)? is missing"):
+        OPEN(checkpoint)
+
+
+def test_what_is_left_without_its_meta_is_no_new_checkpoint(checkpoint):
+    root = made(checkpoint)
+    (root / "meta.json").unlink()
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though there is batches/"):
+        OPEN(checkpoint)
+
+
+def test_a_record_under_another_name_is_told(checkpoint):
+    root = made(checkpoint)
+    shutil.copy(root / "batches/2.plan", root / "batches/3.plan")
+    with pytest.raises(CheckpointCorrupt, match=r"calls itself batches/2.plan"):
+        OPEN(checkpoint)
+
+
+def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
+    root, other = made(checkpoint), made(tmp_path / "other")
+    shutil.copy(other / "batches/3.plan", root / "batches/3.plan")
+    with pytest.raises(CheckpointForeign, match=r"3\.plan was written for deployment [0-9a-f]{16}"):
+        OPEN(checkpoint)
+
+
+def test_a_newer_format_is_told(checkpoint, monkeypatch):
+    monkeypatch.setattr(files, "FORMAT", 2)
+    made(checkpoint)
+    monkeypatch.undo()
+    with pytest.raises(
+        CheckpointNewer, match=r"meta.json has format 2, and this .* up to 1"
+    ) as told:
+        OPEN(checkpoint)
+    assert "Start the query with that version" in str(told.value)
+
+
+def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 3)})
+        plan = replace(state.make_plan(1, 1001), due=7)
+        with pytest.raises(CheckpointCorrupt, match=r"1.plan counts 7 rows as due, .* has 2"):
+            state.split_due(plan)
+
+
+# -- whose it is ------------------------------------------------------------------------------
+
+
+def test_another_topology_is_told_what_differs(checkpoint):
+    OPEN(checkpoint).close()
+    other = Topology(("count", "enrich"), lines=("value", "more"))
+    with pytest.raises(CheckpointForeign) as caught:
+        OPEN(checkpoint, topology=other)
+    said = str(caught.value)
+    assert "bolts: enrich is new" in said
+    assert "spouts: clicks is gone" in said
+    assert "spouts: lines was {'fields': ['value']} and is {'fields': ['value', 'more']}" in said
+    assert "accept_changes=True" in said
+    OPEN(checkpoint, topology=other, accept_changes=True).close()
+    OPEN(checkpoint, topology=other).close()
+    with pytest.raises(CheckpointForeign):
+        OPEN(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (Topology(clicks=("value",)), "2 records of spout 'lines' wait .* has no spout 'lines'"),
+        (Topology(lines=("text",)), "'lines' wait for a retry, .* has text in it instead of value"),
+    ],
+)
+def test_changes_that_leave_waiting_records_behind_are_refused(checkpoint, changed, words):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 2)})
+    with pytest.raises(CheckpointForeign, match=words):
+        OPEN(checkpoint, topology=changed, accept_changes=True)
+    OPEN(checkpoint).close()  # and it was not taken over
+
+
+def test_a_stream_and_a_batch_do_not_share_a_checkpoint(checkpoint):
+    OPEN(checkpoint).close()
+    with pytest.raises(CheckpointForeign, match=r"made by run_batch\(\), and start\(\) cannot"):
+        OPEN(checkpoint, kind="stream")
+
+
+def offsets(checkpoint, *numbers):
+    log = checkpoint / "offsets"
+    shutil.rmtree(log, ignore_errors=True)
+    log.mkdir(parents=True)
+    for number in numbers:
+        (log / str(number)).write_text("v1")
+        (log / f".{number}.crc").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("ours", "sparks", "good"),
+    [
+        (0, [], True),
+        (0, [0], True),  # it died before we planned
+        (0, [0, 1], False),
+        (3, [1, 2], True),
+        (3, [2, 3], True),
+        (3, [3, 4], False),
+        (3, [0, 1], False),
+        (3, [], False),
+    ],
+)
+def test_both_logs_must_tell_the_same_history(checkpoint, ours, sparks, good):
+    with OPEN(checkpoint, kind="stream") as state:
+        for number in range(ours):
+            run_one(state, number)
+    offsets(checkpoint, *sparks)
+    if good:
+        OPEN(checkpoint, kind="stream").close()
+        return
+    with pytest.raises(CheckpointCorrupt, match="not of one age") as caught:
+        OPEN(checkpoint, kind="stream")
+    assert str(checkpoint / "offsets") in str(caught.value)
+
+
+def test_a_checkpoint_of_spark_alone_is_not_taken_for_a_new_one(checkpoint):
+    offsets(checkpoint, 0, 1)
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though .*offsets tells of"):
+        OPEN(checkpoint, kind="stream")
+
+
+# -- no writing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_read_only_checkpoint_is_told(checkpoint, monkeypatch, code):
+    made(checkpoint)
+    real = os.open
+
+    def refuse(path, flags, *rest, **more):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(CheckpointReadOnly, match="lock cannot be written"):
+        OPEN(checkpoint)
+
+
+def test_a_checkpoint_that_becomes_read_only_is_told(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        plan = state.make_plan(0, 0)
+
+        def refuse(*_):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(os, "replace", refuse)
+        with pytest.raises(CheckpointReadOnly, match=r"batches/0\.plan cannot be written"):
+            state.write_plan(plan)
+
+
+def test_a_full_disk_is_told_and_what_was_recorded_stands(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 2)})
+        state.write_plan(state.make_plan(1, 0))
+
+        def full(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StateError, match=r"state/1.* could not be written: No space left"):
+            state.write_decision(decision(1, {"lines": records(0, 3)}))
+        monkeypatch.undo()
+        assert state.decision(1) is None
+        state.write_decision(decision(1, {"lines": records(0, 3)}))
+    with OPEN(checkpoint) as state:
+        assert len(state.waiting(1)["lines"]) == 3
+
+
+def test_a_file_where_the_checkpoint_must_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StateError, match=r"file.* could not be written"):
+        OPEN(tmp_path / "file")
+
+
+# -- death at every instant -------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process is no more; nothing that would clean up may work."""
+
+
+class Killer:
+    """Dies at the n-th operation that changes a file, and stays dead."""
+
+    EVENTS = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"})
+
+    def __init__(self):
+        self.active, self.left, self.count = False, None, 0
+        sys.addaudithook(self._hook)
+
+    def arm(self, left):
+        self.active, self.left, self.count = True, left, 0
+
+    def disarm(self):
+        self.active = False
+
+    def _hook(self, event, args):
+        if self.active and (event in self.EVENTS or (event == "open" and self._writes(args))):
+            self.step()
+
+    @staticmethod
+    def _writes(args):
+        return bool(args[2] and args[2] & (os.O_WRONLY | os.O_RDWR))
+
+    def step(self):
+        self.count += 1
+        if self.left is not None and self.count > self.left:
+            raise Killed
+
+    def fsync(self, handle):
+        """Whoever dies before it has synced half a file."""
+        if not self.active:
+            return
+        try:
+            self.step()
+        except Killed:
+            self.disarm()
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            self.active = True
+            raise
+
+
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
+
+
+def steps(state, until):
+    """The protocol from wherever it stands: each step is a name after which it is complete.
+
+    In micro-batch n two new records fail, due ones are tried again and one of them dies; the
+    clicks wait for ever.
+    """
+    number = 0 if state.last_plan is None else state.last_plan
+    while number < until:
+        if state.is_done(number):
+            state.prune(number)
+            yield f"pruned {number}"
+            number += 1
+            continue
+        plan = state.plan(number)
+        if plan is None:
+            plan = state.make_plan(number, 1000 + 10 * number)
+            state.write_plan(plan)
+        yield f"planned {number}"
+        before = state.decision(number - 1).totals if number else {"dead": 0, "tried": 0}
+        if state.decision(number) is None:
+            due, waiting = state.split_due(plan)
+            tried = due["lines"] if "lines" in due else records(0, 0)
+            more = [records(10 * number, 2)]
+            waiting["lines"] = pa.concat_tables([*filter(None, [waiting.get("lines")]), *more])
+            waiting.setdefault("clicks", records(0, 3, due_ms=10**9))
+            dead = {"lines": tried[:1]}
+            totals = {"dead": before["dead"] + len(dead["lines"])}
+            totals["tried"] = before["tried"] + len(tried)
+            state.write_decision(
+                decision(number, waiting, dead, nonacked=roots(number), totals=totals)
+            )
+        yield f"decided {number}"
+        state.write_done(number)
+        yield f"done {number}"
+
+
+def snapshot(state):
+    """All that counts of a state."""
+    last = state.last_plan
+    if last is None:
+        return None
+    if state.decision(last) is None and last:
+        told = last - 1, state.decision(last - 1)
+    else:
+        told = last, state.decision(last)
+    plan = state.plan(last)
+    return (
+        (last, state.last_done, plan, told[0]),
+        told[1]
+        and (
+            {name: ids(table) for name, table in told[1].waiting.items()},
+            {name: ids(table) for name, table in told[1].dead.items()},
+            told[1].nonacked.to_pydict(),
+            told[1].totals,
+        ),
+        state.pending_replays(),
+    )
+
+
+UNTIL = 5
+
+
+def ask_again(checkpoint):
+    """A dead letter is asked for again before the first micro-batch."""
+    directory = checkpoint / "ackcore/replays"
+    directory.mkdir(parents=True, exist_ok=True)
+    if not list(directory.iterdir()):
+        note = checkpoint.parent / "note"  # the same for all, so that the request's name is
+        note.touch()
+        name = replays.stage(directory, "r1", "lines", records(77, 1, attempt=0), note)
+        replays.publish(directory, name)
+
+
+def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, killer, monkeypatch):
+    """And goes on to the same end."""
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    undisturbed = tmp_path / "undisturbed"
+    # The state before, and after each step.
+    after = [None]
+    with OPEN(undisturbed) as state:
+        ask_again(undisturbed)
+        after = [snapshot(state)]
+        for _ in steps(state, UNTIL):
+            after.append(snapshot(state))
+    killer.arm(None)
+    with OPEN(tmp_path / "counted") as state:
+        killer.active = False
+        ask_again(tmp_path / "counted")
+        killer.active = True
+        for _ in steps(state, UNTIL):
+            pass
+    killer.disarm()
+    total = killer.count
+    assert total > 150
+    for left in range(total):
+        checkpoint = tmp_path / str(left)
+        reached, state = 0, None
+        killer.arm(left)
+        try:
+            state = OPEN(checkpoint)
+            killer.active = False
+            ask_again(checkpoint)
+            killer.active = True
+            for _ in steps(state, UNTIL):
+                reached += 1
+        except Killed:
+            killer.disarm()
+        assert not killer.active
+        if state is None:
+            with OPEN(checkpoint):
+                ask_again(checkpoint)
+        else:
+            state.close()  # as the system does for a dead process
+        with OPEN(checkpoint) as state:
+            assert snapshot(state) in after[reached : reached + 2], f"killed at {left}"
+            for _ in steps(state, UNTIL):
+                pass
+            assert snapshot(state) == after[-1], f"killed at {left}"
+            kept = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
+            assert kept == ["0", "3", "4"]
+            assert not list((checkpoint / "ackcore/replays").glob("*.arrow"))
+        shutil.rmtree(checkpoint)
