@@ -1,0 +1,366 @@
+"""Topologies on Spark, from start to books: streams, sources that end, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+
+from ackcore.spark import query
+from ackcore.spark.batch import RunFailed
+from ackcore.spark.dead_letters import dead_letters, replay
+from ackcore.spark.files import CheckpointInUse, StateError
+from ackcore.spark.query import run_batch, start
+from ackcore.spark.sinks import SinkError, to_parquet
+from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LINE = "line string"
+
+
+class Split(BasicBolt):
+    """Fails ``flaky`` lines at their first attempt, ``bad`` ones always, and rejects ``no``."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            if word == "no":
+                raise Reject("no")
+            if word == "bad" or (word == "flaky" and tuple.attempt == 0):
+                raise ValueError(f"cannot read {word}")
+            collector.emit((word,))
+
+
+class Kill(BasicBolt):
+    """Kills the worker process that meets ``kill``."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        if tuple["line"] == "kill":
+            os._exit(1)
+        collector.emit((tuple["line"],))
+
+
+class Count(BatchBolt):
+    outputs = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+    def process(self, batch, out):
+        words = batch.column(0)
+        out.emit({"word": words, "n": [1] * len(words)}, parents=range(len(words)))
+
+
+class Store:
+    """A sink that keeps rows by micro-batch, and may be down."""
+
+    def __init__(self):
+        self.rows = {}
+        self.down = 0
+
+    def write(self, frame, number):
+        if self.down:
+            self.down -= 1
+            raise ConnectionError("the store is down")
+        self.rows[number] = sorted(row[0] for row in frame.collect())
+
+    @property
+    def words(self):
+        return sorted(itertools.chain.from_iterable(self.rows.values()))
+
+
+def word_count(source, sink, **settings):
+    builder = TopologyBuilder()
+    builder.spout("lines", source)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("count", Count()).fields("split", "word")
+    builder.sink("count", sink)
+    return builder.build(**{"backoff_ms": 300, "max_attempts": 3, "parallelism": 2, **settings})
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+class Folder:
+    """A stream of lines, from files that come to a directory."""
+
+    def __init__(self, spark, path):
+        path.mkdir()
+        self.path = path
+        self.spark = spark
+        self.files = itertools.count()
+
+    def add(self, *lines):
+        n = next(self.files)
+        hidden = self.path / f".{n}"
+        hidden.write_text("".join(f"{line}\n" for line in lines))
+        hidden.rename(self.path / f"{n:03}.txt")
+
+    @property
+    def stream(self):
+        text = self.spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+        return text.text(str(self.path)).withColumnRenamed("value", "line")
+
+
+@pytest.fixture
+def folder(spark, tmp_path):
+    return Folder(spark, tmp_path / "in")
+
+
+@pytest.fixture
+def running():
+    """Queries that are stopped in the end."""
+    queries = []
+    yield lambda *args, **kwargs: (queries.append(start(*args, **kwargs)), queries[-1])[1]
+    for each in queries:
+        each.stop()
+
+
+def until(found, on, seconds=60):
+    end = time.monotonic() + seconds
+    while not found():
+        assert on.is_active, on.exception
+        assert time.monotonic() < end, on.recent_progress
+        time.sleep(0.02)
+
+
+def test_a_source_that_ends_is_drained(spark, tmp_path, store):
+    lines = spark.createDataFrame([("a b",), ("flaky c",), ("bad",), ("no",)], LINE)
+    topology = word_count(lines, store)
+    books = run_batch(topology, spark, tmp_path / "cp")
+    assert store.words == ["a", "b", "c", "flaky"]
+    assert store.rows[0] == ["a", "b"]
+    assert (books.records, books.acked, books.dead, books.waiting) == (4, 2, 2, 0)
+    assert books.balanced
+    letters = dead_letters(tmp_path / "cp", spark).orderBy("attempts").collect()
+    assert [(row.payload.line, row.attempts, row.error_type) for row in letters] == [
+        ("no", 1, "Reject"),
+        ("bad", 3, "ValueError"),
+    ]
+    rows = dict(store.rows)
+    assert run_batch(topology, spark, tmp_path / "cp") == books
+    assert store.rows == rows
+    # What was asked for again is run when it is run again.
+    replay(tmp_path / "cp", spark=spark, where="error_type = 'Reject'")
+    again = run_batch(topology, spark, tmp_path / "cp")
+    assert (again.replayed, again.dead, again.balanced) == (1, 3, True)
+
+
+def test_waiting_is_left_to_who_waits(spark, tmp_path, store):
+    """In simulated time a back-off of an hour takes none."""
+    now = [1_000_000]
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        now[0] += round(1000 * seconds)
+
+    lines = spark.createDataFrame([("flaky",)], LINE)
+    topology = word_count(lines, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    books = run_batch(topology, spark, tmp_path / "cp", clock=lambda: now[0], wait=wait)
+    assert books.acked == 1
+    assert sum(waits) <= 3600
+    assert waits
+
+
+def test_several_sources_that_end(spark, tmp_path, store):
+    builder = TopologyBuilder()
+    for name, lines in [("one", ["a", "flaky"]), ("two", ["b", "bad"]), ("free", ["c", "bad"])]:
+        frame = spark.createDataFrame([(line,) for line in lines], LINE)
+        builder.spout(name, frame, tracked=name != "free")
+    builder.bolt("split", Split()).shuffle("one").shuffle("two").shuffle("free")
+    builder.sink("split", store)
+    books = run_batch(builder.build(backoff_ms=1, max_attempts=2), spark, tmp_path / "cp")
+    assert store.words == ["a", "b", "c", "flaky"]
+    assert {name: (a.acked, a.dead) for name, a in books.spouts.items()} == {
+        "one": (2, 0),
+        "two": (1, 1),
+    }
+
+
+def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, running, caplog):
+    caplog.set_level("INFO", "ackcore")
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    assert on.is_active
+    assert on.exception is None
+    folder.add("a flaky", "b")
+    until(lambda: on.books.acked == 2, on)
+    assert store.words == ["a", "b", "flaky"]
+    batches = on.progress.batch_id
+    assert [each.batch_id for each in on.recent_progress] == list(range(batches + 1))
+    assert on.books.retried == 1
+    # Nothing is due any more, so nothing runs.
+    time.sleep(1)
+    assert on.progress.batch_id == batches
+    assert not on.await_termination(0)
+    assert "2 acked" in caplog.text or "1 acked" in caplog.text
+    # Dead letters that are asked for again come without new data, too.
+    folder.add("no")
+    until(lambda: on.books.dead == 1, on)
+    replay(tmp_path / "cp", spark=spark)
+    until(lambda: on.books.replayed == 1, on)
+    with pytest.raises(CheckpointInUse, match="in use by another query"):
+        start(word_count(folder.stream, store), spark, tmp_path / "cp")
+    assert "active" in repr(on)
+    on.stop()
+    assert (on.is_active, on.exception) == (False, None)
+    assert on.await_termination()
+    on.stop()
+
+
+def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder):
+    folder.add("a", "flaky")
+    folder.add("b", "bad", "flaky c")
+    topology = word_count(folder.stream, store)
+    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert on.await_termination(120)
+    assert store.words == ["a", "b", "c", "flaky", "flaky"]
+    assert (on.books.records, on.books.acked, on.books.dead, on.books.waiting) == (5, 4, 1, 0)
+    folder.add("d")
+    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    on.await_termination()
+    assert on.books.acked == 5
+    assert on.progress.acked == 1
+    assert len(on.recent_progress) == 1
+
+
+def test_a_stream_goes_on_where_it_was_stopped(spark, tmp_path, store, folder, running):
+    topology = word_count(folder.stream, store, backoff_ms=2_000)
+    folder.add("a", "bad", "flaky")
+    on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
+    until(lambda: on.books.acked == 1, on)
+    on.stop()
+    on = running(topology, spark, tmp_path / "cp", trigger={"processingTime": "100 milliseconds"})
+    assert on.books.acked >= 1
+    until(lambda: on.books.dead == 1 and on.books.acked == 2, on)
+    assert store.words == ["a", "flaky"]
+    assert on.books.balanced
+
+
+def test_several_streams(spark, tmp_path, store, folder):
+    other = Folder(spark, tmp_path / "other")
+    builder = TopologyBuilder()
+    builder.spout("one", folder.stream)
+    builder.spout("two", other.stream.selectExpr("1 as n", "line"), message_id="line")
+    builder.bolt("split", Split()).shuffle("one").shuffle("two")
+    builder.bolt("count", Count()).fields("split", "word")
+    builder.sink("count", to_parquet(tmp_path / "out"))
+    folder.add("a", "flaky")
+    other.add("b flaky", "bad")
+    topology = builder.build(backoff_ms=1, max_attempts=2)
+    on = start(
+        topology,
+        spark,
+        tmp_path / "cp",
+        trigger={"availableNow": True},
+        dead_letters=tmp_path / "dead",
+    )
+    on.await_termination()
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.word for row in rows) == ["a", "b", "flaky", "flaky"]
+    assert {name: (a.acked, a.dead) for name, a in on.books.spouts.items()} == {
+        "one": (2, 0),
+        "two": (1, 1),
+    }
+    (letter,) = dead_letters(tmp_path / "dead", spark).collect()
+    assert (letter.spout, letter.message_id, letter.payload.n) == ("two", "bad", 1)
+
+
+def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, store, folder):
+    store.down = 2
+    folder.add("a", "flaky")
+    topology = word_count(folder.stream, store, sink_attempts=2, sink_backoff_ms=1)
+    on = start(topology, spark, tmp_path / "cp")
+    with pytest.raises(SinkError, match="sink 'count' failed 2 times with micro-batch 0"):
+        on.await_termination(60)
+    assert isinstance(on.exception, SinkError)
+    assert not on.is_active
+    # The decision stands: b is in another file, and what failed still waits.
+    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    on.await_termination()
+    assert (on.books.records, on.books.acked) == (2, 2)
+    assert store.words == ["a", "flaky"]
+
+
+def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
+    stream = spark.readStream.format("rate").load().selectExpr("cast(1/0 as string) as line")
+    topology = word_count(stream, store, run_attempts=2)
+    on = start(topology, spark, tmp_path / "cp")
+    with pytest.raises((RunFailed, StreamingQueryException)):
+        on.await_termination(60)
+    assert on.exception is not None
+
+
+def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store):
+    lines = [(f"line {n}",) for n in range(20)]
+    lines[7] = ("kill",)
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(lines, LINE))
+    builder.bolt("kill", Kill()).shuffle("lines")
+    builder.sink("kill", store)
+    topology = builder.build(careful_after=1, parallelism=2)
+    books = run_batch(topology, spark, tmp_path / "cp")
+    assert (books.acked, books.dead) == (19, 1)
+    assert len(store.words) == 19
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
+    assert (letter.payload.line, letter.error_type) == ("kill", "KilledWorker")
+
+
+def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
+    bounded = word_count(spark.createDataFrame([("a",)], LINE), store)
+    stream = word_count(folder.stream, store)
+    with pytest.raises(ValueError, match=r"spout 'lines' is a bounded DataFrame; use run_batch"):
+        start(bounded, spark, tmp_path / "cp")
+    with pytest.raises(ValueError, match=r"spout 'lines' is a stream, which never ends; use start"):
+        run_batch(stream, spark, tmp_path / "cp")
+    for trigger in ({"once": True}, {"availableNow": False}, 5, {"processingTime": 1}):
+        with pytest.raises(ValueError, match="trigger must be a processing time such as"):
+            start(stream, spark, tmp_path / "cp", trigger=trigger)
+    with pytest.raises(TypeError, match="topology must be a Topology, got str"):
+        run_batch("topology", spark, tmp_path / "cp")
+    with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared"):
+        run_batch(bounded, spark, "s3://bucket/cp")
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(TypeError, match="Spark Connect"):
+        start(stream, connect, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
+def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):
+    topology = word_count(folder.stream, store)
+    with pytest.raises(Exception, match="not a duration"):
+        start(topology, spark, tmp_path / "cp", trigger="not a duration")
+    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert on.await_termination(60)
+
+
+def test_a_checkpoint_of_the_other_kind_is_refused(spark, tmp_path, store, folder):
+    run_batch(word_count(spark.createDataFrame([("a",)], LINE), store), spark, tmp_path / "cp")
+    with pytest.raises(StateError):
+        start(word_count(folder.stream, store), spark, tmp_path / "cp")
+
+
+def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
+    """A sink that fails for ever does not keep a query from being stopped."""
+    store = Store()
+    store.down = 10**9
+    folder.add("a")
+    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: store.down < 10**9, on)
+    on.stop()
+    assert on.exception is None
+    assert on.books.batches == 0
+    store.down = 0
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: on.books.acked == 1, on)
+    assert query.Query is type(on)
