@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,9 @@ from ackcore.topology.emissions import joined, offsets_of
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_not_run
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
+
+#: What one emit leaves: the stream, the rows, and what they hang from.
+_Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
 class BatchCollector:
@@ -64,7 +67,7 @@ class BatchCollector:
         self._rows = rows
         self._lock = threading.RLock()
         self._closed = False
-        self._emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        self._emitted: list[_Piece] = []
         self._failures: dict[int, Reason] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -107,7 +110,7 @@ class BatchCollector:
             for handle, reason in zip(handles, why, strict=True):
                 self._failures.setdefault(handle, reason)
 
-    def _close(self) -> tuple[list[tuple[str, pa.RecordBatch, Anchors]], dict[int, Reason]]:
+    def _close(self) -> tuple[list[_Piece], dict[int, Reason]]:
         """Take no more calls, and return what was emitted and failed."""
         with self._lock:
             self._closed = True
@@ -336,7 +339,7 @@ class BatchExecutor:
         if self._broken:
             handles = np.arange(first, self._seen, dtype=np.int64)
             return Results([], [Failure(handles, [self._broken])], 0)
-        emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        emitted: list[_Piece] = []
         failures: dict[int, Reason] = {}
 
         def process(start: int, stop: int) -> None:
@@ -371,13 +374,14 @@ class BatchExecutor:
         if self._flushed:
             raise RuntimeError(f"{self.reasons.component} was flushed before")
         self._flushed = True
-        emitted: list[tuple[str, pa.RecordBatch, Anchors]] = []
+        emitted: list[_Piece] = []
         failures: dict[int, Reason] = {}
         if self._prepared and not self._broken and self._until_flush:
             out = BatchCollector(self.reasons, self._schemas, 0, self._seen)
             error = self._call(lambda: self.component.flush(out), out)
             if error is None:
                 emitted, failures = out._close()
+                emitted = [self._without_gone(piece, failures) for piece in emitted]
             else:
                 failures = dict.fromkeys(range(self._seen), error)
             failures = {
@@ -391,6 +395,27 @@ class BatchExecutor:
         if self._prepared and not self._broken:
             cleaned_up(self.component, self.reasons.component)
         self._prepared = False
+
+    def _without_gone(self, piece: _Piece, failures: dict[int, Reason]) -> _Piece:
+        """Drop the rows that hang from a row which failed before, and fail what else they do.
+
+        The engine has forgotten that row, and no sink would get what hangs from it.
+        """
+        stream, batch, (handles, offsets) = piece
+        gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
+        if not gone.any():
+            return piece
+        counts = np.ones(len(handles), np.int64) if offsets is None else np.diff(offsets)
+        rows = np.repeat(np.arange(batch.num_rows), counts)
+        dropped = np.zeros(batch.num_rows, np.bool_)
+        dropped[rows[gone]] = True
+        why = self.reasons.of(f"emitted together with row {handles[gone][0]}, which failed before")
+        for handle in handles[dropped[rows]].tolist():
+            failures.setdefault(handle, why)
+        kept = ~dropped
+        if offsets is not None:
+            offsets = offsets_of(counts[kept])
+        return stream, batch.filter(pa.array(kept)), Anchors(handles[kept[rows]], offsets)
 
     def _prepare(self) -> None:
         self._prepared = True
@@ -414,12 +439,14 @@ class BatchExecutor:
             return self.reasons.of(error)
         return None
 
-    def _results(
-        self, emitted: list[tuple[str, pa.RecordBatch, Anchors]], failures: dict[int, Reason]
-    ) -> Results:
+    def _results(self, emitted: list[_Piece], failures: dict[int, Reason]) -> Results:
         emissions: list[Emission] = []
         for stream in self._schemas:
-            pieces = [(batch, anchors) for name, batch, anchors in emitted if name == stream]
+            pieces = [
+                (batch, anchors)
+                for name, batch, anchors in emitted
+                if name == stream and batch.num_rows
+            ]
             emissions += joined(stream, pieces)
         still_open = 0
         if self._until_flush:

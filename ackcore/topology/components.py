@@ -71,7 +71,8 @@ class Collector(Protocol):
         Notes
         -----
         What hangs from a tuple that failed is emitted all the same; it is a failed record's row
-        then, and no sink gets it.
+        then, and no sink gets it.  If that tuple failed in an earlier batch, it is not emitted any
+        more, and its other anchors fail with it.
         """
 
     def ack(self, tuple: Tuple) -> None:
@@ -265,7 +266,8 @@ class BatchBolt(Component):
         """Finish: after a task's last batch.
 
         Here ``parents`` and ``rows`` are the task's row numbers (`BatchOutput.first_row`).  A bolt
-        that defines this has its rows acked when it returns, and failed if it raises.
+        that defines this has its rows acked when it returns, and failed if it raises.  What hangs
+        from a row that failed before is not emitted any more, and its other parents fail with it.
         """
 
 

@@ -30,7 +30,7 @@ class Executor(Protocol):
 
     @property
     def ignored(self) -> int:
-        """Acks and fails that came too late to change anything."""
+        """Calls that came too late to change anything."""
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None

@@ -9,8 +9,9 @@ A tuple's state says what became of it; it changes under the collector's lock on
 A *window* is what one `Results` answers for: from the end of one ``process()`` to the end of the
 next.  An ack can be taken back until its window ends, for until then nobody was told.  So what a
 bolt emitted and Arrow cannot convert, which shows at the window's end, fails its anchors though
-they were acked.  An emitted row is in the window of its own emit, thus none of its anchors was
-acked in an earlier one.
+they were acked.  An emitted row is in the window of its own emit, so that none of its anchors was
+acked in an earlier one; and of a tuple that failed in an earlier one nothing is said any more: the
+engine has forgotten it.
 
 What is emitted is kept as pairs of (values, anchors): one append, which neither another thread nor
 the handler of a signal (an alarm that raises `TimeoutError`) can find half done.
@@ -121,8 +122,11 @@ class RowCollector:
             raise out.misfit(row)
         if type(anchors) is Tuple:
             with self._lock:
-                if anchors._state >= ACKED or self._closed or anchors._origin.owner is not self:
-                    self._check_anchor(anchors)
+                if (
+                    anchors._state >= ACKED or self._closed or anchors._origin.owner is not self
+                ) and self._is_gone(anchors):
+                    self.ignored += 1
+                    return
                 out.rows.append((row, anchors))
         else:
             self._emit_hanging_from(out, row, anchors)
@@ -172,12 +176,22 @@ class RowCollector:
         with self._lock:
             if self._closed:
                 raise self._too_late()
-            for anchor in chain:
-                self._check_anchor(anchor)
+            gone = [anchor for anchor in chain if self._is_gone(anchor)]
+            if gone:
+                # No sink would get this row of a failed record; so neither may the others do
+                # without it.
+                why = self._reasons.of(f"emitted together with {gone[0]!r}, which failed before")
+                for anchor in chain:
+                    self._set_failed(anchor, why)
+                self.ignored += 1
+                return
             out.rows.append((row, chain[0] if len(chain) == 1 else chain))
 
-    def _check_anchor(self, anchor: Tuple) -> None:
-        """Raise if nothing may be emitted with this anchor.  Under the lock."""
+    def _is_gone(self, anchor: Tuple) -> bool:
+        """Whether an anchor failed in an earlier window.  Under the lock.
+
+        Raises if nothing may be emitted with it.
+        """
         if self._closed or anchor._origin.owner is not self:
             self._refuse(anchor)
         if anchor._state == ACKED:
@@ -198,6 +212,11 @@ class RowCollector:
                 f"nothing more can be emitted for {anchor!r}: it failed, and what it emitted was "
                 "dropped"
             )
+        return (
+            anchor._state == FAILED
+            and anchor._handle < self._first
+            and anchor._handle not in self._failures
+        )
 
     def _refuse(self, tuple: Tuple) -> NoReturn:
         if self._closed:
@@ -362,7 +381,7 @@ class RowExecutor:
 
     @property
     def ignored(self) -> int:
-        """Acks and fails that came too late to change anything."""
+        """Calls that came too late to change anything."""
         return self.collector.ignored
 
     def process(
@@ -408,7 +427,7 @@ class RowExecutor:
         self._until_flush = False
         if collector.ignored:
             log.warning(
-                "%s: %d acks and fails of tuples that were acked or failed before; ignored",
+                "%s: %d calls for tuples that were acked or failed before; ignored",
                 self.reasons.component,
                 collector.ignored,
             )

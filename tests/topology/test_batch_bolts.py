@@ -438,6 +438,26 @@ def test_a_bolt_that_flushes_acks_then():
     assert [result.open for result in results] == [2, 3, 0]
 
 
+def test_a_flush_does_not_speak_of_rows_that_failed_before():
+    class Late(BatchBolt):
+        outputs = OUT
+
+        def process(self, batch, out):
+            if out.first_row == 0:
+                out.fail([0, 1], "told")
+
+        def flush(self, out):
+            out.emit([[1, 2]], parents=[0, 2])
+            out.emit([[3]], parents=[1])
+            out.emit([[4, 5, 6, 7]], parents=[[0, 3], [], [4, 2], [2]])
+
+    results = run(executor_for("b", Late()), [1, 2], [3, 4, 5])
+    assert [result.open for result in results] == [0, 3, 0]
+    assert emitted(results) == [(2, [2]), (5, []), (6, [4, 2]), (7, [2])]
+    together = "emitted together with row 0, which failed before"
+    assert whys(results) == {0: "told", 1: "told", 3: together}
+
+
 def test_a_flush_that_raises_fails_every_row_and_emits_nothing():
     results = run(executor_for("b", Summing(SystemExit("full"))), [1, 2, 3], [4])
     assert emitted(results) == []
