@@ -20,14 +20,15 @@ ROOT = Path(ackcore.__file__).parent
 #: The floors of the house from the ground up: what stands on each, and what each may bring in
 #: beside the standard library, numpy and the floors below.  "" is ``ackcore/__init__.py``.
 FLOORS: tuple[tuple[set[str], set[str]], ...] = (
-    ({"_records", "_columns", "_id_parts"}, set()),
-    ({"_native", "_reference", "_reference_ids", "_reference_pack"}, set()),
+    ({"_records", "_columns", "_id_parts", "_row_parts"}, set()),
+    ({"_native", "_reference", "_reference_ids", "_reference_pack", "_reference_rows"}, set()),
     ({"_backend"}, set()),
-    ({"acker", "ids"}, set()),
+    ({"_rows", "acker", "ids", "retry"}, set()),
     ({""}, set()),
     ({"testing"}, set()),
     ({"arrow"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark"}),
+    ({"topology"}, {"pyarrow"}),
+    ({"spark"}, {"pyarrow", "pyspark", "py4j"}),
     ({"examples"}, {"pyarrow", "pyspark", "rich", "typer"}),
 )
 

@@ -75,6 +75,7 @@ def act(
 
         def park() -> None:
             write_dead_letters(number, dead)
+            reach("in-dead-letters", number)
 
         _insist("the dead-letter store", number, park, topology.settings, pause)
 

@@ -66,7 +66,7 @@ class Columns(NamedTuple):
 
 
 def refuse_frame(frame: Any, name: str) -> None:
-    """Raise if an argument is not a DataFrame of batch jobs with Spark's classic engine."""
+    """Raise if an argument is not a DataFrame of Spark's classic engine."""
     module = type(frame).__module__
     if module.startswith("pyspark.sql.connect"):
         raise TypeError(
@@ -78,6 +78,10 @@ def refuse_frame(frame: Any, name: str) -> None:
             f"{name} must be a pyspark DataFrame, got {type(frame).__name__}; "
             "spark.createDataFrame() makes one"
         )
+
+
+def refuse_stream(frame: DataFrame, name: str) -> None:
+    """Raise if an argument is a stream."""
     if frame.isStreaming:
         raise ValueError(
             f"{name} is a streaming DataFrame, and settling ends; settle each micro-batch: "
@@ -99,6 +103,7 @@ def refuse_session(spark: Any) -> None:
 def check_events(events: Any, name: str = "events") -> Columns:
     """Return what is in a table of events, or of rows that `combine` made; refuse any other."""
     refuse_frame(events, name)
+    refuse_stream(events, name)
     found = _types(events, name)
     if "inits" in found and "flags" in found:
         names = _check_types(found, name, _ENTRY, _ENTRY_OPTIONS)
@@ -110,6 +115,7 @@ def check_events(events: Any, name: str = "events") -> Columns:
 def check_open_before(open_before: Any) -> list[str]:
     """Return the columns of a table of open rows; refuse any other."""
     refuse_frame(open_before, "open_before")
+    refuse_stream(open_before, "open_before")
     found = _types(open_before, "open_before")
     return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
 

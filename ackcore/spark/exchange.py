@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
@@ -236,15 +235,16 @@ class Inbox:
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take in what is for this level; return what is to be passed on, if there is any."""
-        mine = pc.equal(batch.column(1), pa.scalar(self._level, pa.int8()))
+        levels = batch.column(1).to_numpy()
+        mine = np.flatnonzero(levels == self._level).tolist()
         passed = None
-        if mine.false_count:
-            passed = batch.filter(pc.invert(mine))
-            batch = batch.filter(mine)
+        if len(mine) < len(batch):
+            passed = batch.filter(pa.array(levels != self._level)) if mine else batch
+        # Read where they are: to filter out what is mine would copy every blob.
         kinds, origins, seqs, edges = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
         blobs, sides = batch.column(6), batch.column(7)
-        for i, (kind, origin) in enumerate(zip(kinds, origins, strict=True)):
-            blob = blobs[i].as_buffer()
+        for i in mine:
+            kind, origin, blob = kinds[i], origins[i], blobs[i].as_buffer()
             if kind == TRAILER:
                 self._trailers.setdefault(origin, set()).add(_TRAILER.unpack(blob))
                 said = sides[i].as_py()

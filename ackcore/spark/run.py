@@ -59,8 +59,8 @@ from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.task import Work
 from ackcore.spark.workfiles import read_rows
 from ackcore.topology.builder import Topology
-from ackcore.topology.layout import Layout
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.layout import Layout
 from ackcore.topology.tuples import Identity, Reason
 
 FAILED_SCHEMA = pa.schema(
@@ -175,20 +175,18 @@ class _Parts:
                 key=spout_key(plan.key, spout.name, "", plan.number),
             )
             schemas[spout.name, DEFAULT_STREAM] = schema
-        parallelism: dict[str, int | None] = {}
         for bolt in topology.bolts.values():
-            parallelism[bolt.name] = bolt.parallelism
             for stream, schema in bolt.schemas.items():
                 schemas[bolt.name, stream] = schema
         tasks = settings.parallelism or self.spark.sparkContext.defaultParallelism
+        asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
         self.work = Work(
             layout=layout,
             components={bolt.name: bolt.component for bolt in topology.bolts.values()},
             schemas=schemas,
             key=plan.key,
             number=plan.number,
-            dests=max([tasks, *(asked for asked in parallelism.values() if asked)]),
-            parallelism=parallelism,
+            dests=max(tasks, *asked) if asked else tasks,
             chunk_rows=settings.chunk_rows,
             directory=plan.work,
             reject=tuple(settings.reject),

@@ -36,11 +36,11 @@ from ackcore.spark.source import (
     one_batch,
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
-from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, take_rows
+from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, some_rows
 from ackcore.spark.tracking import NONE, Owners, Rows, Runs, concat
 from ackcore.spark.workfiles import RowFile
-from ackcore.topology.layout import Edge
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.layout import Edge
 from ackcore.topology.tuples import Identity, Reason
 
 Batches = Iterator[pa.RecordBatch]
@@ -150,7 +150,7 @@ class FirstStage:
         for name, file in sorted(spills.items()):
             path, _, seal = file.finish()
             task.outbox.seal(seal.to_bytes(8, "little", signed=True))
-            spilled.append((name, f"source.{name}/{path}"))
+            spilled.append((name, f"source/{name}/{path}"))
         about = {
             "partition": partition,
             "level": 1,
@@ -185,7 +185,7 @@ class FirstStage:
             bad = np.isin(chunk.roots, np.array(list(work.condemned), np.int64))
             if bad.any():
                 task.fail(Owners(owners.ids[bad]), [KILLER], source.name)
-                rows = take_rows(rows, np.flatnonzero(~bad))
+                rows = some_rows(rows, np.flatnonzero(~bad))
         if len(rows):
             task.take_in(source.name, DEFAULT_STREAM, rows)
         task.close(chunk)
@@ -202,7 +202,7 @@ def _spill(
     if file is None:
         context = TaskContext.get()
         assert context is not None
-        directory = f"{work.directory}/source.{source.name}"
+        directory = f"{work.directory}/source/{source.name}"
         file = RowFile(directory, source.schema, partition, context.taskAttemptId())
         spills[source.name] = file
     file.write(batch)

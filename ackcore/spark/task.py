@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ackcore import ACK, FAIL
 from ackcore._records import Int64s
-from ackcore.arrow import hash_columns
+from ackcore.arrow import hash_columns, take_rows
 from ackcore.ids import edge_ids
 from ackcore.spark import wire
 from ackcore.spark.exchange import SETTLE, Outbox, origin_of
@@ -35,7 +35,7 @@ from ackcore.spark.tracking import (
     untracked,
 )
 from ackcore.spark.workfiles import RowFiles
-from ackcore.topology.components import Component
+from ackcore.topology.components import BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import All, Global, PartialKey
 from ackcore.topology.layout import Edge, Layout
@@ -57,12 +57,11 @@ class Work:
     """
 
     layout: Layout
-    components: Mapping[str, Component]
+    components: Mapping[str, Bolt | BasicBolt | BatchBolt]
     schemas: Mapping[tuple[str, str], pa.Schema]
     key: int
     number: int
     dests: int
-    parallelism: Mapping[str, int | None]
     chunk_rows: int
     directory: str
     reject: tuple[str | type[BaseException], ...]
@@ -279,7 +278,7 @@ class Task:
         if tasks < self._work.dests:
             counts = np.concatenate([counts, np.zeros(self._work.dests - tasks, np.int64)])
         if counts.max() < len(rows):
-            batch = batch.take(pa.array(order))
+            batch = take_rows(batch, order)
         self._send_dealt(edge, way, rows, batch, order, counts)
 
     def _send_dealt(
@@ -295,7 +294,7 @@ class Task:
         self.outbox.send_tuples(edge.index, edge.level_to, batch, counts, runs)
 
     def _tasks(self, edge: Edge) -> int:
-        wanted = self._work.parallelism[edge.target]
+        wanted = edge.parallelism
         return self._work.dests if wanted is None else min(wanted, self._work.dests)
 
     def _deal(self, edge: Edge, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
@@ -315,7 +314,7 @@ class Task:
             return wire.split_by_shard(np.where(odd == 1, other, hashes), tasks)
         if isinstance(grouping, Global):
             dest = 0
-        elif edge.moves:
+        elif edge.spreads:
             # Shuffle: rows in turn, and tasks begin with different destinations.
             start = self._turn[edge.index]
             self._turn[edge.index] += n
@@ -332,7 +331,7 @@ class Task:
         if files is None:
             schema = self._work.schemas[source, stream]
             files = self._files[source, stream] = RowFiles(
-                os.path.join(self._work.directory, f"{source}.{stream}"),
+                os.path.join(self._work.directory, "rows", source, stream),
                 schema,
                 self._partition,
                 self._attempt,
@@ -413,7 +412,7 @@ class Task:
         for (component, stream), written in self._files.items():
             for path, rows, seal in written.finish():
                 self.outbox.seal(seal.to_bytes(8, "little", signed=True))
-                place = os.path.join(f"{component}.{stream}", path)
+                place = os.path.join("rows", component, stream, path)
                 files.append((component, stream, place, rows))
         return files
 
@@ -442,7 +441,7 @@ class Task:
             in_hand = np.unique(roots[np.isin(of_row, part)])
             with open(path, "wb") as mark:
                 mark.write(in_hand.tobytes())
-            yield rows if len(part) == len(rows) else take_rows(rows, part)
+            yield rows if len(part) == len(rows) else some_rows(rows, part)
         if os.path.exists(path):
             os.remove(path)
 
@@ -456,7 +455,7 @@ class Task:
         return np.concatenate(rows), np.concatenate(roots)
 
 
-def take_rows(rows: Rows, places: Int64s) -> Rows:
+def some_rows(rows: Rows, places: Int64s) -> Rows:
     """Return some of the rows."""
     at = pa.array(places)
     identity = rows.identity
@@ -464,7 +463,7 @@ def take_rows(rows: Rows, places: Int64s) -> Rows:
         identity = Identity(
             identity.message_ids.take(at), identity.attempts[places], identity.stable_ids[places]
         )
-    return Rows(rows.batch.take(at), rows.owners.take(places, None), identity, rows.home)
+    return Rows(take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home)
 
 
 def _by_segment(segments: list[_Segment], handles: Int64s) -> Iterator[tuple[_Segment, Int64s]]:

@@ -250,6 +250,8 @@ class Chunk:
 
     def acks(self) -> tuple[Int64s, Int64s]:
         """Return roots and ack vals: what each group came on, and all that it sent."""
+        if self.offsets is None:
+            return self.roots, self.vals ^ self.totals
         of, places = self.entries_of(np.arange(self.groups))
         return self.roots[places], self.vals[places] ^ self.totals[of]
 
