@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+# `checkpoints` is no test, and tests are no package.
+sys.path.insert(0, str(Path(__file__).parent))
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -1,0 +1,135 @@
+"""Checkpoints to try things on, and a death that comes at any file operation."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+
+import pyarrow as pa
+
+from ackcore.spark import files, replays
+from ackcore.spark.state import (
+    ROOT_IDS,
+    TRACKING,
+    Decision,
+    State,
+)
+
+
+@dataclass
+class Spout:
+    fields: tuple[str, ...]
+
+
+class Topology:
+    """What the state asks of one."""
+
+    def __init__(self, bolts=("count",), **spouts):
+        self.spouts = {name: Spout(fields) for name, fields in spouts.items()}
+        self.structure = {
+            "spouts": {name: {"fields": list(fields)} for name, fields in spouts.items()},
+            "bolts": {name: {"inputs": ["lines"]} for name in bolts},
+        }
+        text = json.dumps(self.structure).encode()
+        self.fingerprint = blake2b(text, digest_size=8).hexdigest()
+
+
+TOPOLOGY = Topology(lines=("value",), clicks=("value",))
+OPEN = partial(State.open, topology=TOPOLOGY, kind="batch", clock_ms=0)
+
+
+def records(first, n, due_ms=1000, attempt=1, step=1):
+    """Rows ``first`` to ``first + n``; row k is due at ``due_ms + k * step``."""
+    rows = range(first, first + n)
+    columns = [
+        pa.array([f"id-{row}" for row in rows]),
+        pa.array([attempt] * n, pa.int32()),
+        pa.array([due_ms + row * step for row in rows], pa.int64()),
+        pa.array(list(rows), pa.int64()),
+        pa.array([row + 1 for row in rows], pa.int64()),
+        pa.array(["-\x1fsplit\x1fValueError\x1fno"] * n, pa.string()),
+        pa.array([f"line {row}" for row in rows], pa.string()),
+    ]
+    return pa.table(columns, schema=TRACKING.append(pa.field("value", pa.string())))
+
+
+def roots(*ids):
+    return pa.table([pa.array(ids, pa.int64())], schema=ROOT_IDS)
+
+
+def ids(table):
+    return table["_ackcore_message_id"].to_pylist()
+
+
+def decision(number, waiting=None, dead=None, **rest):
+    return Decision(number, waiting or {}, dead or {}, rest.pop("nonacked", roots()), **rest)
+
+
+def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
+    state.write_plan(state.make_plan(number, now_ms))
+    state.write_decision(decision(number, waiting, dead, **rest))
+    state.write_done(number)
+
+
+def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=True):
+    """Ask for dead letters again; return the request's name."""
+    directory = files.make_directory(checkpoint / "ackcore/replays")
+    noted = checkpoint.parent / f"note-{request}"  # the same for all checkpoints of a test
+    table = records(77, 1, attempt=0) if table is None else table
+    name = replays.stage(directory, request, spout, table, noted)
+    if note:
+        noted.touch()
+    if publish:
+        replays.publish(directory, name)
+    return name.removesuffix(".staged")
+
+
+class Killed(BaseException):
+    """The process is no more; nothing that would clean up may work."""
+
+
+class Killer:
+    """Dies at the n-th operation that changes a file, and stays dead."""
+
+    EVENTS = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"})
+
+    def __init__(self):
+        self.active, self.left, self.count = False, None, 0
+        sys.addaudithook(self._hook)
+
+    def arm(self, left):
+        self.active, self.left, self.count = True, left, 0
+
+    def disarm(self):
+        self.active = False
+
+    def _hook(self, event, args):
+        if self.active and (event in self.EVENTS or (event == "open" and self._writes(args))):
+            self.step()
+
+    @staticmethod
+    def _writes(args):
+        return bool(args[2] and args[2] & (os.O_WRONLY | os.O_RDWR))
+
+    def step(self):
+        self.count += 1
+        if self.left is not None and self.count > self.left:
+            raise Killed
+
+    def fsync(self, handle):
+        """Whoever dies before it has synced half a file."""
+        if not self.active:
+            return
+        try:
+            self.step()
+        except Killed:
+            self.disarm()
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            self.active = True
+            raise

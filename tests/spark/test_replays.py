@@ -1,0 +1,115 @@
+"""Requests to run dead letters again, as the checkpoint sees them."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+from checkpoints import OPEN, Topology, ask, decision, ids, records, run_one
+
+from ackcore.spark import files, replays
+from ackcore.spark.state import (
+    TRACKING,
+    CheckpointCorrupt,
+    CheckpointForeign,
+    StateError,
+)
+
+
+def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 3)})
+        names = ask(checkpoint, "r1"), ask(checkpoint, "r2", "clicks", records(9, 2, attempt=0))
+        assert state.pending_replays() == names
+        plan = state.make_plan(1, 1000)
+        assert (plan.replays, plan.due) == (names, 1)
+        state.write_plan(plan)
+        assert state.pending_replays() == ()
+    with OPEN(checkpoint) as state:
+        assert state.pending_replays() == ()
+        due, rest = state.split_due(state.plan(1))
+        assert {name: ids(table) for name, table in due.items()} == {
+            "lines": ["id-0", "id-77"],
+            "clicks": ["id-9", "id-10"],
+        }
+        state.write_decision(decision(1, rest))
+        state.write_done(1)
+        state.write_plan(state.make_plan(2, 0))
+    with OPEN(checkpoint) as state:  # it died before it pruned
+        assert state.pending_replays() == ()
+        assert state.plan(2).replays == ()
+        state.write_decision(decision(2))
+        state.write_done(2)
+        state.prune(2)
+        assert not list((checkpoint / "ackcore/replays").iterdir())
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_staged_request_counts_once_it_is_noted(checkpoint, noted):
+    with OPEN(checkpoint) as state:
+        name = ask(checkpoint, note=noted, publish=False)
+        assert state.pending_replays() == ((name,) if noted else ())
+        assert state.pending_replays() == ((name,) if noted else ())
+        ended = checkpoint / "ackcore/replays" / (name if noted else f"{name}.staged")
+        assert ended.exists()
+
+
+def test_a_request_that_its_maker_publishes_meanwhile_is_seen(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        name = ask(checkpoint, publish=False)
+        directory = checkpoint / "ackcore/replays"
+        look = replays.counts
+
+        def late(*where):
+            replays.publish(directory, f"{name}.staged")
+            return look(*where)
+
+        monkeypatch.setattr(replays, "counts", late)
+        assert state.pending_replays() == (name,)
+
+
+def test_a_damaged_or_missing_request_is_told(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        name = ask(checkpoint)
+        plan = state.make_plan(1, 0)
+        path = checkpoint / "ackcore/replays" / name
+        whole = path.read_bytes()
+        for data in (whole[:-1], b""):
+            path.write_bytes(data)
+            with pytest.raises(CheckpointCorrupt, match=re.escape(str(path))):
+                state.split_due(plan)
+        path.unlink()
+        with pytest.raises(CheckpointCorrupt, match=re.escape(str(path))):
+            state.split_due(plan)
+        path.with_name("r2.lines.arrow.staged").write_bytes(whole)
+        with pytest.raises(CheckpointCorrupt, match="does not carry a checksum in its name"):
+            state.pending_replays()
+
+
+def test_a_staged_table_that_is_no_request_is_told(checkpoint):
+    with OPEN(checkpoint) as state:
+        directory = files.make_directory(checkpoint / "ackcore/replays")
+        files.write_table(directory, "r.lines", records(0, 1), staged=True)
+        with pytest.raises(CheckpointCorrupt, match="does not tell where its request is noted"):
+            state.pending_replays()
+
+
+def test_a_request_is_cast_to_what_waits_or_refused_by_name(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 1, due_ms=0)})
+        other = records(5, 1).cast(TRACKING.append(pa.field("value", pa.large_string())))
+        ask(checkpoint, table=other)
+        assert ids(state.split_due(state.make_plan(1, 0)).due["lines"]) == ["id-0", "id-5"]
+        name = ask(checkpoint, "r2", table=records(5, 1).rename_columns([*TRACKING.names, "v"]))
+        with pytest.raises(StateError, match="do not fit the spout") as caught:
+            state.split_due(state.make_plan(1, 0))
+        assert name in str(caught.value)
+
+
+def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
+    OPEN(checkpoint).close()
+    ask(checkpoint)
+    with pytest.raises(CheckpointForeign, match=r"the replay r1\.lines.* has no spout 'lines'"):
+        OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)

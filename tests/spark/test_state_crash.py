@@ -1,0 +1,134 @@
+"""Killed at any file operation, the checkpoint opens in the old or the new state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pyarrow as pa
+import pytest
+from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
+
+
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
+
+
+def steps(state, until):
+    """The protocol from wherever it stands: each step is a name after which it is complete.
+
+    In micro-batch n two new records fail, due ones are tried again and one of them dies; the
+    clicks wait for ever.
+    """
+    number = 0 if state.last_plan is None else state.last_plan
+    while number < until:
+        if state.is_done(number):
+            state.prune(number)
+            yield f"pruned {number}"
+            number += 1
+            continue
+        plan = state.plan(number)
+        if plan is None:
+            plan = state.make_plan(number, 1000 + 10 * number)
+            state.write_plan(plan)
+        yield f"planned {number}"
+        before = state.decision(number - 1).totals if number else {"dead": 0, "tried": 0}
+        if state.decision(number) is None:
+            due, waiting = state.split_due(plan)
+            tried = due["lines"] if "lines" in due else records(0, 0)
+            more = [records(10 * number, 2)]
+            waiting["lines"] = pa.concat_tables([*filter(None, [waiting.get("lines")]), *more])
+            waiting.setdefault("clicks", records(0, 3, due_ms=10**9))
+            dead = {"lines": tried[:1]}
+            totals = {"dead": before["dead"] + len(dead["lines"])}
+            totals["tried"] = before["tried"] + len(tried)
+            state.write_decision(
+                decision(number, waiting, dead, nonacked=roots(number), totals=totals)
+            )
+        yield f"decided {number}"
+        state.write_done(number)
+        yield f"done {number}"
+
+
+def snapshot(state):
+    """All that counts of a state."""
+    last = state.last_plan
+    if last is None:
+        return None
+    if state.decision(last) is None and last:
+        told = last - 1, state.decision(last - 1)
+    else:
+        told = last, state.decision(last)
+    plan = state.plan(last)
+    return (
+        (last, state.last_done, plan, told[0]),
+        told[1]
+        and (
+            {name: ids(table) for name, table in told[1].waiting.items()},
+            {name: ids(table) for name, table in told[1].dead.items()},
+            told[1].nonacked.to_pydict(),
+            told[1].totals,
+        ),
+        state.pending_replays(),
+    )
+
+
+UNTIL = 5
+
+
+def ask_again(checkpoint):
+    """A dead letter is asked for again before the first micro-batch."""
+    if not (checkpoint / "ackcore/replays").exists():
+        ask(checkpoint)
+
+
+def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, killer, monkeypatch):
+    """And goes on to the same end."""
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    undisturbed = tmp_path / "undisturbed"
+    # The state before, and after each step.
+    after = [None]
+    with OPEN(undisturbed) as state:
+        ask_again(undisturbed)
+        after = [snapshot(state)]
+        for _ in steps(state, UNTIL):
+            after.append(snapshot(state))
+    killer.arm(None)
+    with OPEN(tmp_path / "counted") as state:
+        killer.active = False
+        ask_again(tmp_path / "counted")
+        killer.active = True
+        for _ in steps(state, UNTIL):
+            pass
+    killer.disarm()
+    total = killer.count
+    assert total > 150
+    for left in range(total):
+        checkpoint = tmp_path / str(left)
+        reached, state = 0, None
+        killer.arm(left)
+        try:
+            state = OPEN(checkpoint)
+            killer.active = False
+            ask_again(checkpoint)
+            killer.active = True
+            for _ in steps(state, UNTIL):
+                reached += 1
+        except Killed:
+            killer.disarm()
+        assert not killer.active
+        if state is None:
+            with OPEN(checkpoint):
+                ask_again(checkpoint)
+        else:
+            state.close()  # as the system does for a dead process
+        with OPEN(checkpoint) as state:
+            assert snapshot(state) in after[reached : reached + 2], f"killed at {left}"
+            for _ in steps(state, UNTIL):
+                pass
+            assert snapshot(state) == after[-1], f"killed at {left}"
+            kept = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
+            assert kept == ["0", "3", "4"]
+            assert not list((checkpoint / "ackcore/replays").glob("*.arrow"))
+        shutil.rmtree(checkpoint)
