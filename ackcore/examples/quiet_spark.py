@@ -8,18 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
 import ackcore
-
-Result = TypeVar("Result")
-
 
 # A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
@@ -165,42 +160,3 @@ def one_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     causes = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
     return (causes or [lines[0] or type(error).__name__])[-1]
-
-
-def watched(
-    spark: SparkSession, group: str, show: Callable[[int, int], None], work: Callable[[], Result]
-) -> Result:
-    """Do some work on Spark and meanwhile show how many of its tasks are done, and of how many.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        Where the work runs.
-    group : str
-        A name for the work's jobs, not used before.
-    show : callable
-        Called ten times a second with the tasks done and the tasks known of.
-    work : callable
-        Called in a thread of its own.
-    """
-    tracker = spark.sparkContext.statusTracker()
-
-    def in_group() -> Result:
-        spark.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
-        return work()
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(in_group)
-        try:
-            while not wait([future], timeout=0.1).done:
-                jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
-                ids = [stage for job in jobs if job is not None for stage in job.stageIds]
-                stages = [stage for stage in map(tracker.getStageInfo, ids) if stage is not None]
-                show(
-                    sum(stage.numCompletedTasks for stage in stages),
-                    sum(stage.numTasks for stage in stages),
-                )
-        except BaseException:
-            spark.sparkContext.cancelJobGroup(group)
-            raise
-        return future.result()

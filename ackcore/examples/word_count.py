@@ -1,95 +1,218 @@
-"""Count the words of a million lines on Spark, track every line, and check the books.
+"""Count words on Spark while things go wrong, lose nothing, and check the books.
 
-Each line of the input is a spout message; ``split`` fans it out into words; the words are shuffled
-and counted; a line is acked once all its words have been counted.  What Spark then says of the
-lines and of the words is compared with a count by plain Python, which reads the files itself.
-`word_source` says how lines are read, `word_stages` how they are tracked.
+    files ─► split ─► enrich ═ by word ═► count ─► sink
 
-    python -m ackcore.examples.word_count --lines 1000000 --poison 'raise NotImplemented'
+``enrich`` stands for a call to a service: 1 % of calls raise, and the line is tried again; a few
+words are poison, and their lines go to the dead letters.  The lines come in several micro-batches.
+In the end each line is acked or dead, and the words in the sink are exactly those of the acked
+lines, as plain Python counts them.
+
+    python -m ackcore.examples.word_count --lines 100000
+    python -m ackcore.examples.word_count --kills 5        # by kill -9, and started again
 
 The exit code is 0 if the books balance, 1 if not or if the job failed, 2 for bad arguments.
 """
 
 from __future__ import annotations
 
+import keyword
+import os
+import random
 import re
 import signal
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
 
-import numpy as np
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
 
-from ackcore import Status
-from ackcore.examples import word_source, word_stages
-from ackcore.examples.quiet_spark import check_java, one_line, spark_session, watched
-from ackcore.examples.word_source import InputError, Int64s, Piece
-from ackcore.examples.word_stages import Count, Recount, Split
-from ackcore.spark import settle_parquet
+from ackcore.examples import word_source
+from ackcore.examples.quiet_spark import check_java, one_line, spark_session
+from ackcore.examples.word_source import InputError
+from ackcore.spark.progress import Progress
+from ackcore.spark.query import start
+from ackcore.topology import (
+    BasicBolt,
+    BatchBolt,
+    Reject,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from ackcore.topology.components import BasicCollector, BatchOutput
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:
     raise ImportError("the word count needs more: pip install 'ackcore[cli,spark]'") from error
 
-Result = TypeVar("Result")
 
-_DEFAULT_LINES = 1_000_000
+# The topology.
+
+_NO_WORD = r"[^0-9A-Za-z_]+"
+_KEYWORDS = frozenset(keyword.kwlist)
 
 
-@dataclass
-class Books:
-    """What became of the lines, and the words of the acked ones.
+class Split(BatchBolt):
+    """A line becomes its words."""
 
-    ``failed`` and ``open`` are the sorted root ids of those lines; ``other`` counts lines by any
-    other status, of which there should be none.
+    outputs = pa.schema([("line", pa.int64()), ("word", pa.string())])
+
+    def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
+        """Split all lines of a batch at once."""
+        found = pc.split_pattern_regex(batch.column("text"), _NO_WORD)
+        words, parents = found.flatten(), pc.list_parent_indices(found)
+        real = pc.not_equal(words, "")  # a line may begin or end with what is no word
+        words, parents = words.filter(real), parents.filter(real)
+        out.emit([batch.column("line").take(parents), words], parents=parents)
+
+
+class Enrich(BasicBolt):
+    """Asks a service what kind of word a word is; the service has its bad moments.
+
+    Parameters
+    ----------
+    rate : float
+        The share of calls that raise.
+    poison : str
+        A pattern; words in which it is found raise `Reject`.
+    seed : int
+        What the bad moments are drawn from.
     """
 
-    acked: int
-    failed: Int64s
-    open: Int64s
-    words: Counter[str]
-    reasons: Counter[str] = field(default_factory=Counter)
-    other: Counter[str] = field(default_factory=Counter)
+    outputs = pa.schema([("line", pa.int64()), ("word", pa.string()), ("kind", pa.string())])
 
-    @property
-    def lines(self) -> int:
-        """All lines."""
-        return self.acked + len(self.failed) + len(self.open) + self.other.total()
+    def __init__(self, rate: float, poison: str, seed: int = 0) -> None:
+        self.per_million = round(rate * 1_000_000)
+        self.poison = re.compile(poison).search
+        self.seed = seed
+
+    def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
+        """Ask about one word."""
+        line, word = tuple.values
+        if self.poison(word):
+            raise Reject(f"nobody knows what {word} is")
+        # Of the word and of the attempt: the next one has better luck.
+        if hash((self.seed, tuple.stable_id, tuple.attempt)) % 1_000_000 < self.per_million:
+            raise TimeoutError("the service did not answer")
+        collector.emit((line, word, kind_of(word)))
+
+
+def kind_of(word: str) -> str:
+    """Return what the service says of a word."""
+    if word in _KEYWORDS:
+        return "keyword"
+    return "number" if word[0].isdigit() else "name"
+
+
+class Count(BatchBolt):
+    """Adds up the equal words of a line, which all come to one task.
+
+    To add up those of different lines would be wrong here: the sum would hang from all of them,
+    and wait for the worst.  The sink can do it: it sees acked lines only.
+    """
+
+    outputs = pa.schema([*Enrich.outputs, ("times", pa.int64())])
+
+    def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
+        """Add up a batch; a row hangs from each of the words that it counts."""
+        rows = pa.Table.from_batches([batch]).append_column("row", pa.array(range(len(batch))))
+        # In one thread: a task that runs again must answer in the same order.
+        groups = rows.group_by(["line", "word", "kind"], use_threads=False)
+        counts = groups.aggregate([("row", "count"), ("row", "list")])
+        columns = [*(counts[name] for name in ("line", "word", "kind", "row_count"))]
+        out.emit(columns, parents=counts["row_list"])
+
+
+@dataclass(frozen=True)
+class WriteCounts:
+    """The sink: the words of each micro-batch with how often they came, as Parquet.
+
+    It may be called again with the same micro-batch, and then replaces what it wrote.
+    """
+
+    path: str
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write the rows of the acked lines of a micro-batch."""
+        counts = frame.groupBy("word", "kind").agg(sql.sum("times").alias("times"))
+        counts.coalesce(1).write.mode("overwrite").parquet(f"{self.path}/batch_id={batch_id}")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is counted, and what goes wrong on purpose."""
+    """What is counted, and what goes wrong on purpose.
 
-    paths: list[str]
+    Parameters
+    ----------
+    paths : sequence of str
+        The files.
+    directory : Path
+        Where the staged input, the checkpoint and the counts are; a job goes on from them.
+    lines : int, optional
+        How many lines to read; each once if not given.
+    batches : int
+        How many micro-batches the input comes in.
+    rate, poison, seed
+        As for `Enrich`.
+    """
+
+    paths: Sequence[str]
+    directory: Path
     lines: int | None = None
-    poison: str | None = None
-    drop: str | None = None
+    batches: int = 8
+    rate: float = 0.01
+    poison: str = "XXX"
+    seed: int = 0
 
-    @cached_property
-    def pieces(self) -> list[Piece]:
-        """The files, cut."""
-        return word_source.plan(self.paths, self.lines)
+    @property
+    def staged(self) -> Path:
+        """Where the stream reads."""
+        return self.directory / "input"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where all is kept that must not be lost."""
+        return self.directory / "checkpoint"
+
+    @property
+    def counts(self) -> Path:
+        """Where the sink writes."""
+        return self.directory / "counts"
+
+    def stage(self) -> None:
+        """Write the input for the stream, unless it is there already."""
+        if not self.staged.exists():
+            word_source.stage(self.paths, self.staged, self.lines, self.batches)
+
+    def topology(self, spark: SparkSession) -> Topology:
+        """Return what is to be run."""
+        lines = spark.readStream.schema(word_source.DDL).option("maxFilesPerTrigger", 1)
+        builder = TopologyBuilder()
+        builder.spout("lines", lines.parquet(str(self.staged)), message_id="line", unique=True)
+        builder.bolt("split", Split()).shuffle("lines")
+        builder.bolt("enrich", Enrich(self.rate, self.poison, self.seed)).shuffle("split")
+        builder.bolt("count", Count()).fields("enrich", "word")
+        builder.sink("count", WriteCounts(str(self.counts)))
+        return builder.build(backoff_ms=200)
 
 
-# The job on Spark.
-
-
-def count(spark: SparkSession, job: Job, files: str, *, tracked: bool = True) -> list[Any]:
-    """Run the two stages in one action and return what the counters say, checked.
+def run(spark: SparkSession, job: Job, show: Callable[[Progress], object]) -> Books:
+    """Run the topology until each line is acked or dead, and return the books.
 
     Parameters
     ----------
@@ -97,229 +220,102 @@ def count(spark: SparkSession, job: Job, files: str, *, tracked: bool = True) ->
         Where to run.
     job : Job
         What to count.
-    files : str
-        A directory for what the counters of a tracked run write.
-    tracked : bool, default True
-        Whether lines are tracked.
+    show : callable
+        Given the progress of each micro-batch when that is done.
     """
-    counters = spark.sparkContext.defaultParallelism
-    waves = -(-sum(piece.size for piece in job.pieces) // (word_source.PIECE_BYTES * counters))
-    sources = waves * counters
-    shares = word_source.share(job.pieces, sources)
-    split = Split(shares, counters, job.poison, tracked)
-    counting = Count(files, sources, job.drop, tracked)
-    counted = (
-        spark.range(0, sources, 1, sources)
-        .mapInArrow(split, word_stages.sql_schema(word_stages.SENT))
-        .repartitionById(counters, "counter")
-        .mapInArrow(counting, word_stages.sql_schema(word_stages.COUNTED))
-        .collect()
-    )
-    if tracked:
-        word_stages.check_trailers(counted, sources)
-    return counted
+    query = start(job.topology(spark), spark, job.checkpoint, trigger={"availableNow": True})
+    shown = -1
+    try:
+        while True:
+            ended = query.await_termination(0.1)
+            for progress in query.recent_progress:
+                if progress.batch_id > shown:
+                    show(progress)
+                    shown = progress.batch_id
+            if ended:
+                break
+    finally:
+        query.stop()
+    account = query.books
+    return read_books(job, account.records, account.acked, account.retried)
 
 
-def track(spark: SparkSession, job: Job, files: str) -> Books:
-    """Run the tracked word count, settle what it left behind, and return the books.
+# The books, and what they should be.
 
-    The parameters are those of `count`.
+
+@dataclass(frozen=True)
+class Books:
+    """What became of the lines, and the words of the acked ones.
+
+    ``lines``, ``acked`` and ``retried`` are what the query says; the rest is read from its dead
+    letters and from what the sink wrote.
     """
-    counted = count(spark, job, files)
-    not_acked = sf.when(sf.col("status") != Status.ACKED.name, sf.col("root_id"))
-    settled = (
-        settle_parquet(spark, [row.ledger for row in counted])
-        .groupBy("status", "reason")
-        .agg(sf.count("*").alias("lines"), sf.collect_list(not_acked).alias("roots"))
-        .collect()
-    )
-    lines = Counter[Status]()
-    reasons = Counter[str]()
-    roots: dict[Status, list[int]] = {status: [] for status in Status}
-    for row in settled:
-        status = Status[row.status]
-        lines[status] += row.lines
-        roots[status] += row.roots
-        if status is Status.FAILED:
-            reasons[row.reason] += row.lines
-    words = word_stages.words_of(counted)
-    unfinished = np.array([root for some in roots.values() for root in some], np.int64)
-    if len(unfinished):
-        recount = Recount([row.kept for row in counted], unfinished, job.drop)
-        words -= word_stages.words_of(
-            spark.range(0, len(counted), 1, len(counted))
-            .mapInArrow(recount, word_stages.sql_schema(word_stages.COUNTED))
-            .collect()
-        )
-    acked = lines.pop(Status.ACKED, 0)
-    failed, still_open = (
-        np.sort(np.array(roots[status], np.int64)) for status in (Status.FAILED, Status.OPEN)
-    )
-    other = Counter(
-        {
-            status.name: many
-            for status, many in lines.items()
-            if status not in (Status.FAILED, Status.OPEN)
-        }
-    )
-    return Books(acked, failed, still_open, words, reasons, other)
+
+    lines: int
+    acked: int
+    retried: int
+    dead: Sequence[int]
+    reasons: Counter[str]
+    words: Counter[str]
 
 
-# The same by plain Python.
-
-_WORD = re.compile(r"[0-9A-Za-z_\x80-\U0010ffff]+")
-
-
-def _texts(paths: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    for file, path in enumerate(paths):
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as source:
-            for number, line in enumerate(source):
-                yield file, number, line
-
-
-def plain_count(job: Job) -> Books:
-    """Return the books as they should be, from the files alone and without Spark."""
-    poisons = re.compile(job.poison).search if job.poison is not None else lambda _: None
-    drops = cache(re.compile(job.drop).search if job.drop is not None else lambda _: None)
-    there = sum(1 for _ in _texts(job.paths))
-    copies, rest = divmod(there if job.lines is None else job.lines, there)
-    # Words of the lines that only whole copies have, and of those that the last, cut one has too.
-    once, again = Counter[str](), Counter[str]()
-    acked = 0
-    failed: list[tuple[int, int]] = []  # copy and offset
-    still_open: list[tuple[int, int]] = []
-    for place, (file, number, line) in enumerate(_texts(job.paths)):
-        times = copies + (place < rest)
-        if not times:
-            break
-        words = _WORD.findall(line)
-        if poisons(word_stages.line_text(line)):
-            ended = failed
-        elif any(map(drops, words)):
-            ended = still_open
-        else:
-            acked += times
-            (again if place < rest else once).update(words)
-            continue
-        offset = file << word_source.LINE_BITS | number
-        ended.extend((copy, offset) for copy in range(times))
-    total = Counter({word: many * (copies + 1) for word, many in again.items()})
-    total.update({word: many * copies for word, many in once.items()})
-    reasons = Counter[str]()
-    if failed:
-        reasons[word_stages.poison_reason(str(job.poison))] = len(failed)
-    return Books(acked, _roots(failed), _roots(still_open), +total, reasons)
+def read_books(job: Job, lines: int, acked: int, retried: int) -> Books:
+    """Read dead letters and counts, by pyarrow and not by Spark."""
+    letters = job.checkpoint / "ackcore" / "dead_letters" / "lines"
+    dead: list[int] = []
+    reasons, words = Counter[str](), Counter[str]()
+    for path in sorted(letters.glob("batch-*.parquet")):
+        for letter in pq.ParquetFile(path).read().to_pylist():
+            dead.append(letter["payload"]["line"])
+            reasons[f"{letter['error_type']}: {letter['error_message']}"] += 1
+    for path in job.counts.glob("batch_id=*/*.parquet"):
+        table = pq.ParquetFile(path).read(["word", "times"])
+        for word, times in zip(table["word"].to_pylist(), table["times"].to_pylist(), strict=True):
+            words[word] += times
+    return Books(lines, acked, retried, dead, reasons, words)
 
 
-def _roots(ids: list[tuple[int, int]]) -> Int64s:
-    copies, offsets = np.array(ids, np.int64).reshape(-1, 2).T
-    roots = word_stages.message_roots(copies.astype(np.int32), np.ascontiguousarray(offsets))
-    return np.sort(roots)
+_WORD = re.compile(r"[0-9A-Za-z_]+")
 
 
-def differences(books: Books, expected: Books) -> list[str]:
-    """Return in words how books differ from what they should be; nothing if they balance."""
+def plain_count(job: Job, dead: Sequence[int]) -> tuple[int, Counter[str]]:
+    """Return how many lines there are, and the words of those that are not dead: plain Python."""
+    left_out = frozenset(dead)
+    lines = 0
+    words = Counter[str]()
+    for line in word_source.read_lines(job.paths, job.lines):
+        if lines not in left_out:
+            words.update(_WORD.findall(line))
+        lines += 1
+    return lines, words
+
+
+def differences(job: Job, books: Books) -> list[str]:
+    """Return in words how the books differ from what they should be; nothing if they balance."""
+    lines, words = plain_count(job, books.dead)
     found = []
-    for name in ("lines", "acked"):
-        here, there = getattr(books, name), getattr(expected, name)
-        if here != there:
-            found.append(f"{name}: Spark has {here:,}, plain reading {there:,}")
-    for name in ("failed", "open"):
-        here, there = getattr(books, name), getattr(expected, name)
-        if not np.array_equal(here, there):
-            wrong = len(np.setxor1d(here, there))
-            found.append(
-                f"{name}: Spark has {len(here):,}, plain reading {len(there):,}; "
-                f"{wrong:,} lines are in one of them only"
-            )
-    found += [f"{many:,} lines ended as {status}" for status, many in books.other.items()]
-    for reason in books.reasons.keys() | expected.reasons.keys():
-        here, there = books.reasons[reason], expected.reasons[reason]
-        if here != there:
-            found.append(f"failed for {reason!r}: Spark has {here:,}, plain reading {there:,}")
-    if books.words != expected.words:
-        either = books.words.keys() | expected.words.keys()
-        wrong_words = sorted(word for word in either if books.words[word] != expected.words[word])
+    if books.lines != lines:
+        found.append(f"lines: Spark has {books.lines:,}, plain reading {lines:,}")
+    if books.acked + len(books.dead) != lines:
+        found.append(f"{books.acked:,} acked and {len(books.dead):,} dead are not {lines:,} lines")
+    twice = [line for line, times in Counter(books.dead).items() if times > 1]
+    if twice:
+        found.append(f"{len(twice):,} lines are dead more than once, line {twice[0]} for one")
+    if books.words != words:
+        either = books.words.keys() | words.keys()
+        wrong = sorted(word for word in either if books.words[word] != words[word])
         examples = ", ".join(
-            f"{word!r} {books.words[word]:,} for {expected.words[word]:,}"
-            for word in wrong_words[:5]
+            f"{word!r} {books.words[word]:,} for {words[word]:,}" for word in wrong[:5]
         )
-        found.append(f"words of acked lines: {len(wrong_words):,} counts differ: {examples}")
+        found.append(f"words of acked lines: {len(wrong):,} counts differ: {examples}")
     return found
 
 
 # What a person types, and sees.
 
-# The first jobs of a JVM are slow, whatever they are.
-_WARM_UP_LINES = 100_000
-
-
-@dataclass
-class Report:
-    """What some rounds of a job found out."""
-
-    books: Books
-    differences: list[str]
-    tracked_s: list[float]
-    untracked_s: list[float]
-
-
-def compare(
-    spark: SparkSession, job: Job, directory: str, bar: Progress, rounds: int, untracked: bool
-) -> Report:
-    """Run a job ``rounds`` times, tracked and untracked in turns, and check every run's books.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        Where to run.
-    job : Job
-        What to count.
-    directory : str
-        Where to put the files of a run while it lasts.
-    bar : Progress
-        Where to show how far it is.
-    rounds : int
-        How many runs of each kind.
-    untracked : bool
-        Whether to run it untracked too.
-    """
-
-    def timed(title: str, work: Callable[[str], Result]) -> tuple[Result, float]:
-        line = bar.add_task(title, total=None)
-
-        def clocked() -> tuple[Result, float]:
-            with tempfile.TemporaryDirectory(dir=directory) as files:
-                start = time.perf_counter()
-                return work(files), time.perf_counter() - start
-
-        def advance(done: int, of: int) -> None:
-            bar.update(line, completed=done, total=of or None)
-
-        result = watched(spark, title, advance, clocked)
-        of = bar.tasks[line].total or 1
-        advance(int(of), int(of))
-        return result
-
-    reading = bar.add_task("plain reading", total=None)
-    expected = plain_count(job)
-    bar.update(reading, total=1, completed=1)
-    report = Report(expected, [], [], [])
-    if expected.lines > _WARM_UP_LINES:
-        timed("warming up", lambda files: track(spark, replace(job, lines=_WARM_UP_LINES), files))
-    for number in range(1, rounds + 1):
-        report.books, seconds = timed(f"tracked {number}", lambda files: track(spark, job, files))
-        report.tracked_s.append(seconds)
-        report.differences += differences(report.books, expected)
-        if untracked:
-            counted, seconds = timed(
-                f"untracked {number}", lambda files: count(spark, job, files, tracked=False)
-            )
-            report.untracked_s.append(seconds)
-            # Untracked, nobody can tell whose words were lost: then there is nothing to compare.
-            if job.drop is None and word_stages.words_of(counted) != expected.words:
-                report.differences.append("untracked: the words differ from those of plain reading")
-    return report
+_DEFAULT_LINES = 100_000
+#: A child says so when its stream runs.
+_RUNNING = "running"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -328,49 +324,64 @@ def _table(title: str, *columns: str) -> Table:
         title=title, title_justify="left", title_style="bold", box=None, min_width=len(title) + 2
     )
     for column in columns:
-        table.add_column(column, justify="left" if column in ("word", "reason", "") else "right")
+        table.add_column(column, justify="left" if column in ("word", "why", "") else "right")
     return table
 
 
-def show(console: Console, report: Report, top: int) -> None:
+def show_books(console: Console, books: Books, seconds: float, top: int) -> None:
     """Print what was found out."""
-    books = report.books
-    words = _table("top words of acked lines", "word", "times")
+    words = _table("top words of acked lines", "word", "kind", "times")
     for word, times in sorted(books.words.items(), key=lambda item: (-item[1], item[0]))[:top]:
-        words.add_row(Text(word), f"{times:,}")
+        words.add_row(Text(word), kind_of(word), f"{times:,}")
     lines = _table("lines", "", "lines")
-    for name, many in [
-        ("acked", books.acked),
-        ("failed", len(books.failed)),
-        ("open", len(books.open)),
-        *books.other.items(),
-        ("all", books.lines),
-    ]:
+    for name, many in [("acked", books.acked), ("dead", len(books.dead)), ("all", books.lines)]:
         lines.add_row(name, f"{many:,}")
+    lines.add_row("executed again", f"{books.retried:,}")
     console.print(words, lines)
     if books.reasons:
-        reasons = _table("failed because of", "reason", "lines")
-        for reason, many in books.reasons.most_common():
+        reasons = _table("dead because of", "why", "lines")
+        for reason, many in books.reasons.most_common(10):
             reasons.add_row(Text(reason), f"{many:,}")
         console.print(reasons)
-    speed = _table("speed", "", "records/s", "seconds", "of each run")
-    for name, seconds in [("tracked", report.tracked_s), ("untracked", report.untracked_s)]:
-        if seconds:
-            median = statistics.median(seconds)
-            each = ", ".join(f"{one:.2f}" for one in seconds)
-            speed.add_row(name, f"{books.lines / median:,.0f}", f"{median:.2f}", each)
-    console.print(speed)
-    if report.untracked_s:
-        share = statistics.median(report.untracked_s) / statistics.median(report.tracked_s)
-        console.print(f"tracked runs at {share:.2f} of the untracked speed")
+    console.print(f"{seconds:.1f} s, {books.lines / seconds:,.0f} lines/s")
 
 
-def _pattern(text: str | None) -> str | None:
-    if text is not None:
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise typer.BadParameter(f"{text!r} is not a regular expression: {error}") from error
+def _crash(job: Job, console: Console, kills: int, options: Sequence[str]) -> int:
+    """Run the job in children, kill the first ones at random points, and let the last one end."""
+    draw = random.Random(job.seed)
+    scratch = job.directory / "tmp"
+    scratch.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "ackcore.examples.word_count", *options]
+    command += ["--directory", str(job.directory)]
+    # What a killed Spark leaves goes with the directory.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    done = 0
+    while True:
+        # So many lines after it has begun to run, and then some of a second.
+        sign, delay = draw.randrange(1, 4), draw.uniform(0, 1)
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            signs = 0
+            for said in child.stdout:
+                console.print(Text(said.rstrip("\n")), soft_wrap=True)
+                signs += said.startswith((_RUNNING, "micro-batch"))
+                if signs == sign and done < kills:
+                    time.sleep(delay)
+                    child.kill()
+                    break
+        if child.returncode != -signal.SIGKILL:
+            break
+        done += 1
+        console.print(f"kill -9, number {done}")
+    console.print(f"killed {done} times")
+    return child.returncode
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}") from error
     return text
 
 
@@ -396,61 +407,80 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="Lines to read, the files again and again if need be. Default: 1000000, "
+            help=f"Lines to read, the files again and again if need be. Default: {_DEFAULT_LINES}, "
             "or each line of --input once.",
         ),
     ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches that they come in.")] = 8,
+    rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the calls of enrich that raise.")
+    ] = 0.01,
     poison: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", callback=_pattern, help="Lines that match it fail."),
-    ] = None,
-    drop: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="REGEX",
             callback=_pattern,
-            help="Words that match it get lost on their way, so that their lines stay open.",
+            help="Words that match it are rejected, and their lines dead.",
         ),
+    ] = "XXX",
+    seed: Annotated[int, typer.Option(help="What calls raise, and when to kill.")] = 0,
+    kills: Annotated[
+        int, typer.Option(min=0, help="How often to kill -9 the driver, and start it again.")
+    ] = 0,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where input, checkpoint and counts are kept, to go on with them."),
     ] = None,
     master: Annotated[str, typer.Option(callback=_master, help="Where Spark runs.")] = "local[2]",
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each kind; speed is the median.")] = 3,
-    untracked: Annotated[
-        bool, typer.Option(help="Run the same job without tracking too, to compare.")
-    ] = True,
     top: Annotated[int, typer.Option(min=0, help="How many words to print.")] = 10,
 ) -> None:
-    """Count words on Spark, track every line, and check the books. Exits with 0 if they balance."""
+    """Count words on Spark while calls fail, and check the books. Exits with 0 if they balance."""
     named = [*(input_paths or []), *(paths or [])]
-    job = Job(named, lines, poison, drop)
-    try:
-        if not named:
-            everything = word_source.standard_library()
-            job = replace(job, paths=everything, lines=lines or _DEFAULT_LINES)
-        _ = job.pieces
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
     console = Console()
-    try:
-        check_java()
-        console.print("starting Spark")
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-        with (
-            spark_session(master) as (spark, directory),
-            Progress(*columns, TimeElapsedColumn(), console=console) as bar,
-        ):
-            report = compare(spark, job, directory, bar, rounds, untracked)
-    except Exception as error:
-        console.print(Text(f"the word count failed: {one_line(error)}"), soft_wrap=True)
-        raise typer.Exit(1) from error
-    show(console, report, top)
-    if report.differences:
+    with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as scratch:
+        try:
+            wanted = lines if named else lines or _DEFAULT_LINES
+            job = Job(
+                named or word_source.standard_library(),
+                directory or Path(scratch),
+                wanted,
+                batches,
+                rate,
+                poison,
+                seed,
+            )
+            job.stage()
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from error
+        if kills:
+            options = [*chain.from_iterable(("--input", path) for path in named)]
+            options += [] if lines is None else ["--lines", str(lines)]
+            options += ["--rate", str(rate), "--poison", poison, "--seed", str(seed)]
+            options += ["--master", master, "--top", str(top)]
+            raise typer.Exit(_crash(job, console, kills, options))
+        try:
+            check_java()
+            console.print("starting Spark")
+            with spark_session(master) as (spark, _):
+                console.print(_RUNNING)
+                began = time.perf_counter()
+                books = run(
+                    spark, job, lambda progress: console.print(str(progress), soft_wrap=True)
+                )
+                seconds = time.perf_counter() - began
+        except Exception as error:
+            console.print(Text(f"the word count failed: {one_line(error)}"), soft_wrap=True)
+            raise typer.Exit(1) from error
+        show_books(console, books, seconds, top)
+        wrong = differences(job, books)
+    if wrong:
         console.print(Text("the books do not balance:"))
-        for difference in report.differences:
+        for difference in wrong:
             console.print(Text(f"  {difference}"), soft_wrap=True)
         raise typer.Exit(1)
     console.print(
-        f"the books balance: acked + failed + open = {report.books.lines:,} lines, and every word "
-        "of the acked ones, as plain Python counts them",
+        f"the books balance: {books.acked:,} acked + {len(books.dead):,} dead = {books.lines:,} "
+        "lines, and the sink has every word of the acked ones, as often as plain Python counts it",
         soft_wrap=True,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -43,6 +44,12 @@ class Ended:
         return self.said["error"]
 
 
+def _obey_modes() -> None:
+    """Root writes where it may not; take that right from the process to be."""
+    drop_from_bounding_set, dac_override = 24, 1
+    ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0)
+
+
 class Job:
     """A topology with its source, checkpoint and sink in one directory."""
 
@@ -55,8 +62,12 @@ class Job:
         fault_job.stage(directory / "in", list(records.values()), files)
         self.seen = None
 
-    def run(self, *, failpoints="", master="local[2,4]", environ=(), **more) -> Ended:
-        """Run it in a process of its own, until it ends or dies."""
+    def run_here(self, spark, **more) -> str | None:
+        """Run it in this process; return ``Type: message`` of what it ended with."""
+        return fault_job.run_job(spark, {**self.config, **more})["error"]
+
+    def run(self, *, failpoints="", master="local[2,4]", obey=False, **more) -> Ended:
+        """Run it in a process of its own, until it ends or dies; ``obey`` modes of files."""
         config, result = self.directory / "config.json", self.directory / "result.json"
         config.write_text(json.dumps({**self.config, "master": master, **more}))
         result.unlink(missing_ok=True)
@@ -65,7 +76,6 @@ class Job:
             # What a killed driver leaves behind goes with the test's directory.
             "TMPDIR": str(self.directory / "tmp"),
             "ACKCORE_FAILPOINTS": failpoints,
-            **dict(environ),
         }
         environment.pop("SPARK_LOCAL_DIRS", None)
         if master.startswith("local-cluster"):
@@ -78,6 +88,7 @@ class Job:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 timeout=TIMEOUT_S,
+                preexec_fn=_obey_modes if obey else None,
                 check=False,
             ).returncode
         said = json.loads(result.read_text()) if result.exists() else {}
@@ -119,8 +130,22 @@ class Job:
             **expected,
         }
         found = self.found()
-        assert books.check(found, books.Expected(self.records, **arguments), finished=finished) == []
+        assert (
+            books.check(found, books.Expected(self.records, **arguments), finished=finished) == []
+        )
         return found
+
+
+@pytest.fixture
+def failing_at(monkeypatch):
+    """``failing_at(name)`` has the driver fail where a failpoint would kill it."""
+    from ackcore.spark import failpoints  # noqa: PLC0415
+
+    def failing_at(name=None):
+        points = {} if name is None else failpoints.parse(f"{name}=raise")
+        monkeypatch.setattr(failpoints, "_POINTS", points)
+
+    return failing_at
 
 
 @pytest.fixture

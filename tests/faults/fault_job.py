@@ -47,7 +47,10 @@ def lines(n, seed=0):
     """Records: every tenth has no words, the others up to seven."""
     words = [hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=1).hexdigest() for i in range(97)]
     return {
-        i: {"id": i, "text": " ".join(words[(i * 31 + k * 7) % 97] for k in range(i % 8 * (i % 10 > 0)))}
+        i: {
+            "id": i,
+            "text": " ".join(words[(i * 31 + k * 7) % 97] for k in range(i % 8 * (i % 10 > 0))),
+        }
         for i in range(n)
     }
 
@@ -129,7 +132,9 @@ class Trouble:
             raise ValueError(f"{key} always fails")
         if attempt < self.until.get(key, 0):
             raise ConnectionError(f"{key} fails at attempt {attempt}")
-        drawn = hashlib.blake2b(f"{self.component}/{key}/{attempt}".encode(), digest_size=4).digest()
+        drawn = hashlib.blake2b(
+            f"{self.component}/{key}/{attempt}".encode(), digest_size=4
+        ).digest()
         if int.from_bytes(drawn) < self.rules.get("rate", 0) * 2**32:
             raise TimeoutError(f"{key} was unlucky at attempt {attempt}")
 
@@ -154,7 +159,8 @@ class Split(BatchBolt):
     def process(self, batch, out):
         rows = [(i, row) for i, line in enumerate(batch.to_pylist()) for row in rows_of(line)]
         out.emit(
-            pa.RecordBatch.from_pylist([row for _, row in rows], WORDS), parents=[i for i, _ in rows]
+            pa.RecordBatch.from_pylist([row for _, row in rows], WORDS),
+            parents=[i for i, _ in rows],
         )
 
 

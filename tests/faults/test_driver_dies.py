@@ -1,0 +1,148 @@
+"""The driver dies at every step of the protocol, and is started again until it ends."""
+
+from __future__ import annotations
+
+import sys
+
+import fault_job
+import pytest
+from pyspark import cloudpickle
+
+cloudpickle.register_pickle_by_value(fault_job)
+
+#: Every step, in the order in which a micro-batch takes them.
+STEPS = [
+    "planned",
+    "ran",
+    "checked",
+    "decided",
+    "in-sink",
+    "in-dead-letters",
+    "acted",
+    "marked",
+    "pruned",
+]
+POISON, HOPELESS = {3, 17, 31, 44}, {5}
+RULES = {
+    "enrich": {
+        "reject": sorted(POISON),
+        "raise": sorted(HOPELESS),
+        "until": {8: 1, 9: 3, 27: 2},
+        "once": [12, 23, 34],
+        "rate": 0.02,
+    },
+    "count": {"until": {14: 1}},
+}
+#: Once a death for each step was not counted against it, a record still has attempts left.
+SETTINGS = {"max_attempts": 5, "run_attempts": 1, "sink_attempts": 1}
+VARIANTS = [("id", "row"), (None, "batch")]
+
+
+def dead(key):
+    return key in POISON | HOPELESS
+
+
+def alive(key):
+    return key not in POISON | HOPELESS
+
+
+@pytest.mark.parametrize(
+    ("message_id", "enrich"), VARIANTS, ids=["given, rows", "stamped, batches"]
+)
+def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, enrich):
+    """The same in one process: it raises where it would die, which takes seconds."""
+    it = job(
+        fault_job.lines(50),
+        mode="batch",
+        message_id=message_id,
+        enrich=enrich,
+        rules=RULES,
+        settings=SETTINGS,
+    )
+    for step in STEPS:
+        failing_at(step)
+        assert "failpoint" in it.run_here(spark), step
+        it.check(finished=False, alive=alive)
+    failing_at()
+    assert it.run_here(spark) is None
+    it.check(dead=dead, alive=alive)
+    # And once more, now that there is nothing to do.
+    assert it.run_here(spark) is None
+    it.check(dead=dead, alive=alive)
+
+
+def test_a_killed_driver_goes_on(job):
+    it = job(fault_job.lines(50), message_id="id", rules=RULES)
+    assert it.run(failpoints="decided:1").killed
+    it.check(finished=False, alive=alive)
+    assert it.run().error is None
+    it.check(dead=dead, alive=alive)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("otherwise", [False, True], ids=["alike", "otherwise"])
+@pytest.mark.parametrize(
+    ("message_id", "enrich"), VARIANTS, ids=["given, rows", "stamped, batches"]
+)
+def test_a_driver_that_is_killed_at_every_step(job, message_id, enrich, otherwise):
+    """A stream of micro-batches; one driver after the other dies at the next step."""
+    it = job(
+        fault_job.lines(130),
+        files=13,
+        message_id=message_id,
+        enrich=enrich,
+        rules={**RULES, "enrich": {**RULES["enrich"], "reject": [*POISON, *range(50, 130, 13)]}},
+        otherwise=otherwise,
+    )
+    for step in [*STEPS, "planned,", "decided", "in-sink"]:
+        ended = it.run(failpoints=step)
+        assert ended.killed, (step, ended.said, ended.log[-2000:])
+        it.check(finished=False)
+    assert it.run().error is None
+    it.check(dead=lambda key: dead(key) or key in range(50, 130, 13))
+
+
+@pytest.mark.faults
+def test_a_driver_that_dies_in_each_micro_batch_of_a_bounded_source(job):
+    it = job(fault_job.lines(60), mode="batch", message_id="id", rules=RULES)
+    for step in ("ran:0", "in-sink:0", "decided:1", "planned:2", "acted:2", "checked:3"):
+        ended = it.run(failpoints=step)
+        assert ended.killed, (step, ended.said)
+        it.check(finished=False)
+    assert it.run().error is None
+    it.check(dead=dead, alive=alive)
+
+
+def forgets(spark, it, failing_at, weak, monkeypatch):
+    """Run with a protection taken away, through two failures."""
+    weak(monkeypatch)
+    for step in ("in-sink:0", "acted:0"):
+        failing_at(step)
+        it.run_here(spark)
+        it.check(finished=False)
+    failing_at()
+    it.run_here(spark)
+    it.check(dead=dead)
+
+
+def no_record_of_the_decision(monkeypatch):
+    """A driver that is started again decides again."""
+    from ackcore.spark.state import State  # noqa: PLC0415
+
+    monkeypatch.setattr(State, "decision", lambda self, number: None)
+
+
+@pytest.mark.parametrize("weak", [no_record_of_the_decision])
+def test_the_books_tell_what_a_weaker_driver_does(spark, job, failing_at, monkeypatch, weak):
+    it = job(
+        fault_job.lines(50),
+        mode="batch",
+        rules={"enrich": {**RULES["enrich"], "once": list(range(0, 50, 2))}},
+        settings=SETTINGS,
+        otherwise=True,
+    )
+    with pytest.raises(AssertionError):
+        forgets(spark, it, failing_at, weak, monkeypatch)
+
+
+assert sys.modules["fault_job"] is fault_job
