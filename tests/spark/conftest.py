@@ -30,6 +30,12 @@ EVENT = StructType(
 
 
 @pytest.fixture
+def checkpoint(tmp_path):
+    """Where there is no checkpoint yet."""
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
 def conf(spark):
     """``conf(key, value)`` sets a setting of Spark SQL until the test is over."""
     before = {}

@@ -28,7 +28,6 @@ from ackcore.spark.state import (
     StateError,
 )
 
-
 # -- what is written is read ------------------------------------------------------------------
 
 
