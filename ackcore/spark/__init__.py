@@ -1,20 +1,62 @@
-"""Acks on Spark: settle tables of ack events, and make ids in columns.
+"""Topologies and acks on Spark.
 
 =====================  ===========================================================================
-`settle`               what became of each root in a DataFrame of events
+`start`                run a topology on streams; `Query` is what runs
+`run_batch`            run a topology on sources that end; `Books` is what came of it
+`to_parquet`           a sink: a Parquet directory by micro-batch
+`dead_letters`         read what could not succeed
+`replay`               send it again
+`settle`               what became of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, read by the workers themselves
 `combine`              fold each partition's events, without a shuffle
 `settle_partitions`    settle the partitions of an RDD
 `functions`            root ids, edge ids and routing as Arrow UDFs
-`shards`, `wire`       the parts of `settle`, for plans of your own
 =====================  ===========================================================================
+
+What goes wrong has a name: `StateError` and its kinds for a checkpoint, `RunFailed` for a
+micro-batch that Spark cannot run, `SinkError` for a sink or the dead-letter store.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
 
 from ackcore.spark import functions
+from ackcore.spark.batch import RunFailed
+from ackcore.spark.dead_letters import dead_letters, replay
 from ackcore.spark.parquet import settle_parquet
+from ackcore.spark.progress import Books, Progress
+from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.settle import combine, settle
 from ackcore.spark.shards import settle_partitions
+from ackcore.spark.sinks import SinkError, to_parquet
+from ackcore.spark.state import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    CheckpointNewer,
+    CheckpointReadOnly,
+    StateError,
+)
 
-__all__ = ["combine", "functions", "settle", "settle_parquet", "settle_partitions"]
+__all__ = [
+    "Books",
+    "CheckpointCorrupt",
+    "CheckpointForeign",
+    "CheckpointInUse",
+    "CheckpointNewer",
+    "CheckpointReadOnly",
+    "Progress",
+    "Query",
+    "RunFailed",
+    "SinkError",
+    "StateError",
+    "combine",
+    "dead_letters",
+    "functions",
+    "replay",
+    "run_batch",
+    "settle",
+    "settle_parquet",
+    "settle_partitions",
+    "start",
+    "to_parquet",
+]

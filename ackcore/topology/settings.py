@@ -91,7 +91,8 @@ class Settings:
     parallelism : int, optional
         How many tasks there are behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
-        How many rows a bolt is given at a time, at most.
+        Small batches are put together until they have about so many rows; small ones make small
+        blobs, and many of them.
     reject : list of exception classes or of their names, default ()
         What sends a record to the dead letters at once when a bolt raises it.  Names are
         ``"ValueError"`` or ``"package.module.Class"``; the attribute holds classes.
