@@ -293,6 +293,12 @@ class Engine:
                     f"{len(table)} records of spout {spout} were due, and "
                     f"{ran.retried.get(spout, 0)} of them ran"
                 )
+        if ran.untracked_failures:
+            _log.warning(
+                "micro-batch %d: %d tuples failed that nobody tracks; they are gone",
+                plan.number,
+                ran.untracked_failures,
+            )
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = entangle(condemn(failed, plan), ran.files, run_plan.work, self._spouts)
         payloads: Mapping[str, pa.Table] = {}

@@ -206,6 +206,7 @@ class Query:
         self._state = state
         self._available_now = available_now
         self._stopping = threading.Event()
+        self._spark_query: StreamingQuery | None = None
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._recent: deque[Progress] = deque(maxlen=_RECENT)
@@ -215,7 +216,7 @@ class Query:
             state,
             DeadLetters.open(checkpoint, state.deployment_key, dead_letters).write,
             clock=clock,
-            pause=self._stopping.wait,
+            pause=self._pause,
         )
         self._books = self._engine.books
         self._poll_s = topology.settings.heartbeat_ms / 1000
@@ -266,18 +267,27 @@ class Query:
         if self._pacemaker is not None:
             self._pacemaker.schedule(self._engine.next_due_ms)
 
+    def _pause(self, seconds: float) -> bool:
+        """Wait; True if the query, or Spark's own, was told to stop."""
+        if self._stopping.wait(seconds):
+            return True
+        spark_query = self._spark_query
+        return spark_query is not None and not spark_query.isActive
+
     def _attend(self) -> None:
         """Wait for Spark's query to end; in a thread of its own."""
         try:
             while True:
+                assert self._spark_query is not None
                 self._spark_query.awaitTermination()
-                if not self._available_now or not self._is_owed():
+                if not self._available_now or self._error is not None or not self._is_owed():
                     return
                 # Spark has ended with what there was.  Records wait: it is started again when one
                 # is due, and the heartbeat gives it a micro-batch.
                 if self._wait_until_due():
                     return
                 advance_beat(self._beat)
+                self._spark_query = None  # the one that has ended says nothing of the next
                 self._spark_query = self._writer.start()
                 if self._stopping.is_set():
                     self._spark_query.stop()
@@ -312,8 +322,8 @@ class Query:
     # ------------------------------------------------------------------------------- for others
 
     @property
-    def spark_query(self) -> StreamingQuery:
-        """Spark's own query; stop it through `stop`."""
+    def spark_query(self) -> StreamingQuery | None:
+        """Spark's own query, None while it is being started; stop it through `stop`."""
         return self._spark_query
 
     @property
@@ -372,8 +382,9 @@ class Query:
         A micro-batch that runs is given up, and no record's attempt is counted for it.
         """
         self._stopping.set()
-        if not self._ended.is_set():
-            self._spark_query.stop()
+        spark_query = self._spark_query
+        if spark_query is not None and not self._ended.is_set():
+            spark_query.stop()
         self._thread.join()
 
 

@@ -64,6 +64,7 @@ class World:
     dead_letters_fail: int = 0
     paused: list = field(default_factory=list)
     stopping: bool = False
+    lost: int = 0
 
     def __post_init__(self):
         builder = TopologyBuilder()
@@ -133,7 +134,7 @@ class World:
         columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
         table = pa.table(columns, schema=pa.schema(batch.FAILED))
         problems = (self.problems.pop(0),) if self.problems else ()
-        return Run(records, retried, table, tuple(files), problems, 0, {})
+        return Run(records, retried, table, tuple(files), problems, self.lost, {})
 
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
@@ -619,6 +620,12 @@ def test_stopped_between_two_runs(world):
     world.pause = lambda seconds: seconds > 0
     with pytest.raises(batch.Stopped):
         world.process(0, ["a"])
+
+
+def test_what_fails_untracked_is_told(world, caplog):
+    world.lost = 3
+    world.process(0, ["a"])
+    assert "3 tuples failed that nobody tracks" in caplog.text
 
 
 def test_a_stream_without_rows_calls_no_sink(world):

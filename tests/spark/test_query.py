@@ -357,9 +357,15 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: store.down < 10**9, on)
-    on.stop()
+    on.spark_query.stop()  # not the way, but no reason to hang or to fail
+    assert on.await_termination(60)
     assert on.exception is None
     assert on.books.batches == 0
+    on = running(topology, spark, tmp_path / "cp")
+    down = store.down
+    until(lambda: store.down < down, on)
+    on.stop()
+    assert (on.exception, on.books.batches) == (None, 0)
     store.down = 0
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.books.acked == 1, on)

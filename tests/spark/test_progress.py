@@ -1,0 +1,58 @@
+"""The books, the line of a micro-batch, and percentiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ackcore.spark.progress import Account, Books, Percentiles, Progress, percentiles
+
+
+def test_the_books_go_on_and_are_kept():
+    books = Books().after({"a": Account(records=5, acked=3, waiting=2), "b": Account(records=1)})
+    assert not books.balanced  # b's record is nowhere
+    books = books.after(
+        {"a": Account(records=1, acked=1, dead=1, waiting=1, retried=1), "b": Account(acked=1)}
+    )
+    assert books.spouts["a"] == Account(6, 0, 4, 1, 1, 1)
+    assert books.balanced
+    assert (books.batches, books.records, books.acked, books.dead) == (2, 7, 5, 1)
+    assert (books.waiting, books.retried, books.replayed) == (1, 1, 0)
+    kept = books.to_json()
+    kept["spouts"]["a"]["of a later version"] = 1
+    assert Books.from_json(kept) == books
+    assert Books.from_json({}) == Books()
+
+
+def test_a_replayed_record_is_in_one_place_again():
+    account = Account(records=1, dead=1)
+    assert account.balanced
+    books = Books(1, {"a": account}).after({"a": Account(replayed=1, acked=1)})
+    assert books.balanced
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_percentiles_are_by_nearest_rank(seed):
+    rng = np.random.default_rng(seed)
+    groups = [(float(value), int(n)) for value, n in rng.integers(0, 30, (rng.integers(0, 4), 2))]
+    single = rng.integers(0, 100, rng.integers(1, 30)).astype(float)
+    everything = sorted([value for value, n in groups for _ in range(n)] + single.tolist())
+    expected = [everything[-(-len(everything) * p // 100) - 1] for p in (50, 95, 99)]
+    assert percentiles(groups, single) == Percentiles(*expected)
+
+
+def test_percentiles_of_nothing():
+    assert percentiles([(3.0, 0)]) == Percentiles(0, 0, 0)
+    assert percentiles([(3.0, 10**9)]) == Percentiles(3, 3, 3)
+
+
+def test_the_line_of_a_micro_batch(caplog):
+    caplog.set_level("INFO", "ackcore")
+    progress = Progress(
+        7, 10, 9, 2, 1, 0, 1, 1, 1500, Percentiles(210, 220, 4100), 250, 44.0, runs=2
+    )
+    progress.log()
+    assert caplog.messages == [
+        "micro-batch 7: 9 acked, 2 failed, 1 retried, 1 dead, 1 waiting (oldest 1.5 s), "
+        "latency 210/220/4100 ms, 44 records/s, 0.25 s, 2 runs"
+    ]
