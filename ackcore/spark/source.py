@@ -32,6 +32,8 @@ from ackcore.topology.tuples import Identity
 RETRIES = (1 << 16) - 1
 #: Attempts beyond this one share its number: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
+#: What a first stage takes in at a time, if that is fewer rows than it is told.
+CHUNK_BYTES = 1 << 25
 #: Claims are INITs by a task that no spout has: the spout's number with this added.
 CLAIM = 1 << 20
 
@@ -114,17 +116,21 @@ def one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def chunked(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Put batches together until they have so many rows: cut by position, whatever the time."""
+    """Put batches together until they have so many rows: cut by position, whatever the time.
+
+    Long rows are put together until they have `CHUNK_BYTES`.
+    """
     waiting: list[pa.RecordBatch] = []
-    n = 0
+    n = size = 0
     for batch in batches:
         if not len(batch):
             continue
         waiting.append(batch)
         n += len(batch)
-        if n >= rows:
+        size += batch.nbytes
+        if n >= rows or size >= CHUNK_BYTES:
             yield one_batch(waiting)
-            waiting, n = [], 0
+            waiting, n, size = [], 0, 0
     if waiting:
         yield one_batch(waiting)
 
