@@ -1,0 +1,436 @@
+"""Topologies on Spark against the same functions on bare Spark, untracked.
+
+ACKCORE_BENCH_LINES says how many lines a word count has, 2 million by default, of 3.8 words each.
+Contestants take turns, each a whole job or micro-batch, with a new DataFrame each time: of one that
+was collected before, Spark keeps the shuffle files and skips what wrote them. Wall time decides;
+the CPU time of driver, JVM and workers together stands beside it, since other work on the machine
+takes no part in that.
+
+A side reads from Parquet what the other reads: both columns. Bare word counts return one row, and
+the counts of a bolt go to nobody: neither is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import run_batch, start, to_parquet
+from ackcore.topology import TopologyBuilder
+from ackcore.topology.executors import executor_for
+from ackcore.topology.tuples import Identity
+from bench import topologies
+from bench.topologies import Count, EmitAndAck, EmitBasic, PassOn, Split, SplitBut, Tag
+
+CORES = 2
+LINES = "id bigint, line string"
+MICRO_ROWS = 10_000
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def rows(quick: bool) -> int:
+    """How many lines there are."""
+    return int(os.environ.get("ACKCORE_BENCH_LINES", 200_000 if quick else 2_000_000))
+
+
+@pytest.fixture(scope="module")
+def rounds(quick: bool) -> int:
+    """How often each contestant has its turn."""
+    return 1 if quick else 5
+
+
+@pytest.fixture(scope="module")
+def spark():
+    """Two cores, room for the shuffles, and Spark's own settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
+        with spark_session(f"local[{CORES}]") as (session, _):
+            session.conf.set("spark.sql.adaptive.enabled", "true")
+            yield session
+
+
+@pytest.fixture(scope="module")
+def lines(rows, tmp_path_factory) -> Path:
+    """Eight Parquet files of lines."""
+    directory = tmp_path_factory.mktemp("lines")
+    topologies.write_lines(directory, [rows // 8] * 8)
+    return directory
+
+
+@pytest.fixture
+def new_path(tmp_path) -> Callable[[], Path]:
+    """``new_path()`` is a path that nothing is at; what the last one got is removed."""
+    numbers = itertools.count()
+
+    def new_path() -> Path:
+        number = next(numbers)
+        shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
+        return tmp_path / str(number)
+
+    return new_path
+
+
+def cpu_s() -> float:
+    """The CPU time of this process and all below it: the JVM, and Spark's workers."""
+    taken, below = {}, defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # Behind the name, which may hold anything: state, parent, ..., and from 11 on the
+            # times in user mode and in the kernel, of the process and of its ended children.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        taken[pid] = sum(map(int, fields[11:15]))
+        below[int(fields[1])].append(pid)
+    ticks, left = 0, [os.getpid()]
+    while left:
+        pid = left.pop()
+        ticks += taken.get(pid, 0)
+        left += below[pid]
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def contest(interleaved, rounds, report_ratio):
+    """``contest(title, contestants, bounds)`` lets them run in turn, after a round to warm up.
+
+    ``bounds`` maps (slow, fast) to what is asked of that ratio of wall times.
+    """
+
+    def contest(
+        title: str,
+        contestants: dict[str, Callable[[], object]],
+        bounds: dict[tuple[str, str], float | None],
+    ) -> None:
+        for work in contestants.values():  # the JVM compiles what is used
+            work()
+        cpu: dict[str, list[float]] = defaultdict(list)
+        seconds = interleaved(
+            contestants,
+            rounds,
+            time.perf_counter,
+            before=lambda name: cpu[name].append(-cpu_s()),
+            after=lambda name: cpu[name].append(cpu[name].pop() + cpu_s()),
+        )
+        for (slow, fast), bound in bounds.items():
+            for kind, times, asked in (("wall", seconds, bound), ("CPU", cpu, None)):
+                taken = " / ".join(f"{statistics.median(times[each]):.2f}" for each in (slow, fast))
+                ratios = [a / b for a, b in zip(times[slow], times[fast], strict=True)]
+                report_ratio(f"{title}: {slow} / {fast} ({taken} s {kind})", ratios, asked)
+
+    return contest
+
+
+# ---- whole jobs --------------------------------------------------------------------------------
+
+
+def word_count(source: Any, *, by: str = "fields", tracked: bool = True, split: Any = None):
+    """Lines to words to counts; ``by`` says how words reach the count."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source, tracked=tracked)
+    builder.bolt("split", split or Split()).shuffle("lines")
+    count = builder.bolt("count", Count())
+    count.fields("split", "word") if by == "fields" else count.local_or_shuffle("split")
+    return builder
+
+
+def passed_on(source: Any, bolt: Any):
+    """Lines to one bolt."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source)
+    builder.bolt("bolt", bolt).shuffle("lines")
+    return builder
+
+
+@pytest.fixture
+def whole(spark, new_path):
+    """``whole(builder, rows)`` runs a topology to its end, and asserts that all was ACKED."""
+
+    def whole(builder: TopologyBuilder, rows: int, tracked: bool = True) -> None:
+        books = run_batch(builder.build(), spark, new_path())
+        assert books.balanced
+        assert (books.records, books.acked) == ((rows, rows) if tracked else (0, 0))
+
+    return whole
+
+
+def bench_word_count(spark, lines, rows, whole, contest):
+    """Words shuffled by word: bare, tracked, and on our own engine with nobody tracking them."""
+
+    def bare() -> None:
+        words = spark.read.parquet(str(lines)).mapInArrow(topologies.split_bare, "word string")
+        words = words.repartition(CORES, "word")
+        words.mapInArrow(topologies.count_bare, "n bigint").collect()
+
+    def engine(tracked: bool) -> None:
+        whole(word_count(spark.read.parquet(str(lines)), tracked=tracked), rows, tracked)
+
+    contest(
+        f"word count, {rows:,} lines",
+        {"bare": bare, "tracked": partial(engine, True), "untracked": partial(engine, False)},
+        {("bare", "tracked"): 0.85, ("untracked", "tracked"): 0.40},
+    )
+
+
+@pytest.mark.parametrize("what", ["word count", "pass-through"])
+def bench_narrow(spark, lines, rows, whole, contest, what):
+    """Without a shuffle."""
+    counts = what == "word count"
+    function = topologies.split_and_count_bare if counts else topologies.pass_bare
+
+    def bare() -> None:
+        spark.read.parquet(str(lines)).mapInArrow(function, "n bigint").collect()
+
+    def tracked() -> None:
+        frame = spark.read.parquet(str(lines))
+        whole(word_count(frame, by="local") if counts else passed_on(frame, PassOn()), rows)
+
+    contest(
+        f"narrow {what}, {rows:,} lines",
+        {"bare": bare, "tracked": tracked},
+        {("bare", "tracked"): 0.92 if counts else 0.90},
+    )
+
+
+def bench_parquet_sink(spark, lines, rows, new_path, contest):
+    """A row for each word into Parquet, as a stream: against a foreachBatch that persists."""
+    source = partial(spark.readStream.schema(LINES).parquet, str(lines))
+    every_word = sum(
+        line.count(" ") + 1 for line in ds.dataset(lines).to_table()["line"].to_pylist()
+    )
+
+    def write(frame: Any, number: int, out: Path) -> None:
+        words = frame.mapInArrow(topologies.split_bare, "word string").repartition(CORES, "word")
+        measured = words.mapInArrow(topologies.measure_bare, "word string, letters int").persist()
+        measured.write.mode("overwrite").parquet(str(out / f"batch_id={number}"))
+        measured.unpersist()
+
+    def bare() -> None:
+        place = new_path()
+        each = partial(write, out=place / "out")
+        writer = source().writeStream.foreachBatch(lambda frame, number: each(frame, number))
+        options = {"checkpointLocation": str(place / "checkpoint")}
+        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+        assert ds.dataset(place / "out").count_rows() == every_word
+
+    def tracked() -> None:
+        place = new_path()
+        builder = TopologyBuilder()
+        builder.spout("lines", source())
+        builder.bolt("split", Split()).shuffle("lines")
+        builder.bolt("tag", Tag()).fields("split", "word")
+        builder.sink("tag", to_parquet(place / "out"))
+        with_all = start(
+            builder.build(), spark, place / "checkpoint", trigger={"availableNow": True}
+        )
+        with_all.await_termination()
+        assert with_all.books.acked == rows
+        assert ds.dataset(place / "out", exclude_invalid_files=True).count_rows() == every_word
+
+    contest(
+        f"word count into Parquet, {rows:,} lines",
+        {"bare": bare, "tracked": tracked},
+        {("bare", "tracked"): 0.6},
+    )
+
+
+def bench_ten_times(spark, lines, rows, rounds, whole, interleaved, report_ratio, tmp_path):
+    """The word count with ten times the rows: its files ten times over."""
+    larger = tmp_path / "larger"
+    larger.mkdir()
+    for file in lines.glob("*.parquet"):
+        for number in range(10):
+            os.link(file, larger / f"{number}-{file.name}")
+    contestants = {
+        "once": lambda: whole(word_count(spark.read.parquet(str(lines))), rows),
+        "ten times": lambda: whole(word_count(spark.read.parquet(str(larger))), 10 * rows),
+    }
+    contestants["once"]()
+    seconds = interleaved(contestants, min(rounds, 3), time.perf_counter)
+    pairs = zip(seconds["ten times"], seconds["once"], strict=True)
+    report_ratio(
+        f"word count, {10 * rows:,} / {rows:,} lines", [a / b for a, b in pairs], 11, at_most=True
+    )
+
+
+# ---- micro-batches -----------------------------------------------------------------------------
+
+
+class Ends(logging.Handler):
+    """Notes when micro-batches end: each has one line of log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.times: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one."""
+        if record.getMessage().startswith("micro-batch "):
+            self.times.append(time.perf_counter())
+
+
+@pytest.fixture
+def ends():
+    """An `Ends` that hears what ackcore logs."""
+    log, handler = logging.getLogger("ackcore"), Ends()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.setLevel(before)
+    log.removeHandler(handler)
+
+
+def periods(times: Iterable[float]) -> list[float]:
+    """From the end of one micro-batch to that of the next, without the first ones."""
+    return np.diff(np.array(list(times)))[2:].tolist()
+
+
+@pytest.fixture
+def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
+    """``bare, tracked = micro_batches(first)``: each runs a stream of 10,000 rows a micro-batch.
+
+    Before them comes one of ``first`` rows.  ``bare()`` and ``tracked(failing)`` return the
+    seconds of each micro-batch; the first ``failing`` rows fail, and wait for a day or so.
+    """
+    batches = 6 if quick else 14
+
+    def micro_batches(first: int) -> tuple[Callable[[], list[float]], Any]:
+        directory = tmp_path_factory.mktemp("stream")
+        topologies.write_lines(directory, [first] + [MICRO_ROWS] * batches)
+
+        def source() -> Any:
+            reader = spark.readStream.schema(LINES).option("maxFilesPerTrigger", 1)
+            return reader.parquet(str(directory))
+
+        def bare() -> list[float]:
+            times: list[float] = []
+            done = threading.Event()
+
+            def each(frame: Any, number: int) -> None:
+                words = frame.mapInArrow(topologies.split_bare, "word string")
+                words = words.repartition(CORES, "word")
+                words.mapInArrow(topologies.count_bare, "n bigint").collect()
+                times.append(time.perf_counter())
+                if len(times) > batches:
+                    done.set()
+
+            place = str(new_path())
+            writer = source().writeStream.foreachBatch(each).option("checkpointLocation", place)
+            query = writer.start()
+            assert done.wait(120), query.exception()
+            query.stop()
+            return periods(times)
+
+        def tracked(failing: int) -> list[float]:
+            ends.times.clear()
+            builder = word_count(source(), split=SplitBut(failing))
+            topology = builder.build(backoff_ms=DAY_MS, max_backoff_ms=DAY_MS)
+            query = start(topology, spark, new_path())
+            until = time.monotonic() + 120
+            while len(ends.times) <= batches:
+                assert query.is_active, query.exception
+                assert time.monotonic() < until, query.progress
+                time.sleep(0.01)
+            query.stop()
+            records = first + batches * MICRO_ROWS
+            assert query.books.records == records
+            # Of a day's back-off hardly any comes to its end within seconds.
+            assert query.books.waiting == failing
+            assert query.books.acked == records - failing
+            return periods(ends.times[: batches + 1])
+
+        return bare, tracked
+
+    return micro_batches
+
+
+def bench_micro_batch(micro_batches, rounds, report_ratio):
+    """What a small micro-batch takes longer than a bare foreachBatch with one action."""
+    bare, tracked = micro_batches(MICRO_ROWS)
+    more, times = [], []
+    for _ in range(rounds):
+        pair = [statistics.median(times) for times in (bare(), tracked(1000))]
+        times.append(pair)
+        more.append(pair[1] - pair[0])
+    taken = " - ".join(f"{statistics.median(t):.2f}" for t in zip(*reversed(times), strict=True))
+    name = f"micro-batch of {MICRO_ROWS:,} rows, 1,000 waiting: tracked - bare"
+    taken = " - ".join(f"{statistics.median(pair[i] for pair in times):.2f}" for i in (1, 0))
+    report_ratio(f"{name} ({taken} s)", more, 0.3, at_most=True, unit="s")
+
+
+def bench_waiting(micro_batches, rounds, quick, report_ratio):
+    """The same with 100,000 records waiting for retries, and with none."""
+    waiting = 10_000 if quick else 100_000
+    _, tracked = micro_batches(waiting)
+    pairs = [[statistics.median(tracked(n)) for n in (waiting, 0)] for _ in range(rounds)]
+    taken = " / ".join(f"{statistics.median(pair[i] for pair in pairs):.2f}" for i in (0, 1))
+    report_ratio(
+        f"micro-batch of {MICRO_ROWS:,} rows: {waiting:,} waiting / none ({taken} s)",
+        [a / b for a, b in pairs],
+        1.3,
+        at_most=True,
+    )
+
+
+# ---- tuples one by one -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bolt", [EmitAndAck, EmitBasic])
+def bench_row_bolt(bolt, quick, rounds, report_ratio):
+    """Emit, anchored, and ack: the executor alone, in CPU time of its thread."""
+    batches = topologies.make_lines(131_072 if quick else 524_288).to_batches(65_536)
+    identities = [
+        Identity(
+            pa.array([f"0-0-{i}" for i in range(len(batch))]),
+            np.zeros(len(batch), np.int32),
+            np.arange(len(batch)),
+        )
+        for batch in batches
+    ]
+    rates = []
+    for _ in range(rounds):
+        executor = executor_for("bolt", bolt())
+        emitted = 0
+        begin = time.thread_time()
+        for batch, identity in zip(batches, identities, strict=True):
+            results = executor.process("lines", "default", batch, identity)
+            assert not results.failures
+            emitted += sum(len(emission.batch) for emission in results.emissions)
+        executor.flush()
+        rates.append(emitted / (time.thread_time() - begin) / 1e6)
+        assert emitted == sum(map(len, batches))
+    report_ratio(f"{bolt.__name__}, its executor alone", rates, 0.3, unit="M/s")
+
+
+def bench_row_bolt_on_spark(spark, lines, rows, rounds, whole, interleaved, report_ratio):
+    """The same from Parquet to the books, two tasks on two cores, wall time."""
+    contestants = {
+        bolt.__name__: partial(
+            lambda bolt: whole(passed_on(spark.read.parquet(str(lines)), bolt()), rows), bolt
+        )
+        for bolt in (EmitAndAck, EmitBasic)
+    }
+    for work in contestants.values():
+        work()
+    for name, seconds in interleaved(contestants, rounds, time.perf_counter).items():
+        rates = [rows / CORES / each / 1e6 for each in seconds]
+        report_ratio(f"{name} on Spark, {rows:,} lines, per core", rates, 0.3, unit="M/s")

@@ -1,0 +1,196 @@
+"""Word counts and their like, written once as functions on Arrow batches, and what runs them.
+
+The functions are those that one would write for a bare ``mapInArrow``; bolts call the very same.
+Workers import this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ackcore.topology import BasicBolt, BatchBolt, Bolt
+
+Batches = Iterator[pa.RecordBatch]
+
+#: How often a line has 1, 2, ... words: 3.8 on average.
+_LENGTHS = np.array([4, 12, 26, 30, 18, 7, 3]) / 100
+_VOCABULARY = 50_000
+
+WORD = pa.schema([("word", pa.string())])
+COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+LINES = pa.schema([("id", pa.int64()), ("line", pa.string())])
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+
+def make_lines(rows: int, seed: int = 11) -> pa.Table:
+    """Lines of words whose frequencies fall as those of a language do."""
+    rng = np.random.default_rng(seed)
+    letters = rng.integers(ord("a"), ord("z") + 1, (_VOCABULARY, 12), dtype=np.uint8)
+    lengths = rng.integers(2, 13, _VOCABULARY)
+    vocabulary = [bytes(row[:n]).decode() for row, n in zip(letters, lengths, strict=True)]
+    weights = 1 / (np.arange(_VOCABULARY) + 5.0)
+    sizes = rng.choice(np.arange(1, len(_LENGTHS) + 1), rows, p=_LENGTHS)
+    picks = rng.choice(_VOCABULARY, int(sizes.sum()), p=weights / weights.sum())
+    words = pa.array(vocabulary).take(pa.array(picks))
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    lines = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), words), " ")
+    return pa.table([pa.array(np.arange(rows)), lines], schema=LINES)
+
+
+def write_lines(directory: Path, sizes: Sequence[int]) -> int:
+    """Write Parquet files of so many lines, each later than the last; return the number of words.
+
+    A stream reads them in the order of their times.
+    """
+    table = make_lines(sum(sizes))
+    start = 0
+    for number, size in enumerate(sizes):
+        path = directory / f"part-{number:03}.parquet"
+        pq.write_table(table.slice(start, size), path)
+        os.utime(path, (1_700_000_000 + number,) * 2)
+        start += size
+    return int(pc.sum(pc.count_substring(table["line"], " ")).as_py()) + len(table)
+
+
+# ---- what is done with them --------------------------------------------------------------------
+
+
+def split(lines: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the words of all lines, and of each the number of its line."""
+    words = pc.split_pattern(lines, " ")
+    return words.flatten(), pc.list_parent_indices(words)
+
+
+def count(words: pa.Array) -> list[pa.Array]:
+    """Return each word once, and how often it is there."""
+    counted = pc.value_counts(words)
+    return [counted.field("values"), counted.field("counts")]
+
+
+# ---- in bolts ----------------------------------------------------------------------------------
+
+
+class Split(BatchBolt):
+    """A tuple for each word of a line."""
+
+    outputs = WORD
+
+    def process(self, batch, out):
+        """Split a batch of lines."""
+        words, parents = split(batch.column("line"))
+        out.emit([words], parents=parents)
+
+
+class SplitBut(Split):
+    """The same, but lines with a number below ``failing`` fail."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+
+    def process(self, batch, out):
+        """Split a batch of lines."""
+        super().process(batch, out)
+        out.fail(np.flatnonzero(batch.column("id").to_numpy() < self.failing), "not yet")
+
+
+class Count(BatchBolt):
+    """How often each word is there, batch by batch; the counts hang from nothing."""
+
+    outputs = COUNTS
+
+    def process(self, batch, out):
+        """Count a batch of words."""
+        out.emit(count(batch.column("word")), parents=None)
+
+
+class PassOn(BatchBolt):
+    """Hands on every row as it is."""
+
+    outputs = LINES
+
+    def process(self, batch, out):
+        """Hand on a batch."""
+        out.emit(batch, parents=np.arange(len(batch)))
+
+
+class Tag(BatchBolt):
+    """A row for each word, with the length of its line: what a sink is to have once per word."""
+
+    outputs = pa.schema([("word", pa.string()), ("letters", pa.int32())])
+
+    def process(self, batch, out):
+        """Measure a batch of words."""
+        out.emit(measure(batch.column("word")), parents=np.arange(len(batch)))
+
+
+def measure(words: pa.Array) -> list[pa.Array]:
+    """Return words, and how long each is."""
+    return [words, pc.utf8_length(words)]
+
+
+class EmitAndAck(Bolt):
+    """Emits what it got, anchored, and acks it."""
+
+    outputs = LINES
+
+    def execute(self, tuple):
+        """One tuple."""
+        self.collector.emit(tuple.values, anchors=tuple)
+        self.collector.ack(tuple)
+
+
+class EmitBasic(BasicBolt):
+    """Emits what it got; anchored and acked for it."""
+
+    outputs = LINES
+
+    def execute(self, tuple, collector):
+        """One tuple."""
+        collector.emit(tuple.values)
+
+
+# ---- on bare Spark -----------------------------------------------------------------------------
+
+
+def split_bare(batches: Batches) -> Batches:
+    """For mapInArrow: lines to words."""
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([split(batch.column("line"))[0]], schema=WORD)
+
+
+def _total(n: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array([n], pa.int64())})
+
+
+def count_bare(batches: Batches) -> Batches:
+    """For mapInArrow: words, counted batch by batch; one row, as we do not time what it returns."""
+    yield _total(sum(int(pc.sum(count(batch.column("word"))[1]).as_py()) for batch in batches))
+
+
+def split_and_count_bare(batches: Batches) -> Batches:
+    """For mapInArrow: both in one task."""
+    n = 0
+    for batch in batches:
+        words, _ = split(batch.column("line"))
+        n += int(pc.sum(count(words)[1]).as_py())
+    yield _total(n)
+
+
+def pass_bare(batches: Batches) -> Batches:
+    """For mapInArrow: see every batch, and no more."""
+    yield _total(sum(len(batch) for batch in batches))
+
+
+def measure_bare(batches: Batches) -> Batches:
+    """For mapInArrow: a row for each word."""
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(measure(batch.column("word")), schema=Tag.outputs)
