@@ -115,6 +115,8 @@ class World:
 
     def run(self, topology, layout, inputs, plan):
         self.runs.append(plan)
+        left = {path.name for path in Path(plan.work).iterdir()}
+        assert left == {f"retries-{spout}.arrow" for spout in plan.retries}  # and of no other run
         records, retried, failed, rows = {}, {}, [], []
         for root, spout, line, attempt in self._records(inputs, plan):
             counted = retried if attempt or (spout, line) not in inputs else records
@@ -300,6 +302,22 @@ def test_what_waits_is_bounded(tmp_path):
     assert world.rows == ["A", "B", "E"]
     assert world.parked == ["c", "d"]
     assert books.balanced
+
+
+def test_the_bound_is_for_all_spouts_together(tmp_path):
+    world = World(tmp_path, {"max_waiting": 1}, spouts=("lines", "more"))
+    world.behaves = fails("a", "x")
+    progress, _ = world.process(0, ["a", ("more", "x")])
+    assert (progress.waiting, progress.dead) == (1, 1)
+
+
+def test_when_a_record_was_first_seen_is_kept(world):
+    world.behaves = fails("a", times=2)
+    world.process(0, ["a"])
+    world.now_ms += 10_000
+    assert world.process(1, ["b"])[0].oldest_ms == 10_000
+    world.now_ms += 20_000
+    assert world.process(2)[0].latency_ms.p99 == 30_000
 
 
 def test_nothing_waits_where_nothing_may(tmp_path):
