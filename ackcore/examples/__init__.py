@@ -1,1 +1,10 @@
-"""Whole jobs to run and to read: ``python -m ackcore.examples.word_count`` is the first."""
+"""Whole jobs to run and to read.
+
+====================  ===========================================================================
+`word_count`          a topology that loses nothing while calls fail and drivers die
+`storm_port`          a Storm topology, ported, with a table "Storm to ackcore"
+`settle_table`        the ack log of another system, settled
+====================  ===========================================================================
+
+Each runs by ``python -m ackcore.examples.<name>``.
+"""
