@@ -264,7 +264,8 @@ def dead_letters(
         ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
         ``last_ms`` (timestamps: when the record was first seen and when it died), ``batch_id``,
         and ``payload``: a struct of the source's columns.  Where spouts differ in columns it has
-        those of all, null where a spout has them not.
+        those of all, null where a spout has them not.  (An interval is told in microseconds,
+        since Parquet has none; `replay` sends it as it was.)
 
     Raises
     ------
@@ -296,8 +297,10 @@ def _session(spark: SparkSession | None) -> SparkSession:
 
 
 def _frame(spark: SparkSession, store: Path, spout: str) -> DataFrame:
+    # Spark takes a path for a pattern, and does not decode the escapes of a URI.
+    path = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{store / spout}")
     # A struct's columns may have changed since the first letter.
-    frame = spark.read.option("mergeSchema", "true").parquet((store / spout).as_uri())
+    frame = spark.read.option("mergeSchema", "true").parquet(path)
     return frame.select(F.lit(spout).alias("spout"), *frame.columns)
 
 

@@ -1,0 +1,469 @@
+"""Dead letters keep all that died, and are sent again once."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import shutil
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from checkpoints import OPEN, Killed, Killer, Topology, decision, ids, records, run_one
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from ackcore.spark import replays
+from ackcore.spark.dead_letters import DeadLetters, Replay, dead_letters, replay
+from ackcore.spark.files import Lock
+from ackcore.spark.state import (
+    REASON,
+    TRACKING,
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointReadOnly,
+    StateError,
+)
+from ackcore.topology.tuples import Reason
+
+BAD = Reason("split", "ValueError", "no\x1fgood ☠")
+SLOW = Reason("enrich", "TimeoutError", "3 s", final=True)
+
+
+def died(first, n, reasons=(BAD,), attempt=5):
+    table = records(first, n, due_ms=0, attempt=attempt, step=0)
+    texts = [reasons[row % len(reasons)].encode() for row in range(n)]
+    at = table.column_names.index(REASON)
+    return table.set_column(at, TRACKING.field(at), pa.array(texts, pa.string()))
+
+
+@pytest.fixture
+def store(checkpoint):
+    """A checkpoint whose first micro-batches left letters: lines 0-4 and 10-12, clicks 20-21."""
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key)
+        for number, dead in enumerate(
+            [
+                {"lines": died(0, 5, (BAD, SLOW))},
+                {},
+                {"lines": died(10, 3), "clicks": died(20, 2, (SLOW,))},
+            ]
+        ):
+            run_one(state, number, dead=dead)
+            letters.write(number, state.decision(number).dead)
+    return letters
+
+
+def pending(checkpoint, spouts=("lines", "clicks"), **how):
+    """The ids that the next micro-batch would get by requests, by spout."""
+    with OPEN(checkpoint, **how) as state:
+        plan = state.make_plan(state.last_done + 1, 0)
+        due = state.split_due(plan).due
+        return {name: sorted(ids(due[name])) for name in spouts if name in due}
+
+
+ODD = "else where [1] {a,b}* %20"
+LINES = [f"id-{n}" for n in (0, 1, 10, 11, 12, 2, 3, 4)]
+CLICKS = ["id-20", "id-21"]
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
+    frame = dead_letters(checkpoint, spark)
+    assert frame.columns == [
+        "spout",
+        "message_id",
+        "attempts",
+        "error_type",
+        "error_message",
+        "component",
+        "first_ms",
+        "last_ms",
+        "batch_id",
+        "payload",
+    ]
+    assert frame.count() == 10
+    told = frame.where("message_id = 'id-1'").withColumn("s", F.unix_millis("last_ms")).first()
+    assert (told.spout, told.attempts, told.batch_id) == ("lines", 5, 0)
+    assert (told.component, told.error_type, told.error_message) == SLOW[:3]
+    assert told.payload.value == "line 1"
+    assert told.s == 2
+    assert frame.where("component = 'split'").first().error_message == BAD.message
+    by_spout = {row.spout: row["count"] for row in frame.groupBy("spout").count().collect()}
+    assert by_spout == {"lines": 8, "clicks": 2}
+    only = dead_letters(checkpoint, spout="clicks")  # the active session
+    assert sorted(row.message_id for row in only.collect()) == CLICKS
+
+
+def test_the_store_and_the_checkpoint_are_both_a_way_in(spark, store, checkpoint):
+    assert dead_letters(store.path, spark).count() == dead_letters(checkpoint, spark).count() == 10
+    assert dead_letters(f"file:{checkpoint}", spark).count() == 10
+
+
+def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_path):
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / ODD)
+        run_one(state, 0)
+        letters.write(0, {"lines": died(0, 2)})
+    assert letters.path == tmp_path / ODD
+    assert dead_letters(checkpoint, spark).count() == 2
+    assert replay(tmp_path / ODD).records == {"lines": 2}
+    assert pending(checkpoint) == {"lines": ["id-0", "id-1"]}
+    with OPEN(checkpoint) as state:  # and back inside
+        DeadLetters.open(checkpoint, state.deployment_key)
+    assert dead_letters(checkpoint, spark).count() == 0
+
+
+def test_nobody_died(spark, checkpoint):
+    OPEN(checkpoint).close()
+    frame = dead_letters(checkpoint, spark)
+    assert frame.count() == 0
+    assert frame.schema["payload"].dataType == StructType([])
+    assert dead_letters(checkpoint, spark, spout="nobody").columns == frame.columns
+    assert replay(checkpoint).records == {}
+    assert pending_nothing(checkpoint)
+
+
+def pending_nothing(checkpoint):
+    with OPEN(checkpoint) as state:
+        return state.pending_replays() == ()
+
+
+def test_a_path_that_is_neither_is_told(spark, tmp_path):
+    for ask in (lambda: dead_letters(tmp_path, spark), lambda: replay(tmp_path)):
+        with pytest.raises(FileNotFoundError, match=r"neither: it has no ackcore/meta.json"):
+            ask()
+
+
+def test_without_a_session_one_must_be_given(store, checkpoint, monkeypatch):
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+    with pytest.raises(ValueError, match="spark must be given"):
+        dead_letters(checkpoint)
+    with pytest.raises(TypeError, match="spark must be a SparkSession"):
+        dead_letters(checkpoint, 5)
+
+
+def other(first, column, values):
+    base = died(first, len(values)).select(TRACKING.names)
+    return base.append_column(column, values)
+
+
+def test_spouts_of_different_columns_go_into_one_table(spark, store, checkpoint):
+    store.write(3, {"clicks": other(30, "url", pa.array(["a"]))})
+    frame = dead_letters(checkpoint, spark)
+    assert {row.message_id: row.payload.url for row in frame.collect() if row.payload.url} == {
+        "id-30": "a"
+    }
+    assert frame.where("payload.value is null").count() == 1
+
+
+def test_spouts_whose_columns_are_at_odds_are_asked_for_singly(spark, store, checkpoint):
+    shutil.rmtree(store.path / "clicks")
+    store.write(3, {"clicks": other(30, "value", pa.array([[1, 2]]))})
+    with pytest.raises(ValueError, match="clicks, lines do not go into one table") as caught:
+        dead_letters(checkpoint, spark)
+    assert "dead_letters(path, spout=...)" in str(caught.value)
+    assert dead_letters(checkpoint, spark, "clicks").first().payload.value == [1, 2]
+
+
+NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
+TYPED = pa.table(
+    {
+        "a b.c": pa.array(["ä", None]),
+        "bytes": pa.array([b"\0\xff", None]),
+        "small": pa.array([-1, None], pa.int8()),
+        "flag": pa.array([True, None]),
+        "money": pa.array([decimal.Decimal("1.20"), None], pa.decimal128(20, 2)),
+        "day": pa.array([datetime.date(2020, 2, 29), None]),
+        "at": pa.array([NOON, None], pa.timestamp("us", "UTC")),
+        "wall": pa.array([NOON.replace(tzinfo=None), None], pa.timestamp("us")),
+        "real": pa.array([float("nan"), None], pa.float32()),
+        "list": pa.array([[1, None], None], pa.list_(pa.int64())),
+        "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32())),
+        "pair": pa.array([{"x": 1, "y": ["z", None]}, None]),
+        "span": pa.array([datetime.timedelta(seconds=1), None], pa.duration("us")),
+    }
+)
+
+
+def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
+    names = tuple(TYPED.column_names)
+    topology = Topology(typed=names)
+    table = pa.table(
+        [*died(0, 2).select(TRACKING.names).columns, *TYPED.columns],
+        schema=pa.schema([*TRACKING, *TYPED.schema]),
+    )
+    with OPEN(checkpoint, topology=topology) as state:
+        run_one(state, 0, dead={"typed": table})
+        DeadLetters.open(checkpoint, state.deployment_key).write(0, state.decision(0).dead)
+    payload = dead_letters(checkpoint, spark).schema["payload"].dataType
+    assert {field.name: field.dataType.simpleString() for field in payload} == {
+        "a b.c": "string",
+        "bytes": "binary",
+        "small": "tinyint",
+        "flag": "boolean",
+        "money": "decimal(20,2)",
+        "day": "date",
+        "at": "timestamp",
+        "wall": "timestamp_ntz",
+        "real": "float",
+        "list": "array<bigint>",
+        "map": "map<string,int>",
+        "pair": "struct<x:bigint,y:array<string>>",
+        "span": "bigint",
+    }
+    assert replay(checkpoint).records == {"typed": 2}
+    with OPEN(checkpoint, topology=topology) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["typed"]
+    back = due.select(names)
+    assert back.schema.equals(TYPED.schema)
+    assert str(back.to_pylist()) == str(TYPED.to_pylist())
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def test_writing_again_changes_nothing(store):
+    path = store.path / "lines/batch-0.parquet"
+    before = path.read_bytes()
+    store.write(0, {"lines": died(0, 5, (BAD, SLOW)), "clicks": died(0, 0)})
+    assert path.read_bytes() == before
+    assert not (store.path / "clicks/batch-0.parquet").exists()
+
+
+def test_two_checkpoints_do_not_share_a_store(store, checkpoint, tmp_path):
+    with OPEN(tmp_path / "other") as state:
+        with pytest.raises(CheckpointForeign, match="would overwrite them; give dead_letters="):
+            DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
+        # What nobody owns is nobody's to write to.
+        (store.path / ".owner.json").unlink()
+        with pytest.raises(CheckpointCorrupt, match=r"owner\.json is missing, though there are"):
+            DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
+
+
+def test_a_store_that_is_a_uri_is_refused(checkpoint):
+    OPEN(checkpoint).close()
+    with pytest.raises(ValueError, match="dead_letters must be a path on a local or shared"):
+        DeadLetters.open(checkpoint, 1, "s3://bucket/dead")
+
+
+def test_a_store_that_is_down_is_told_and_leaves_nothing_half(store, monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(CheckpointReadOnly, match=r"lines/batch-7\.parquet cannot be written"):
+        store.write(7, {"lines": died(0, 1)})
+    monkeypatch.undo()
+    assert not (store.path / "lines/batch-7.parquet").exists()
+
+
+# -- sending again ----------------------------------------------------------------------------
+
+
+def test_all_are_sent_once(store, checkpoint):
+    assert replay(checkpoint).records == {"lines": 8, "clicks": 2}
+    assert replay(checkpoint).records == {}
+    assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
+
+
+def test_a_sent_letter_is_a_new_record_with_its_old_history(store, checkpoint):
+    replay(checkpoint, spout="clicks")
+    with OPEN(checkpoint) as state:
+        plan = state.make_plan(3, 5000)
+        assert plan.due == 0
+        due = state.split_due(plan).due["clicks"]
+    assert due.schema.names == [*TRACKING.names, "value"]
+    first = due.to_pylist()[0]
+    assert first == {
+        "_ackcore_message_id": "id-20",
+        "_ackcore_attempt": 0,
+        "_ackcore_due_ms": 0,
+        "_ackcore_first_ms": 20,
+        "_ackcore_last_ms": 21,
+        "_ackcore_reason": SLOW._replace(final=False).encode(),
+        "value": "line 20",
+    }
+
+
+def test_some_are_sent_by_a_condition_and_the_others_later(spark, store, checkpoint):
+    slow = replay(checkpoint, where="error_type = 'TimeoutError'", spark=spark)
+    assert slow.records == {"lines": 2, "clicks": 2}
+    assert pending(checkpoint) == {"lines": ["id-1", "id-3"], "clicks": CLICKS}
+    one = replay(checkpoint, where=(F.col("payload.value") == "line 11") & (F.col("spout") != "x"))
+    assert one.records == {"lines": 1}
+    late = replay(checkpoint, where="batch_id = 2")
+    assert late.records == {"lines": 2}
+    assert replay(checkpoint, where="batch_id = 99").records == {}
+    assert replay(checkpoint).records == {"lines": 3}
+    assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
+
+
+def test_what_dies_again_can_be_sent_again(store, checkpoint):
+    replay(checkpoint)
+    with OPEN(checkpoint) as state:
+        plan = state.make_plan(3, 0)
+        state.write_plan(plan)
+        due = state.split_due(plan).due["lines"]
+        state.write_decision(decision(3, dead={"lines": due.slice(0, 1)}))
+        store.write(3, state.decision(3).dead)
+        state.write_done(3)
+        state.prune(3)
+        assert state.pending_replays() == ()
+    assert replay(checkpoint).records == {"lines": 1}
+    assert pending(checkpoint)["lines"] in (["id-0"], ["id-10"])
+
+
+def test_again_sends_even_what_was_sent(store, checkpoint):
+    replay(checkpoint, spout="clicks")
+    assert replay(checkpoint, spout="clicks", again=True).records == {"clicks": 2}
+    assert pending(checkpoint) == {"clicks": sorted(CLICKS * 2)}
+
+
+def test_a_request_of_one_name_is_made_once(store, checkpoint):
+    first = replay(checkpoint, request="ticket-17", spout="lines")
+    assert first == Replay("ticket-17", {"lines": 8})
+    assert replay(checkpoint, request="ticket-17", again=True) == first
+    assert pending(checkpoint) == {"lines": LINES}
+    for wrong in ("", "a/b", "a.b", "x" * 65):
+        with pytest.raises(ValueError, match="request must be 1 to 64 of letters"):
+            replay(checkpoint, request=wrong)
+
+
+def test_a_running_query_sees_requests(store, checkpoint):
+    with OPEN(checkpoint) as state:
+        replay(checkpoint, spout="clicks")
+        assert [replays.spout_of(name) for name in state.pending_replays()] == ["clicks"]
+
+
+def test_two_who_ask_at_once_do_not_send_twice(store, checkpoint):
+    (checkpoint / "ackcore/replays").mkdir()
+    lock = Lock(checkpoint / "ackcore/replays/lock", wait=True)
+    told = []
+    asking = [threading.Thread(target=lambda: told.append(replay(checkpoint))) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    lock.close()
+    for thread in asking:
+        thread.join(30)
+    assert sorted(sum(each.records.values()) for each in told) == [0, 0, 10]
+    assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
+
+
+def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, checkpoint):
+    changed = Topology(lines=("text",))
+    OPEN(checkpoint, topology=changed, accept_changes=True).close()
+    with pytest.raises(CheckpointForeign, match="and the topology has the columns text"):
+        replay(checkpoint, spout="lines")
+    with pytest.raises(CheckpointForeign, match="has no spout of that name by now"):
+        replay(checkpoint, spout="clicks")
+    assert dead_letters(checkpoint, spark).count() == 10
+
+
+def test_letters_of_before_and_after_a_change_are_sent_one_kind_at_a_time(store, checkpoint, spark):
+    store.write(3, {"lines": other(30, "text", pa.array(["a"]))})
+    with pytest.raises(StateError, match="Send one kind at a time: where="):
+        replay(checkpoint)
+    assert replay(checkpoint, spout="lines", where="batch_id < 3").records == {"lines": 8}
+
+
+def test_a_store_whose_checkpoint_is_gone_or_another_is_told(checkpoint, tmp_path):
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "dead")
+        letters.write(0, {"lines": died(0, 1)})
+    shutil.rmtree(checkpoint)
+    with pytest.raises(FileNotFoundError, match="which is not there any more"):
+        replay(tmp_path / "dead")
+    OPEN(checkpoint).close()
+    with pytest.raises(CheckpointForeign, match=r"belong to deployment .* is now that of"):
+        replay(tmp_path / "dead")
+
+
+def test_a_checkpoint_that_was_moved_with_its_store_is_found(store, checkpoint, tmp_path):
+    checkpoint.rename(tmp_path / "moved")
+    assert replay(tmp_path / "moved/ackcore/dead_letters").records == {"lines": 8, "clicks": 2}
+    assert pending(tmp_path / "moved") == {"lines": LINES, "clicks": CLICKS}
+
+
+def test_damaged_letters_are_told_and_nothing_is_sent(store, checkpoint):
+    path = store.path / "lines/batch-0.parquet"
+    whole = path.read_bytes()
+    wrong = [whole[:size] for size in range(0, len(whole), 101)]
+    at = whole.index(b"id-0") if b"id-0" in whole else 40
+    wrong.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for data in wrong:
+        path.write_bytes(data)
+        with pytest.raises(CheckpointCorrupt, match=r"lines/batch-0\.parquet is damaged"):
+            replay(checkpoint)
+    assert pending_nothing(checkpoint)
+    path.write_bytes(whole)
+    note = store.path / ".replayed/r.json"
+    replay(checkpoint, request="r")
+    note.write_bytes(note.read_bytes()[:-3])
+    with pytest.raises(CheckpointCorrupt, match=r"\.replayed/r\.json is damaged"):
+        replay(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
+
+
+def test_killed_at_any_instant_every_letter_is_sent_once(
+    store, checkpoint, killer, tmp_path, monkeypatch
+):
+    """Whoever asks next finishes what was begun, or does it from the beginning."""
+    fresh = tmp_path / "fresh"
+    checkpoint.rename(fresh)
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    ends = set()
+    for left in range(1000):
+        shutil.copytree(fresh, checkpoint)
+        killer.arm(left)
+        try:
+            replay(checkpoint)
+            killer.disarm()
+            finished = True
+        except Killed:
+            killer.disarm()
+            finished = False
+        if left % 2:  # the query looks first
+            with OPEN(checkpoint) as state:
+                state.pending_replays()
+        told = sum(replay(checkpoint).records.values())
+        assert told in (0, 10)
+        ends.add((finished, told))
+        assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}, f"killed at {left}"
+        assert not list((checkpoint / "ackcore/replays").glob("*.staged"))
+        shutil.rmtree(checkpoint)
+        if finished:
+            break
+    assert ends == {(False, 10), (False, 0), (True, 0)}
+    assert left > 15
+
+
+def test_killed_at_any_instant_the_letters_are_whole(checkpoint, killer, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    dead = {"lines": died(0, 3), "clicks": died(5, 1)}
+    for left in range(100):
+        path = tmp_path / str(left)
+        with OPEN(path) as state:
+            killer.arm(left)
+            try:
+                DeadLetters.open(path, state.deployment_key).write(0, dead)
+                finished = True
+            except Killed:
+                finished = False
+            killer.disarm()
+            for file in (path / "ackcore/dead_letters").glob("*/[!.]*"):
+                assert pq.read_table(file, partitioning=None).num_rows in (1, 3)
+            DeadLetters.open(path, state.deployment_key).write(0, dead)
+        assert replay(path).records == {"lines": 3, "clicks": 1}
+        if finished:
+            break
+    assert left > 8
