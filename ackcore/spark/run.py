@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -409,7 +410,7 @@ def fetch(
     accepted : Run
         What that returned.
     failed : pyarrow.Table
-        ``root_id, spout`` of the records.
+        ``root_id, spout`` of the records; the spout is null where it is not known.
 
     Returns
     -------
@@ -423,23 +424,28 @@ def fetch(
         If a record is not there any more.
     """
     parts = _Parts(topology, layout, inputs, plan)
-    roots: dict[str, Int64s] = {}
     spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
-    for name in parts.sources:
-        of_spout = np.sort(ids[spouts == name])
-        if len(of_spout):
-            roots[name] = of_spout
+    unknown = failed["spout"].is_null().to_numpy()
+    roots: dict[str, Int64s] = {}
+    for name, source in parts.sources.items():
+        may_be = np.sort(ids[(spouts == name) | unknown])
+        if len(may_be) and source.tracked:
+            roots[name] = may_be
     found = _fetch(parts, accepted, roots, {})
-    for name, wanted in roots.items():
-        got = len(found.get(name, ()))
-        if got != len(wanted):
-            raise RuntimeError(
-                f"of spout {name}, {len(wanted)} records failed and {got} of them were found when "
-                "its source was read again; the source must give the same rows when it is read "
-                "twice within a micro-batch"
-            )
+    lost = np.setdiff1d(ids, _roots_in(found.values()))
+    if len(lost):
+        raise RuntimeError(
+            f"{len(ids)} records failed, and {len(lost)} of them were not found when their source "
+            "was read again; a source must give the same rows when it is read twice within a "
+            "micro-batch"
+        )
     return found
+
+
+def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
+    found = [table[ROOT_ID].to_numpy() for table in tables]
+    return np.concatenate([np.empty(0, np.int64), *found])
 
 
 def _fetch(
@@ -468,7 +474,9 @@ def _fetch(
                 some = Records(parts.sources[name], batch, partition, first)
                 tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
                 first += len(batch)
-    if any(not parts.sources[name].spilled for name in wanted):
+    sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
+    there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
+    if (claims or there < len(sought)) and not all(parts.sources[name].spilled for name in wanted):
         picked = [
             one.frame.mapInArrow(
                 PickStage(FirstStage(parts.work, parts.sources, one.spout), roots, claims),

@@ -35,7 +35,7 @@ from ackcore.spark.tracking import (
     untracked,
 )
 from ackcore.spark.workfiles import RowFiles
-from ackcore.topology.components import BasicBolt, BatchBolt, Bolt
+from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import All, Global, PartialKey
 from ackcore.topology.layout import Edge, Layout
@@ -57,7 +57,7 @@ class Work:
     """
 
     layout: Layout
-    components: Mapping[str, Bolt | BasicBolt | BatchBolt]
+    components: Mapping[str, Component]
     schemas: Mapping[tuple[str, str], pa.Schema]
     key: int
     number: int

@@ -12,7 +12,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from ackcore.topology.batch_bolts import BatchExecutor
-from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Context, refuse_unrunnable
+from ackcore.topology.components import (
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Component,
+    Context,
+    refuse_unrunnable,
+)
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import RowExecutor
 from ackcore.topology.tuples import Identity, Results
@@ -66,7 +73,7 @@ class Executor(Protocol):
 
 def executor_for(
     name: str,
-    component: Bolt | BasicBolt | BatchBolt,
+    component: Component,
     *,
     task: int = 0,
     batch_id: int | None = None,
@@ -95,6 +102,7 @@ def executor_for(
         If the component is no bolt, or its methods or outputs cannot be run.
     """
     refuse_unrunnable(component)
+    assert isinstance(component, Bolt | BasicBolt | BatchBolt)
     context = Context(name, task, batch_id)
     reasons = Reasons(name, reject)
     if isinstance(component, BatchBolt):

@@ -477,3 +477,33 @@ def test_sources_in_no_fixed_order_are_spilled(spark, execute):
     result = execute(builder.build())
     assert not result.run.spilled
     assert [row["text"] for _, row in result.failed.values()] == ["bad"]
+
+
+def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
+    """A row that hangs from several roots does not say whose they are."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, ["bad", "a"]))
+    builder.spout("more", lines(spark, ["b", "bad", "bad"]))
+    builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
+    topology = builder.build(parallelism=2)
+    inputs = [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+    layout = Layout.of(topology)
+    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
+    done = run(topology, layout, inputs, plan)
+    nobodys = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
+    payload = fetch(topology, layout, inputs, plan, done, nobodys)
+    assert {name: table["id"].to_pylist() for name, table in payload.items()} == {
+        "lines": [0],
+        "more": [1, 2],
+    }
+    gone = pa.table([[12345], ["lines"], [""]], schema=done.failed.schema)
+    with pytest.raises(RuntimeError, match="1 of them were not found"):
+        fetch(topology, layout, inputs, plan, done, gone)
+
+
+def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
+    """Their rows are in the file of those that were due."""
+    retries = due([("m", 2, 5, "bad")])
+    monkeypatch.setattr(sys.modules["ackcore.spark.run"], "PickStage", None)
+    result = execute(by_word(spark, ["a"]), retries={"lines": retries})
+    assert [row["id"] for _, row in result.failed.values()] == [5]
