@@ -211,7 +211,7 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
 
 
 class _Hashed:
-    """A file that knows the checksum of what was written to it."""
+    """A file that knows the checksum of what was written to it, as far as Arrow needs a file."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -222,15 +222,6 @@ class _Hashed:
         self._hash.update(data)
         self._file.write(data)
         return memoryview(data).nbytes
-
-    def writable(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self.closed = True
 
     def digest(self) -> str:
         return self._hash.hexdigest()
@@ -263,6 +254,8 @@ def read_table(path: Path, *, check: bool = True) -> pa.Table:
     ------
     CheckpointCorrupt
         If it is missing or not as it was written.
+    StateError
+        If the system does not let it be read.
     """
     named = _NAMED.search(path.name)
     try:
@@ -270,8 +263,8 @@ def read_table(path: Path, *, check: bool = True) -> pa.Table:
             data = source.read_buffer()
     except FileNotFoundError:
         raise corrupt(path, "is missing, though a record names it") from None
-    except (OSError, pa.ArrowInvalid) as error:  # an empty file cannot be mapped
-        raise corrupt(path, f"cannot be read: {error}") from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
     if named is None:
         raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
     if check and _digest(data) != named[1]:

@@ -69,6 +69,13 @@ def test_a_request_that_its_maker_publishes_meanwhile_is_seen(checkpoint, monkey
         assert state.pending_replays() == (name,)
 
 
+def test_publishing_twice_does_no_harm(checkpoint):
+    with OPEN(checkpoint) as state:
+        name = ask(checkpoint)
+        replays.publish(checkpoint / "ackcore/replays", f"{name}.staged")
+        assert state.pending_replays() == (name,)
+
+
 def test_a_damaged_or_missing_request_is_told(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0)

@@ -381,6 +381,31 @@ def test_missing_directories_are_told(checkpoint, names):
         OPEN(checkpoint)
 
 
+@pytest.mark.parametrize("name", ["meta.json", "state/3/waiting-lines"])
+def test_a_file_that_cannot_be_read_is_told(checkpoint, name):
+    path = found(made(checkpoint), name)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateError, match="cannot be read: ") as caught:
+        OPEN(checkpoint)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_pruning_minds_damage_only_where_it_may_matter(checkpoint, number):
+    """What a plan that is dropped took is gone already; another's must be known."""
+    with OPEN(checkpoint) as state:
+        for each in range(3):
+            run_one(state, each)
+        (state.path / f"batches/{number}.plan").write_bytes(b"x")
+        if number:
+            with pytest.raises(CheckpointCorrupt, match=r"batches/1\.plan is damaged"):
+                state.prune(2)
+        else:
+            state.prune(2)
+            assert not (state.path / "batches/0.plan").exists()
+
+
 def test_what_is_left_without_its_meta_is_no_new_checkpoint(checkpoint):
     root = made(checkpoint)
     (root / "meta.json").unlink()
