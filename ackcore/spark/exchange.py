@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
@@ -39,10 +40,6 @@ TUPLES, LEDGER, SEEN, TRAILER = 1, 2, 3, 4
 #: The level of the stage that settles.
 SETTLE = 127
 
-ROW_DDL = (
-    "dest int, level tinyint, kind tinyint, origin bigint, seq bigint, edge int, "
-    "blob binary, side binary"
-)
 ROW_SCHEMA = pa.schema(
     [
         ("dest", pa.int32()),
@@ -55,6 +52,9 @@ ROW_SCHEMA = pa.schema(
         ("side", pa.binary()),
     ]
 )
+
+#: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
+ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
 _HEAD = struct.Struct("<iBBqq")
 _TRAILER = struct.Struct("<qq")  # fingerprint, rows

@@ -29,7 +29,7 @@ from ackcore._records import Int64s
 from ackcore.ids import spout_key
 from ackcore.spark.events import has_fixed_order
 from ackcore.spark.exchange import (
-    ROW_DDL,
+    ROW_TYPE,
     SETTLE,
     level_of,
     origin_of,
@@ -40,7 +40,7 @@ from ackcore.spark.source import CLAIM, RETRIES, Source
 from ackcore.spark.stages import (
     ABOUT,
     COUNTED,
-    RESULT_DDL,
+    RESULT_TYPE,
     ROOT_ID,
     SETTLED,
     SIGHTED,
@@ -230,21 +230,21 @@ def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPl
     """
     parts = _Parts(topology, layout, inputs, plan)
     work = parts.work
-    ddl = ROW_DDL if layout.settles else RESULT_DDL
+    columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
-        one.frame.mapInArrow(FirstStage(work, parts.sources, one.spout), ddl) for one in inputs
+        one.frame.mapInArrow(FirstStage(work, parts.sources, one.spout), columns) for one in inputs
     ]
     slices = parts.slices()
     if slices:
         numbers = parts.spark.range(len(slices), numPartitions=len(slices))
         stage = RetryStage(work, parts.sources, None, slices)
-        frames.append(numbers.mapInArrow(stage, ddl))
+        frames.append(numbers.mapInArrow(stage, columns))
     frame = reduce(DataFrame.union, frames)
     if layout.settles:
         for level in range(2, layout.depth + 1):
             stages = frame.repartitionById(work.dests, "dest")
-            frame = stages.mapInArrow(NextStage(work, level), ROW_DDL)
-        frame = frame.repartitionById(work.dests, "dest").mapInArrow(LastStage(work), RESULT_DDL)
+            frame = stages.mapInArrow(NextStage(work, level), ROW_TYPE)
+        frame = frame.repartitionById(work.dests, "dest").mapInArrow(LastStage(work), RESULT_TYPE)
     rows = frame.toArrow()
     return _read(parts, layout, rows)
 
@@ -480,7 +480,7 @@ def _fetch(
         picked = [
             one.frame.mapInArrow(
                 PickStage(FirstStage(parts.work, parts.sources, one.spout), roots, claims),
-                RESULT_DDL,
+                RESULT_TYPE,
             )
             for one in parts.inputs
         ]

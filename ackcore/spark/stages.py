@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore import ACK
 from ackcore._records import Int64s, Status
@@ -46,8 +47,8 @@ from ackcore.topology.tuples import Identity, Reason
 Batches = Iterator[pa.RecordBatch]
 
 #: What the last stage returns to the driver: a kind, and what it calls for.
-RESULT_DDL = "kind tinyint, blob binary"
 RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
+RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 #: JSON of one task; sightings of trailers; an Arrow stream of `SETTLED`; JSON of counts by task.
 ABOUT, SIGHTED, UNSETTLED, COUNTED = 1, 2, 3, 4
 
