@@ -1,0 +1,346 @@
+"""The stages of a run without Spark: any topology, any order of arrival, anything lost or repeated.
+
+Stages are functions from batches to batches.  Here they are called one after the other, and the
+exchange between them is a few lines that may deliver in any order, lose a row, or mix two runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import types
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.ids import spout_key
+from ackcore.spark import run, stages
+from ackcore.spark.exchange import ROW_SCHEMA, TRAILER
+from ackcore.spark.source import Source
+from ackcore.spark.stages import FirstStage, LastStage, NextStage
+from ackcore.spark.task import Work
+from ackcore.spark.workfiles import keep_acked, read_rows
+from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
+
+ROWS = pa.schema([("record", pa.int64()), ("value", pa.int64())])
+DESTS = 3
+
+
+def scramble(*numbers):
+    """A small number that depends on all of these; the same everywhere."""
+    total = 17
+    for number in numbers:
+        total = (total * 1_000_003 ^ number) % (2**31 - 1)
+    return total
+
+
+class Branch(BatchBolt):
+    """Emits 0 to 2 rows for each, and fails some, as their values have it."""
+
+    outputs = ROWS
+
+    def __init__(self, number, fails_in):
+        self.number, self.fails_in = number, fails_in
+
+    def children(self, value):
+        return [scramble(self.number, value, j) for j in range(scramble(self.number, value) % 3)]
+
+    def fails(self, value):
+        return self.fails_in > 0 and scramble(value, self.number, 5) % self.fails_in == 0
+
+    def process(self, batch, out):
+        records, values = (column.to_pylist() for column in batch.columns)
+        found = [(i, child) for i, value in enumerate(values) for child in self.children(value)]
+        columns = [[records[i] for i, _ in found], [child for _, child in found]]
+        out.emit(columns, parents=np.array([i for i, _ in found], np.int64))
+        bad = [i for i, value in enumerate(values) if self.fails(value)]
+        out.fail(bad, [ValueError(f"value {values[i]}") for i in bad])
+
+
+class RowBranch(Bolt):
+    """The same a row at a time; an odd value is acked with the next even one or in flush."""
+
+    outputs = ROWS
+    children, fails = Branch.children, Branch.fails
+
+    def __init__(self, number, fails_in):
+        self.number, self.fails_in = number, fails_in
+
+    def prepare(self, context):
+        self.open = []
+
+    def execute(self, tuple):
+        children = self.children(tuple["value"])
+        for child in children[:1]:
+            self.collector.emit((tuple["record"], child), anchors=tuple)
+        self.open.append((tuple, children[1:]))
+        if tuple["value"] % 2 == 0:
+            self.flush()
+
+    def flush(self):
+        for tuple, children in self.open:
+            for child in children:
+                self.collector.emit((tuple["record"], child), anchors=tuple)
+            if self.fails(tuple["value"]):
+                self.collector.fail(tuple, "no")
+            else:
+                self.collector.ack(tuple)
+        self.open = []
+
+
+class Source_(NamedTuple):
+    columns: list
+    schema: pa.Schema
+
+
+@st.composite
+def topologies(draw):
+    """A spout, and bolts that each read one or two components before them."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source_(ROWS.names, ROWS))
+    names = ["spout"]
+    for number in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from([Branch, Branch, RowBranch]))
+        bolt = kind(number, draw(st.sampled_from([0, 7, 30])))
+        declared = builder.bolt(f"b{number}", bolt, parallelism=draw(st.sampled_from([None, 2])))
+        for source in draw(st.sets(st.sampled_from(names), min_size=1, max_size=2)):
+            how = draw(st.sampled_from(["shuffle", "fields", "local_or_shuffle", "global_", "all"]))
+            fields = ("value",) if how == "fields" else ()
+            getattr(declared, how)(source, *fields)
+        names.append(f"b{number}")
+    for name in names[1:]:
+        builder.sink(name, lambda frame, number: None)
+    return builder.build(chunk_rows=draw(st.sampled_from([1, 4, 1000])))
+
+
+def expected(topology, layout, values):
+    """Which records fail, and the rows of the others by component: word by word."""
+    failed, rows = set(), collections.defaultdict(collections.Counter)
+
+    def visit(component, record, value):
+        for edge in layout.out(component):
+            bolt = topology.bolts[edge.target].component
+            copies = 1
+            if edge.grouping.name == "all" and edge.level_to > edge.level_from:
+                copies = min(edge.parallelism or DESTS, DESTS)
+            for _ in range(copies):
+                if bolt.fails(value):
+                    failed.add(record)
+                for child in bolt.children(value):
+                    rows[edge.target, record][record, child] += 1
+                    visit(edge.target, record, child)
+
+    for record, value in enumerate(values):
+        visit("spout", record, value)
+    kept = collections.defaultdict(collections.Counter)
+    for (component, record), found in rows.items():
+        if record not in failed:
+            kept[component] += found
+    return failed, kept
+
+
+class Simulation:
+    """Calls the stages of a topology as Spark would."""
+
+    def __init__(self, topology, directory):
+        self.topology = topology
+        self.layout = Layout.of(topology)
+        self.directory = str(directory)
+        self._attempts = 0
+        schemas = {("spout", "default"): ROWS}
+        for bolt in topology.bolts.values():
+            schemas |= {(bolt.name, name): schema for name, schema in bolt.schemas.items()}
+        self.work = Work(
+            layout=self.layout,
+            components={bolt.name: bolt.component for bolt in topology.bolts.values()},
+            schemas=schemas,
+            key=99,
+            number=0,
+            dests=DESTS,
+            chunk_rows=topology.settings.chunk_rows,
+            directory=self.directory,
+            reject=(),
+        )
+        key = spout_key(99, "spout", "", 0)
+        self.source = Source("spout", 0, ROWS, (), True, False, False, key)
+
+    def task(self, stage, partition, batches):
+        self._attempts += 1
+        context = types.SimpleNamespace(
+            partitionId=lambda: partition, taskAttemptId=lambda n=self._attempts: n
+        )
+        with mock.patch.object(stages, "TaskContext", mock.Mock(get=lambda: context)):
+            return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
+
+    def first(self, values, partitions=2):
+        """What each task of the first stage sends."""
+        found = []
+        stage = FirstStage(self.work, {"spout": self.source}, "spout")
+        cuts = [len(values) * i // partitions for i in range(partitions + 1)]
+        for partition, (a, b) in enumerate(itertools.pairwise(cuts)):
+            some = [
+                pa.RecordBatch.from_pylist(
+                    [{"record": i, "value": values[i]} for i in range(start, min(start + 5, b))],
+                    ROWS,
+                )
+                for start in range(a, b, 5)
+            ]
+            found.append(self.task(stage, partition, some))
+        return found
+
+    def rest(self, sent, rng, spoil=lambda level, dest, rows: rows):
+        """Take what the first stage sent through all others; return the driver's view."""
+        if not self.layout.settles:
+            return self.read([row for task in sent for row in task])
+        self.sent = []
+        for level in (*range(2, self.layout.depth + 1), None):
+            rows = [row for task in sent for row in task]
+            stage = LastStage(self.work) if level is None else NextStage(self.work, level)
+            sent = []
+            for dest in range(DESTS):
+                here = [row for row in rows if row["dest"] == dest]
+                rng.shuffle(here)
+                here = spoil(level, dest, here)
+                cut = int(rng.integers(0, len(here) + 1))
+                parts = [part for part in (here[:cut], here[cut:]) if part]
+                batches = [pa.RecordBatch.from_pylist(part, ROW_SCHEMA) for part in parts]
+                sent.append(self.task(stage, dest, batches))
+            if level is not None:
+                self.sent.append([sorted(map(repr, task)) for task in sent])
+        return self.read([row for task in sent for row in task])
+
+    def read(self, rows):
+        parts = types.SimpleNamespace(
+            sources={"spout": self.source},
+            work=self.work,
+            plan=types.SimpleNamespace(work=self.directory),
+        )
+        table = pa.Table.from_pylist(rows, schema=stages.RESULT_SCHEMA)
+        return run._read(parts, self.layout, table)
+
+    def records_of(self, done):
+        """The records that failed: their roots are those of their places."""
+        return set(done.failed["root_id"].to_pylist())
+
+    def rows_of(self, done):
+        bad = np.sort(done.failed["root_id"].to_numpy())
+        rows = collections.defaultdict(collections.Counter)
+        for file in done.files:
+            for batch in read_rows(f"{self.directory}/{file.path}"):
+                columns = [column.to_pylist() for column in keep_acked(batch, bad).columns]
+                rows[file.component].update(zip(*columns, strict=True))
+        return {component: found for component, found in rows.items() if found}
+
+
+@pytest.fixture(scope="module")
+def simulate(tmp_path_factory):
+    return lambda topology: Simulation(topology, tmp_path_factory.mktemp("work"))
+
+
+def roots(simulation, records, n, partitions=2):
+    """The root ids of records, by their places in the partitions."""
+    cuts = [n * i // partitions for i in range(partitions + 1)]
+    found = set()
+    for record in records:
+        partition = max(i for i in range(partitions) if cuts[i] <= record)
+        place = record - cuts[partition]
+        found.update(simulation.source.roots(partition, place, 1).tolist())
+    return found
+
+
+VALUES = st.lists(st.integers(0, 10**6), max_size=40)
+SEEDS = st.integers(0, 2**32)
+
+
+@given(topology=topologies(), values=VALUES, seed=SEEDS)
+def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, values, seed):
+    simulation = simulate(topology)
+    done = simulation.rest(simulation.first(values), np.random.default_rng(seed))
+    failed, rows = expected(topology, simulation.layout, values)
+    assert done.problems == ()
+    assert done.records["spout"] == len(values)
+    assert simulation.records_of(done) == roots(simulation, failed, len(values))
+    assert simulation.rows_of(done) == {name: found for name, found in rows.items() if found}
+
+
+@given(topology=topologies(), values=VALUES, seed=SEEDS)
+def test_what_tasks_send_does_not_depend_on_the_order_of_arrival(simulate, topology, values, seed):
+    """Spark gives a job up if a task that runs again sends other bytes."""
+    simulation = simulate(topology)
+    sent = simulation.first(values)
+    assert simulation.first(values) == sent
+    if not simulation.layout.settles:
+        return
+    simulation.rest(sent, np.random.default_rng(seed))
+    once = simulation.sent
+    simulation.rest(sent, np.random.default_rng(seed + 1))
+    assert simulation.sent == once
+
+
+def words():
+    builder = TopologyBuilder()
+    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.bolt("one", Branch(1, 9)).shuffle("spout")
+    builder.bolt("two", Branch(2, 9)).fields("one", "value")
+    builder.bolt("three", Branch(3, 0)).fields("two", "value").fields("spout", "value")
+    builder.sink("three", lambda frame, number: None)
+    return builder.build(chunk_rows=4)
+
+
+@given(seed=SEEDS)
+def test_a_row_that_is_lost_is_noticed(simulate, seed):
+    """By the task that misses it, or by who compares what the tasks say."""
+    rng = np.random.default_rng(seed)
+    simulation = simulate(words())
+    sent = simulation.first(list(range(40)))
+    lost = []
+
+    def lose(level, dest, rows):
+        if not lost and rows and rng.random() < 0.3:
+            lost.append(rows.pop(int(rng.integers(len(rows)))))
+        return rows
+
+    with contextlib.suppress(RuntimeError):  # "data was lost on the way"
+        done = simulation.rest(sent, rng, lose)
+        assert bool(done.problems) == bool(lost)
+
+
+@given(seed=SEEDS)
+def test_two_runs_of_one_task_are_told_apart(simulate, seed):
+    """Some consumers see what it sent the first time, others the second."""
+    rng = np.random.default_rng(seed)
+    simulation = simulate(words())
+    sent = simulation.first(list(range(40)))
+    # The second time the bolt fails other rows: as calls of a service that comes and goes.
+    simulation.work.components["one"].fails_in = 8
+    again = simulation.first(list(range(40)))
+    assert sent != again
+    which = rng.integers(0, 2, DESTS)
+    mixed = [
+        [row for row in first if not which[row["dest"]]]
+        + [row for row in second if which[row["dest"]]]
+        for first, second in zip(sent, again, strict=True)
+    ]
+    simulation.work.components["one"].fails_in = 9
+    try:
+        done = simulation.rest(mixed, rng)
+    except RuntimeError:
+        assert len(set(which)) == 2
+        return
+    assert bool(done.problems) == (len(set(which)) == 2)
+
+
+def test_a_consumer_that_hears_nothing_at_all_is_noticed(simulate):
+    """All of a task's rows and its trailer are gone for one destination."""
+    simulation = simulate(words())
+    sent = simulation.first(list(range(40)))
+    kept = [[row for row in sent[0] if row["dest"] != 1], sent[1]]
+    assert any(row["kind"] == TRAILER for row in sent[0] if row["dest"] == 1)
+    done = simulation.rest(kept, np.random.default_rng(1))
+    assert any("has not heard from all" in problem for problem in done.problems)
