@@ -45,8 +45,8 @@ class Branch(BatchBolt):
 
     outputs = ROWS
 
-    def __init__(self, number, fails_in):
-        self.number, self.fails_in = number, fails_in
+    def __init__(self, number, fails_in, shift=0):
+        self.number, self.fails_in, self.shift = number, fails_in, shift
 
     def children(self, value):
         return [scramble(self.number, value, j) for j in range(scramble(self.number, value) % 3)]
@@ -57,7 +57,7 @@ class Branch(BatchBolt):
     def process(self, batch, out):
         records, values = (column.to_pylist() for column in batch.columns)
         found = [(i, child) for i, value in enumerate(values) for child in self.children(value)]
-        columns = [[records[i] for i, _ in found], [child for _, child in found]]
+        columns = [[records[i] + self.shift for i, _ in found], [child for _, child in found]]
         out.emit(columns, parents=np.array([i for i, _ in found], np.int64))
         bad = [i for i, value in enumerate(values) if self.fails(value)]
         out.fail(bad, [ValueError(f"value {values[i]}") for i in bad])
@@ -311,14 +311,19 @@ def test_a_row_that_is_lost_is_noticed(simulate, seed):
         assert bool(done.problems) == bool(lost)
 
 
+@pytest.mark.parametrize("differs", ["fails_in", "shift"])
 @given(seed=SEEDS)
-def test_two_runs_of_one_task_are_told_apart(simulate, seed):
-    """Some consumers see what it sent the first time, others the second."""
+def test_two_runs_of_one_task_are_told_apart(simulate, differs, seed):
+    """Some consumers see what it sent the first time, others the second.
+
+    It may have failed other rows, or have emitted others, as many and to the same destinations.
+    """
     rng = np.random.default_rng(seed)
     simulation = simulate(words())
     sent = simulation.first(list(range(40)))
-    # The second time the bolt fails other rows: as calls of a service that comes and goes.
-    simulation.work.components["one"].fails_in = 8
+    bolt = simulation.work.components["one"]
+    was = getattr(bolt, differs)
+    setattr(bolt, differs, 8)
     again = simulation.first(list(range(40)))
     assert sent != again
     which = rng.integers(0, 2, DESTS)
@@ -327,7 +332,7 @@ def test_two_runs_of_one_task_are_told_apart(simulate, seed):
         + [row for row in second if which[row["dest"]]]
         for first, second in zip(sent, again, strict=True)
     ]
-    simulation.work.components["one"].fails_in = 9
+    setattr(bolt, differs, was)
     try:
         done = simulation.rest(mixed, rng)
     except RuntimeError:
