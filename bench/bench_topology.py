@@ -213,9 +213,7 @@ def bench_narrow(spark, lines, rows, whole, contest, what):
 def bench_parquet_sink(spark, lines, rows, new_path, contest):
     """A row for each word into Parquet, as a stream: against a foreachBatch that persists."""
     source = partial(spark.readStream.schema(LINES).parquet, str(lines))
-    every_word = sum(
-        line.count(" ") + 1 for line in ds.dataset(lines).to_table()["line"].to_pylist()
-    )
+    every_word = topologies.words_in(ds.dataset(lines).to_table())
 
     def write(frame: Any, number: int, out: Path) -> None:
         words = frame.mapInArrow(topologies.split_bare, "word string").repartition(CORES, "word")
@@ -225,8 +223,7 @@ def bench_parquet_sink(spark, lines, rows, new_path, contest):
 
     def bare() -> None:
         place = new_path()
-        each = partial(write, out=place / "out")
-        writer = source().writeStream.foreachBatch(lambda frame, number: each(frame, number))
+        writer = source().writeStream.foreachBatch(partial(write, out=place / "out"))
         options = {"checkpointLocation": str(place / "checkpoint")}
         writer.options(**options).trigger(availableNow=True).start().awaitTermination()
         assert ds.dataset(place / "out").count_rows() == every_word
@@ -238,11 +235,10 @@ def bench_parquet_sink(spark, lines, rows, new_path, contest):
         builder.bolt("split", Split()).shuffle("lines")
         builder.bolt("tag", Tag()).fields("split", "word")
         builder.sink("tag", to_parquet(place / "out"))
-        with_all = start(
-            builder.build(), spark, place / "checkpoint", trigger={"availableNow": True}
-        )
-        with_all.await_termination()
-        assert with_all.books.acked == rows
+        trigger = {"availableNow": True}
+        query = start(builder.build(), spark, place / "checkpoint", trigger=trigger)
+        query.await_termination()
+        assert query.books.acked == rows
         assert ds.dataset(place / "out", exclude_invalid_files=True).count_rows() == every_word
 
     contest(
@@ -366,15 +362,15 @@ def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
 def bench_micro_batch(micro_batches, rounds, report_ratio):
     """What a small micro-batch takes longer than a bare foreachBatch with one action."""
     bare, tracked = micro_batches(MICRO_ROWS)
-    more, times = [], []
-    for _ in range(rounds):
-        pair = [statistics.median(times) for times in (bare(), tracked(1000))]
-        times.append(pair)
-        more.append(pair[1] - pair[0])
-    taken = " - ".join(f"{statistics.median(t):.2f}" for t in zip(*reversed(times), strict=True))
-    name = f"micro-batch of {MICRO_ROWS:,} rows, 1,000 waiting: tracked - bare"
-    taken = " - ".join(f"{statistics.median(pair[i] for pair in times):.2f}" for i in (1, 0))
-    report_ratio(f"{name} ({taken} s)", more, 0.3, at_most=True, unit="s")
+    pairs = [(statistics.median(tracked(1000)), statistics.median(bare())) for _ in range(rounds)]
+    taken = " - ".join(f"{statistics.median(side):.2f}" for side in zip(*pairs, strict=True))
+    report_ratio(
+        f"micro-batch of {MICRO_ROWS:,} rows, 1,000 waiting: tracked - bare ({taken} s)",
+        [more - less for more, less in pairs],
+        0.3,
+        at_most=True,
+        unit="s",
+    )
 
 
 def bench_waiting(micro_batches, rounds, quick, report_ratio):
@@ -382,7 +378,7 @@ def bench_waiting(micro_batches, rounds, quick, report_ratio):
     waiting = 10_000 if quick else 100_000
     _, tracked = micro_batches(waiting)
     pairs = [[statistics.median(tracked(n)) for n in (waiting, 0)] for _ in range(rounds)]
-    taken = " / ".join(f"{statistics.median(pair[i] for pair in pairs):.2f}" for i in (0, 1))
+    taken = " / ".join(f"{statistics.median(side):.2f}" for side in zip(*pairs, strict=True))
     report_ratio(
         f"micro-batch of {MICRO_ROWS:,} rows: {waiting:,} waiting / none ({taken} s)",
         [a / b for a, b in pairs],

@@ -46,8 +46,8 @@ def make_lines(rows: int, seed: int = 11) -> pa.Table:
     return pa.table([pa.array(np.arange(rows)), lines], schema=LINES)
 
 
-def write_lines(directory: Path, sizes: Sequence[int]) -> int:
-    """Write Parquet files of so many lines, each later than the last; return the number of words.
+def write_lines(directory: Path, sizes: Sequence[int]) -> None:
+    """Write Parquet files of so many lines, each later than the last.
 
     A stream reads them in the order of their times.
     """
@@ -58,7 +58,11 @@ def write_lines(directory: Path, sizes: Sequence[int]) -> int:
         pq.write_table(table.slice(start, size), path)
         os.utime(path, (1_700_000_000 + number,) * 2)
         start += size
-    return int(pc.sum(pc.count_substring(table["line"], " ")).as_py()) + len(table)
+
+
+def words_in(lines: pa.Table) -> int:
+    """Count the words of lines."""
+    return int(pc.sum(pc.count_substring(lines["line"], " ")).as_py()) + len(lines)
 
 
 # ---- what is done with them --------------------------------------------------------------------
