@@ -349,3 +349,32 @@ def test_a_consumer_that_hears_nothing_at_all_is_noticed(simulate):
     assert any(row["kind"] == TRAILER for row in sent[0] if row["dest"] == 1)
     done = simulation.rest(kept, np.random.default_rng(1))
     assert any("has not heard from all" in problem for problem in done.problems)
+
+
+class Hold(RowBranch):
+    """Emits and acks everything in flush."""
+
+    def execute(self, tuple):
+        self.open.append((tuple, self.children(tuple["value"])))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_is_emitted_long_after_its_input_came(simulate, behind):
+    """Its chunk has left its ledger rows by then."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source_(ROWS.names, ROWS))
+    hold = builder.bolt("hold", Hold(1, 9))
+    if behind:
+        hold.fields("spout", "value")
+    else:
+        hold.shuffle("spout")
+    builder.bolt("two", Branch(2, 9)).fields("hold", "value")
+    builder.sink("two", lambda frame, number: None)
+    topology = builder.build(chunk_rows=1)
+    simulation = simulate(topology)
+    values = list(range(60))
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    failed, rows = expected(topology, simulation.layout, values)
+    assert done.problems == ()
+    assert simulation.records_of(done) == roots(simulation, failed, len(values))
+    assert simulation.rows_of(done) == rows
