@@ -83,13 +83,31 @@ def executor():
     return pid
 
 
+def lose_shuffle_files(stage, marks, partition):
+    """Have a stage's task die with all that was shuffled, once, when another task is through."""
+
+    def losing(batches):
+        if TaskContext.get().partitionId() == partition and first_time(marks, "lost"):
+            # Spark gives its workers the directories of its blocks under this name.
+            for directory in os.environ["SPARK_LOCAL_DIRS"].split(","):
+                for file in glob(f"{directory}/**/shuffle_*", recursive=True):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(file)
+                        first_time(marks, f"lost-{os.path.basename(file)}")
+            os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
+        yield from stage(batches)
+
+    return losing
+
+
 class Trouble:
     """What a bolt meets when it works on a record; rules by name, each with the ids it is for.
 
     ``until`` {id: attempts} raises before that attempt; ``once`` fails the first execution ever;
     ``raise`` and ``reject`` always; ``rate`` a share of all (id, attempt); ``kill`` kills the
-    worker each time, ``kill_once`` once; ``executor`` kills the executor's JVM, and ``lose`` the
-    shuffle files, once; ``slow`` makes the first attempt at a task wait for its copy.
+    worker each time, ``kill_once`` once, and ``exit`` ends it.  In the task of the partition that
+    they name, ``executor`` kills the executor's JVM, once.
+    ``slow`` makes the first attempt at a task wait for its copy.
     """
 
     def __init__(self, component, rules, marks):
@@ -111,21 +129,10 @@ class Trouble:
             os._exit(17)
         if self.has("kill_once", key) and self.mark("kill", key):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.has("executor", key) and self.mark("executor"):
+        context = TaskContext.get()
+        if self.rules.get("executor") == context.partitionId() and self.mark("executor"):
             os.kill(executor(), signal.SIGKILL)
             time.sleep(60)
-        if self.has("lose", key) and self.mark("lose"):
-            # Spark gives its workers the directories of its blocks under this name.
-            found = [
-                file
-                for directory in os.environ["SPARK_LOCAL_DIRS"].split(",")
-                for file in glob(f"{directory}/**/shuffle_*", recursive=True)
-            ]
-            for file in found:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(file)
-            Path(self.marks, f"lost-{len(found)}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
         if self.has("reject", key):
             raise Reject(f"{key} is poison")
         if self.has("raise", key):
@@ -242,17 +249,18 @@ def run_of(otherwise):
 class Sink:
     """A sink of (DataFrame, batch id) that raises, before or amid its work."""
 
-    def __init__(self, path, marks, times=0, partial=False):
+    def __init__(self, path, marks, times=0, partial=False, mode="overwrite"):
         self.path, self.marks, self.times, self.partial = path, marks, times, partial
+        self.mode = mode
 
     def write(self, frame, batch_id):
         place = f"{self.path}/batch_id={batch_id}"
         for time_ in range(self.times):
             if first_time(self.marks, f"sink-{batch_id}-{time_}"):
                 if self.partial:
-                    frame.limit(3).coalesce(1).write.mode("overwrite").parquet(place)
+                    frame.limit(3).coalesce(1).write.mode(self.mode).parquet(place)
                 raise OSError(f"the sink fails, time {time_}")
-        frame.write.mode("overwrite").parquet(place)
+        frame.write.mode(self.mode).parquet(place)
 
 
 def topology_of(spark, config):
@@ -294,33 +302,10 @@ def clock_of(config):
     return clock
 
 
-def weaken(name):
-    """Take a protection away, so that its test can be seen red."""
-    import ackcore.spark.act as act  # noqa: PLC0415
-    import ackcore.spark.batch as batch  # noqa: PLC0415
-    import ackcore.spark.run as run  # noqa: PLC0415
-
-    if name == "trailers":
-        run._problems = lambda *arguments: []
-    elif name == "nonacked":
-        was = act.Accepted
-        nobody = __import__("numpy").empty(0, "int64")
-        act.Accepted = lambda **given: was(**{**given, "nonacked": nobody})
-    elif name == "decision":
-        # Forget what is decided: the next driver runs it again.
-        process = batch.Engine.process
-
-        def forget(self, number, inputs):
-            if self.state.decision(number) is not None and not self.state.is_done(number):
-                self.state.decision(number)
-                remove = __import__("shutil").rmtree
-                remove(self.state.path / "state" / str(number))
-                self.state._decisions.clear()
-            return process(self, number, inputs)
-
-        batch.Engine.process = forget
-    else:
-        raise ValueError(name)
+def wait_briefly(seconds):
+    """Nothing here waits for long, unless something is wrong."""
+    assert seconds < 30, f"told to wait for {seconds} s"
+    time.sleep(seconds)
 
 
 def run_job(spark, config):
@@ -331,16 +316,16 @@ def run_job(spark, config):
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":
-            books = run_batch(topology, spark, checkpoint, **options)
+            books = run_batch(topology, spark, checkpoint, **options, wait=wait_briefly)
             said["books"] = books.to_json()
             return said
         trigger = config.get("trigger", {"availableNow": True})
         query = start(topology, spark, checkpoint, trigger=trigger, **options)
         try:
-            if config.get("until_dead") is not None:
-                until = time.monotonic() + 60
-                while query.books.acked + query.books.dead < config["until_dead"]:
-                    assert time.monotonic() < until, f"after a minute: {query.books}"
+            if config.get("until_decided") is not None:
+                until = time.monotonic() + config.get("patience_s", 60)
+                while query.books.acked + query.books.dead < config["until_decided"]:
+                    assert time.monotonic() < until, f"it has come to rest at {query.books}"
                     time.sleep(0.05)
                 query.stop()
             query.await_termination()
@@ -360,8 +345,6 @@ def main(path):
     from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
     config = json.loads(Path(path).read_text())
-    for name in config.get("weaken", ()):
-        weaken(name)
     with spark_session(config["master"], config.get("conf", {})) as (spark, _):
         said = run_job(spark, config)
         Path(config["directory"], "result.json").write_text(json.dumps(said))

@@ -1,0 +1,191 @@
+"""Workers, executors and shuffle files go, and bolts raise: no record is lost, none comes twice."""
+
+from __future__ import annotations
+
+import fault_job
+import pytest
+from pyspark import cloudpickle
+
+import ackcore.spark.run
+
+cloudpickle.register_pickle_by_value(fault_job)
+
+ALIKE = pytest.mark.parametrize("otherwise", [False, True], ids=["alike", "otherwise"])
+ROW_OR_BATCH = pytest.mark.parametrize("enrich", ["row", "batch"])
+#: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.
+LAST = 2
+
+
+@ROW_OR_BATCH
+def test_one_percent_raises_and_some_are_poison(spark, job, enrich):
+    poison = {n for n in range(5, 400, 57) if n % 8 and n % 10}
+    it = job(
+        fault_job.lines(400),
+        mode="batch",
+        message_id="id",
+        enrich=enrich,
+        rules={"enrich": {"rate": 0.05, "reject": sorted(poison)}, "count": {"rate": 0.002}},
+        settings={"max_attempts": 12},
+    )
+    assert it.run_here(spark) is None
+    found = it.check(dead=poison.__contains__, alive=lambda key: key not in poison)
+    assert found.totals["retried"] > 0
+    assert {letter.error_type for letter in found.dead} == {"Reject"}
+
+
+@ALIKE
+def test_a_task_is_tried_again(spark, job, otherwise):
+    """A worker of each stage is killed once."""
+    it = job(
+        fault_job.lines(60),
+        mode="batch",
+        rules={"enrich": {"kill_once": [5, 45]}, "count": {"kill_once": [7]}},
+        otherwise=otherwise,
+    )
+    assert it.run_here(spark) is None
+    assert it.marks("*kill*") == ["count-kill-7", "enrich-kill-45", "enrich-kill-5"]
+    it.check(alive=lambda key: True)
+
+
+#: Spark compares what a map task writes with what it wrote before, and then runs all of its
+#: consumers again: by checksums that do not mind the order of rows.
+CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
+UNCHECKED = {
+    f"{CHECKSUM}.{name}": "false"
+    for name in ("enabled", "enableFullRetryOnMismatch", "enableQueryLevelRollbackOnMismatch")
+}
+
+
+@pytest.fixture
+def unchecked(spark):
+    """Spark as it was before 4.1, which is content with whatever it gets."""
+    before = {key: spark.conf.get(key) for key in UNCHECKED}
+    for key, value in UNCHECKED.items():
+        spark.conf.set(key, value)
+    yield
+    for key, value in before.items():
+        spark.conf.set(key, value)
+
+
+@pytest.fixture
+def lost(spark, job, monkeypatch):
+    """``lost(otherwise)`` runs a job of which shuffle files are lost; returns it and its runs.
+
+    They go when the last stage is under way.  A result that one of its tasks has returned is not
+    taken back by Spark, so what the others return must be of the same run of the stages before.
+    """
+    last = ackcore.spark.run.LastStage
+
+    def lost(otherwise):
+        it = job(
+            fault_job.lines(80), files=1, rules={"enrich": {"until": {3: 1}}}, otherwise=otherwise
+        )
+        marks = str(it.directory / "marks")
+        monkeypatch.setattr(
+            ackcore.spark.run,
+            "LastStage",
+            lambda work: fault_job.lose_shuffle_files(last(work), marks, LAST),
+        )
+        said = fault_job.run_job(spark, it.config)
+        assert said["error"] is None
+        assert it.marks("lost-*")
+        return it, said["progress"][0]["runs"]
+
+    return lost
+
+
+@pytest.mark.parametrize("checks", [True, False], ids=["Spark checks", "Spark does not mind"])
+@ALIKE
+def test_shuffle_files_are_lost(request, lost, otherwise, checks):
+    """Stages run again: if they answer alike, that will do; else the micro-batch is run again."""
+    if not checks:
+        request.getfixturevalue("unchecked")
+    it, runs = lost(otherwise)
+    it.check(alive=lambda key: True)
+    assert runs == (2 if otherwise else 1)
+
+
+def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
+    monkeypatch.setattr(ackcore.spark.run, "_problems", lambda *arguments: [])
+    it, runs = lost(otherwise=True)
+    assert runs == 1
+    with pytest.raises(AssertionError, match="== \\[\\]"):
+        it.check()
+
+
+@pytest.mark.faults
+@ROW_OR_BATCH
+@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("where", ["enrich", "count"])
+def test_a_record_that_kills_its_worker(job, enrich, where, how):
+    killers = [13, 46]
+    it = job(
+        fault_job.lines(60),
+        mode="batch",
+        message_id="id",
+        enrich=enrich,
+        rules={where: {how: killers, "until": {5: 1}}},
+    )
+    ended = it.run(master="local[2]")
+    assert ended.error is None, ended.error
+    found = it.check(dead=killers.__contains__, alive=lambda key: key not in killers)
+    assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
+
+
+def test_a_record_that_kills_its_worker_once_in_a_batch(spark, job):
+    it = job(
+        fault_job.lines(20),
+        mode="batch",
+        message_id="id",
+        rules={"enrich": {"exit": [13]}},
+        settings={"careful_after": 0},
+    )
+    assert it.run_here(spark) is None
+    it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
+
+
+CLUSTER = "local-cluster[2,1,1024]"
+
+
+@pytest.mark.faults
+@ALIKE
+@pytest.mark.parametrize("where", ["enrich", "count"])
+def test_an_executor_is_killed(job, where, otherwise):
+    """Its JVM dies, and with it the shuffle files that it serves."""
+    it = job(
+        fault_job.lines(80),
+        files=2,
+        rules={where: {"executor": LAST if where == "count" else 0}, "enrich": {"until": {3: 1}}}
+        | ({where: {"executor": 0, "until": {3: 1}}} if where == "enrich" else {}),
+        otherwise=otherwise,
+    )
+    ended = it.run(master=CLUSTER, conf=UNCHECKED)
+    assert ended.error is None, ended.error
+    assert it.marks("*-executor-*")
+    it.check(alive=lambda key: True)
+
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "10ms",
+}
+
+
+@pytest.mark.faults
+@ALIKE
+def test_speculation(job, otherwise):
+    """Two executors run copies of the first task of a stage to their end."""
+    it = job(
+        fault_job.lines(80),
+        files=3,
+        mode="batch",
+        rules={"enrich": {"slow": True}, "count": {"slow": True}},
+        otherwise=otherwise,
+    )
+    ended = it.run(master=CLUSTER, conf={**SPECULATION, **UNCHECKED})
+    assert ended.error is None, ended.error
+    assert it.marks("*-copy-*"), "nobody speculated"
+    it.check(alive=lambda key: True)
