@@ -193,8 +193,11 @@ class Task:
     def _take(self, box: _Box, results: Results) -> None:
         for failure in results.failures:
             self._fail_tuples(box, failure)
+        layout = self._work.layout
         for emission in results.emissions:
-            self._deliver(box.name, emission.stream, self._anchored(box, emission))
+            stream = emission.stream
+            if layout.out(box.name, stream) or layout.sunk(box.name, stream):
+                self._deliver(box.name, stream, self._anchored(box, emission))
 
     def _fail_tuples(self, box: _Box, failure: Failure) -> None:
         reasons = failure.reasons
