@@ -418,7 +418,7 @@ def bench_row_bolt(bolt, quick, rounds, report_ratio):
 
 
 def bench_row_bolt_on_spark(spark, lines, rows, rounds, whole, interleaved, report_ratio):
-    """The same from Parquet to the books, two tasks on two cores, wall time."""
+    """The same from Parquet to the books, by the CPU time of driver, JVM and workers together."""
     contestants = {
         bolt.__name__: partial(
             lambda bolt: whole(passed_on(spark.read.parquet(str(lines)), bolt()), rows), bolt
@@ -427,6 +427,6 @@ def bench_row_bolt_on_spark(spark, lines, rows, rounds, whole, interleaved, repo
     }
     for work in contestants.values():
         work()
-    for name, seconds in interleaved(contestants, rounds, time.perf_counter).items():
-        rates = [rows / CORES / each / 1e6 for each in seconds]
+    for name, seconds in interleaved(contestants, rounds, cpu_s).items():
+        rates = [rows / each / 1e6 for each in seconds]
         report_ratio(f"{name} on Spark, {rows:,} lines, per core", rates, 0.3, unit="M/s")
