@@ -38,32 +38,43 @@ def interrupted(spark, job, failing_at):
     return interrupted
 
 
-FILES = ["meta.json", "batches/0.plan", "batches/0.done", "batches/1.plan", "state/0/manifest.json"]
-
-
-@pytest.mark.parametrize("file", [*FILES, "state/0/waiting-*.arrow"])
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "changed", "gone"])
-def test_a_damaged_checkpoint_is_refused(spark, interrupted, file, damage):
-    it = interrupted()
-    (path,) = (it.directory / "checkpoint" / "ackcore").glob(file)
+def damaged(path):
+    """Ways in which a file may be found: each a function that does it."""
     whole = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    else:
-        middle = len(whole) // 2
-        changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        path.write_bytes({"truncated": whole[:-7], "emptied": b"", "changed": changed}[damage])
-    error = it.run_here(spark)
-    if (damage, file) == ("gone", "batches/1.plan"):
-        # The same as if the driver had died before it planned.
-        assert error is None
-    else:
-        assert error.startswith("CheckpointCorrupt: "), error
-        assert str(path.parent) in error
-        assert "Restore the whole checkpoint directory" in error
-        # What is put back is as good as new: nothing was touched.
-        path.write_bytes(whole)
-        assert it.run_here(spark) is None
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    return whole, {
+        "truncated": lambda: path.write_bytes(whole[:-7]),
+        "emptied": lambda: path.write_bytes(b""),
+        "changed": lambda: path.write_bytes(changed),
+        "gone": path.unlink,
+    }
+
+
+def test_a_damaged_checkpoint_is_refused(spark, interrupted):
+    """Whatever is missing or not as it was written: nothing begins anew in silence."""
+    it = interrupted()
+    checkpoint = it.directory / "checkpoint" / "ackcore"
+    needed = ["meta.json", "batches/1.plan", "state/0/manifest.json", "state/0/waiting-*.arrow"]
+    for file in needed:
+        (path,) = checkpoint.glob(file)
+        whole, ways = damaged(path)
+        for way, damage in ways.items():
+            if (file, way) == ("batches/1.plan", "gone"):
+                continue  # as if the driver had died before it planned
+            damage()
+            error = it.run_here(spark)
+            assert error is not None, (file, way)
+            assert error.startswith("CheckpointCorrupt: "), (file, way, error)
+            assert str(path.parent) in error
+            assert "Restore the whole checkpoint directory" in error
+            path.write_bytes(whole)
+    mark = checkpoint / "batches" / "0.done"
+    mark.rename(mark.with_suffix(".away"))
+    assert it.run_here(spark).startswith("CheckpointCorrupt: ")
+    mark.with_suffix(".away").rename(mark)
+    # What is put back is as good as new: nothing was touched.
+    assert it.run_here(spark) is None
     it.check(dead=dead, alive=alive)
 
 
