@@ -20,26 +20,9 @@ cdef enum:
     OFFSET_BITS = 42
     ATTEMPT_BITS = 6
 
-# Steps of the golden ratio visit all 64-bit words and keep far apart: SplitMix64's increment.
-cdef extern from *:
-    """
-    #define ACKCORE_GOLDEN 0x9e3779b97f4a7c15ULL
-    #define ACKCORE_MIX_A 0xbf58476d1ce4e5b9ULL
-    #define ACKCORE_MIX_B 0x94d049bb133111ebULL
-    """
-    const uint64_t GOLDEN "ACKCORE_GOLDEN"
-    const uint64_t MIX_A "ACKCORE_MIX_A"
-    const uint64_t MIX_B "ACKCORE_MIX_B"
-
-
-cdef inline uint64_t mix(uint64_t x) noexcept nogil:
-    """SplitMix64's finaliser (Stafford's Mix13): a bijection in which every bit sways every bit."""
-    x ^= x >> 30
-    x *= MIX_A
-    x ^= x >> 27
-    x *= MIX_B
-    x ^= x >> 31
-    return x
+cdef extern from "mix.h" nogil:
+    const uint64_t GOLDEN
+    uint64_t mix "mix64"(uint64_t x) noexcept
 
 
 cdef inline uint64_t subkey(uint64_t key, uint64_t index) noexcept nogil:

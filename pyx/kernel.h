@@ -12,8 +12,9 @@
  *  3. Buckets are prefetched a fixed distance ahead (`AHEAD`), and in a table beyond the caches
  *     the bucket after a full one too (`PEEK`): a search that leaves its home finds it there.
  *
- * `plain` is a ledger with no dead entries, no move to another table under way, no clock and no
- * refresh on ack; the others pay for those tests, which go one way all the time.
+ * A PLAIN ledger has no dead entries, no move to another table under way, no clock and no refresh on
+ * ack; an AGED one has dead entries and is plain otherwise.  The GENERAL ones pay for all those tests,
+ * which go one way all the time.
  */
 #ifndef ACKCORE_KERNEL_H
 #define ACKCORE_KERNEL_H
@@ -28,6 +29,7 @@ enum {
     BEYOND_CACHES = 8 << 20, /* bytes */
     LEAST_BLOCK = 64
 };
+enum { PLAIN, AGED, GENERAL }; /* ledgers, as the loop over a block sees them */
 
 INLINE uint32_t opaque(uint32_t x) {
     __asm__("" : "+r"(x));
@@ -99,6 +101,13 @@ COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t t
     return 1;
 }
 
+/* The same for a row of columns, whose id has been read already. */
+COLD size_t row_of(ledger_t *l, const batch_t *in, size_t j, uint64_t id, int decide,
+                   const outcomes_t *out, size_t m) {
+    const int64_t time = in->times ? in->times[j] : in->now;
+    return row(l, id, in->vals ? in->vals[j] : 0, in->tasks ? in->tasks[j] : in->kind, time, decide, out, m);
+}
+
 /* The times beside a bucket of either table. */
 INLINE times_t *times_of(const ledger_t *l, const bucket_t *b) {
     const table_t *t = (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
@@ -112,16 +121,21 @@ INLINE void prefetch_times(const times_t *t) {
 /* ---- a block of messages, between two looks at the table's size ---------------------------- */
 
 INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
-                        size_t m, const int has_tasks, const int decide, const int plain,
+                        size_t m, const int has_tasks, const int decide, const int mode,
                         const int peek) {
     const uint64_t *restrict vals = in->vals + p;
     const int32_t *restrict tasks = has_tasks ? in->tasks + p : NULL;
     const int32_t kind = in->kind;
     const uint32_t stamp = (uint32_t)l->stamp;
+    const int turns = l->turns;
     int64_t *const restrict root_ids = out->root_ids;
     int32_t *const restrict out_tasks = out->tasks;
-    bucket_t *homes[BIG_BLOCK + AHEAD];
-    uint64_t ids[BIG_BLOCK];
+    struct {
+        bucket_t *homes[BIG_BLOCK + AHEAD];
+        uint64_t ids[BIG_BLOCK];
+    } own;
+    bucket_t **const homes = own.homes;
+    uint64_t *const ids = own.ids;
     const size_t m0 = m;
     size_t fresh = 0; /* entries made on the straight path */
     size_t apart = 0; /* outcomes written by `row` */
@@ -129,7 +143,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
     /* Read once: should another thread write to the caller's column, an id must still go to its own
      * home, or a search would run into the hole. */
     memcpy(ids, in->root_ids + p, n * sizeof *ids);
-    if (plain) {
+    if (mode != GENERAL || l->old.n == 0) {
         const seed_t seed = l->seed;
         bucket_t *const buckets = l->cur.buckets;
         const size_t in_table = l->cur.n;
@@ -146,7 +160,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
     for (size_t j = 0; j < n; j++) {
         uint32_t match, free_;
         prefetch(homes[j + AHEAD]);
-        if (!plain && l->cur.times) prefetch_times(times_of(l, homes[j + AHEAD]));
+        if (mode == GENERAL && l->cur.times) prefetch_times(times_of(l, homes[j + AHEAD]));
         if (peek) {
             const bucket_t *b = homes[j + PEEK];
             probe(b, 0, &match, &free_);
@@ -156,30 +170,31 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
         const uint64_t id = ids[j];
         const int32_t task = has_tasks ? tasks[j] : kind;
         probe(b, id, &match, &free_);
-        if (!plain && l->dead) match &= ~dead_slots(l, b);
-        const uint32_t new32 = opaque((uint32_t)((int32_t)(match - 1) >> 31)); /* ~0: not here */
-        const uint32_t slots = match | (free_ & new32);
+        if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~aged_slots(b, (int)stamp, turns);
+        const uint32_t slots = match | free_ << 8; /* where it is, or else where it may go */
         if (UNLIKELY((slots == 0) | (task < TASK_ACK))) goto apart;
-        const unsigned s = (unsigned)__builtin_ctz(slots);
+        const uint32_t slot = opaque((uint32_t)__builtin_ctz(slots));
+        const size_t s = slot & 7;
+        const uint32_t is_new = slot >> 3;
         const uint32_t was_stamp = b->stamps[s]; /* of a free slot this is 0, and so is the rest */
         const int32_t was = b->not_tasks[s];
         const int32_t init = ~task; /* negative for an INIT, 0 for an ACK */
-        if (UNLIKELY((was_stamp & MARKED) | ((uint32_t)(was & init) >> 31))) goto apart;
+        if (UNLIKELY((was_stamp | (uint32_t)(was & init) >> 24) & MARKED)) goto apart;
         const uint64_t val = b->vals[s] ^ vals[j];
         const int32_t is = was | init;
         b->keys[s] = id;
         b->vals[s] = val;
-        fresh += new32 & 1;
-        uint32_t now_stamp = was_stamp | (stamp & new32);
-        if (!decide || (!plain && l->refresh_on_ack)) now_stamp = stamp;
-        if (!decide || !plain) {
+        fresh += is_new;
+        uint32_t now_stamp = was_stamp | (stamp & -is_new);
+        if (!decide || (mode == GENERAL && l->refresh_on_ack)) now_stamp = stamp;
+        if (!decide || mode == GENERAL) {
             l->counts[was_stamp]--; /* counts[0] is nobody's */
             l->counts[now_stamp]++;
         }
-        if (!plain && l->cur.times) {
+        if (mode == GENERAL && l->cur.times) {
             times_t *t = times_of(l, b);
             const int64_t time = in->times ? in->times[p + j] : in->now;
-            const int64_t first = new32 ? time : t->first[s], last = new32 ? time : t->last[s];
+            const int64_t first = is_new ? time : t->first[s], last = is_new ? time : t->last[s];
             t->first[s] = !decide && time < first ? time : first;
             t->last[s] = decide || time > last ? time : last;
             if (decide) out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)first);
@@ -189,56 +204,58 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             b->stamps[s] = (uint8_t)now_stamp;
             continue;
         }
-        const uint32_t done = opaque((uint32_t)(is >> 31) & -(uint32_t)(val == 0)); /* ~0: complete */
+        const uint32_t done = opaque((uint32_t)is >> 31 & (uint32_t)(val == 0));
         root_ids[m] = (int64_t)id;
         out_tasks[m] = ~is;
-        m += done & 1;
-        l->counts[now_stamp] -= done & 1;
-        if (UNLIKELY(done & b->over)) {
+        m += done;
+        l->counts[now_stamp] -= done;
+        const uint32_t keep = done - 1; /* 0: complete */
+        if (UNLIKELY(b->over & ~keep)) {
             size_t i;
             table_t *t = home_of(l, hash_of(l->seed, id), &i);
             b->stamps[s] = (uint8_t)now_stamp;
             table_erase(t, l->seed, i, s);
         } else {
-            b->stamps[s] = (uint8_t)(now_stamp & ~done);
-            b->not_tasks[s] = is & (int32_t)~done;
+            b->stamps[s] = (uint8_t)(now_stamp & keep); /* free again, if it is complete */
+            b->not_tasks[s] = is & (int32_t)keep;
         }
         continue;
-    apart: {
-        const int64_t time = in->times ? in->times[p + j] : in->now;
-        const size_t wrote = row(l, id, in->vals ? vals[j] : 0, task, time, decide, out, m);
-        m += wrote;
-        apart += wrote;
+    apart:
+        if (row_of(l, in, p + j, id, decide, out, m)) {
+            m++;
+            apart++;
+        }
     }
-    }
-    if (decide && plain) l->counts[stamp] += (int64_t)fresh;
+    if (decide && mode != GENERAL) l->counts[stamp] += (int64_t)fresh;
     l->used += fresh - (m - m0 - apart);
     return m;
 }
 
 typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t, size_t, const outcomes_t *, size_t);
-#define BLOCK_OF(NAME, HAS_TASKS, DECIDE, PLAIN, PEEK)                                             \
+#define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, PEEK)                                              \
     static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, size_t n, \
                                                  const outcomes_t *out, size_t m) {               \
-        return run_block(l, in, p, n, out, m, HAS_TASKS, DECIDE, PLAIN, PEEK);                     \
+        return run_block(l, in, p, n, out, m, HAS_TASKS, DECIDE, MODE, PEEK);                      \
     }
-BLOCK_OF(apply_cached, 1, 1, 1, 0)
-BLOCK_OF(apply_beyond, 1, 1, 1, 1)
-BLOCK_OF(apply_general, 1, 1, 0, 1)
-BLOCK_OF(kind_cached, 0, 1, 1, 0)
-BLOCK_OF(kind_beyond, 0, 1, 1, 1)
-BLOCK_OF(kind_general, 0, 1, 0, 1)
-BLOCK_OF(fold_cached, 1, 0, 1, 0)
-BLOCK_OF(fold_beyond, 1, 0, 1, 1)
-BLOCK_OF(fold_general, 1, 0, 0, 1)
+BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
+BLOCK_OF(apply_beyond, 1, 1, PLAIN, 1)
+BLOCK_OF(apply_aged, 1, 1, AGED, 1)
+BLOCK_OF(apply_general, 1, 1, GENERAL, 1)
+BLOCK_OF(kind_cached, 0, 1, PLAIN, 0)
+BLOCK_OF(kind_beyond, 0, 1, PLAIN, 1)
+BLOCK_OF(kind_aged, 0, 1, AGED, 1)
+BLOCK_OF(kind_general, 0, 1, GENERAL, 1)
+BLOCK_OF(fold_cached, 1, 0, PLAIN, 0)
+BLOCK_OF(fold_beyond, 1, 0, PLAIN, 1)
+BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
 
 static block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
-    static const block_t blocks[3][3] = {{kind_cached, kind_beyond, kind_general},
-                                         {apply_cached, apply_beyond, apply_general},
-                                         {fold_cached, fold_beyond, fold_general}};
-    int general = l->dead || l->old.n || l->cur.times || l->refresh_on_ack;
-    int beyond = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES;
-    return blocks[in->tasks ? 1 + !decide : 0][general ? 2 : beyond];
+    static const block_t blocks[3][4] = {{kind_cached, kind_beyond, kind_aged, kind_general},
+                                         {apply_cached, apply_beyond, apply_aged, apply_general},
+                                         {fold_cached, fold_beyond, fold_general, fold_general}};
+    const int beyond = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES;
+    const int general = l->old.n || l->cur.times || l->refresh_on_ack;
+    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : l->dead ? 2 : beyond];
 }
 
 /* ---- a batch ----------------------------------------------------------------------------- */
@@ -266,7 +283,8 @@ static size_t next_block(ledger_t *l, size_t rest) {
             ledger_migrate(l, rows); /* as many homes as rows, always: the old table cannot fill */
         }
     }
-    ledger_sweep(l, rows);
+    /* Leisurely while there is room, so that a batch costs little more; dead entries take it up. */
+    ledger_sweep(l, l->used + l->limit / 8 < l->limit ? (rows + 1) / 2 : rows * 2);
     if (UNLIKELY(l->tangled)) {
         table_t t;
         if (take_spare(l, l->used + rows, &t)) reseed_in(l, t);

@@ -11,7 +11,7 @@
  * `marks`, eight bytes a bucket that ordinary traffic never touches (untouched pages of zeros cost
  * nothing), and, only in a ledger with a clock, `times`.
  *
- * Placement.  An entry's home is the bucket mulhi(hash, n); it lives there or, when that is full,
+ * Placement.  An entry's home is its hash scaled to 0..n-1; it lives there or, when that is full,
  * in the nearest later bucket with room (the last is followed by the first).  `over` of a bucket
  * counts the entries that went past it: home at or before it, place after it.
  *
@@ -19,14 +19,14 @@
  * test tells the common case, and erasing leaves nothing behind: the hole is filled with the
  * nearest entry that went past it, and so on until nothing did.
  *
- * mulhi preserves the order of hashes, whatever n is: a table of another size is laid out by
+ * Scaling preserves the order of hashes, whatever n is: a table of another size is laid out by
  * walking the old one from front to end, a few buckets at a time.  While that goes on, homes before
  * `front` are found in the new table and the others in the old one.
  *
  * Costs.  Load is at most half: 43 to 91 bytes an entry, with the marks.  An operation touches one
- * bucket, seldom two.  Multiply-shift with a secret seed spreads sequential ids better than chance;
- * a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until the table is
- * laid out anew everything stays correct.
+ * bucket, seldom two.  The hash has a secret seed and spreads ids that follow a rule as well as
+ * random ones; a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until
+ * the table is laid out anew everything stays correct.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -110,7 +110,7 @@ INLINE table_t table_over(void *memory, size_t n, int timed, void *owner) {
 }
 
 typedef struct {
-    uint64_t flip, multiplier; /* secret; the multiplier is odd */
+    uint64_t flip, multipliers[2]; /* secret; the multipliers are odd */
 } seed_t;
 
 /* ---- the ledger ---------------------------------------------------------------------------- */

@@ -21,25 +21,29 @@
 
 /* ---- stamps ------------------------------------------------------------------------------ */
 
-/* One bit a slot: which hold a dead entry. */
-INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
+/* One bit a slot: which hold an entry of at least that age, `now` being the present stamp. */
+INLINE uint32_t aged_slots(const bucket_t *b, int now, int age) {
 #if SIMD >= 1
-    const __m128i seven = _mm_set1_epi8(0x7f), now = _mm_set1_epi8((char)l->stamp);
+    const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
     const __m128i raw = _mm_loadl_epi64((const __m128i *)b->stamps);
     const __m128i stamps = _mm_and_si128(raw, seven);
-    const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, now), seven);
-    const __m128i ages = _mm_add_epi8(_mm_sub_epi8(now, stamps), wrapped);
-    const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(l->turns - 1)));
+    const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, stamp), seven);
+    const __m128i ages = _mm_add_epi8(_mm_sub_epi8(stamp, stamps), wrapped);
+    const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(age - 1)));
     const __m128i free_ = _mm_cmpeq_epi8(stamps, _mm_setzero_si128());
     return (uint32_t)_mm_movemask_epi8(_mm_andnot_si128(free_, old)) & 63;
 #else
-    uint32_t dead = 0;
+    uint32_t aged = 0;
     for (int s = 0; s < SLOTS; s++) {
-        int stamp = b->stamps[s] & ~MARKED;
-        dead |= (uint32_t)(stamp != 0 && age_of(l, stamp) >= l->turns) << s;
+        const int stamp = b->stamps[s] & ~MARKED;
+        const int is = now - stamp + (stamp > now ? STAMPS : 0);
+        aged |= (uint32_t)(stamp != 0 && is >= age) << s;
     }
-    return dead;
+    return aged;
 #endif
+}
+INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
+    return aged_slots(b, l->stamp, l->turns);
 }
 
 /* ---- places ------------------------------------------------------------------------------ */
@@ -254,19 +258,48 @@ static void ledger_close(ledger_t *l) {
 
 /* ---- turns ------------------------------------------------------------------------------- */
 
+/* Forget the entries of a bucket of `cur` that nobody took, one by one. */
+COLD void sweep_bucket(ledger_t *l, size_t i) {
+    const bucket_t *b = &l->cur.buckets[i];
+    for (unsigned s = 0; s < SLOTS; s++) {
+        place_t at = {&l->cur, i, s};
+        while (b->stamps[s] && age_of(l, b->stamps[s] & ~MARKED) > l->turns)
+            ledger_erase(l, at); /* may pull another one into this slot */
+    }
+}
 /* Sweep up to that many buckets clear of entries that were not taken in their time. */
 static void ledger_sweep(ledger_t *l, size_t buckets) {
-    if (l->old.n) return; /* moving to the new table leaves them behind */
+    enum { SWEEP_AHEAD = 8 };
+    const int turns = l->turns, now = l->stamp;
+    uint32_t over;
+    size_t i = l->sweep;
+    if (l->old.n || dropped(l) == 0) return; /* moving to the new table leaves them behind */
+    over = l->cur.buckets[i ? i - 1 : l->cur.n - 1].over;
     for (; buckets && dropped(l) > 0; buckets--) {
-        const bucket_t *b = &l->cur.buckets[l->sweep];
-        if (UNLIKELY(dead_slots(l, b) != 0))
+        bucket_t *b = &l->cur.buckets[i];
+        const uint32_t gone = aged_slots(b, now, turns + 1), older = aged_slots(b, now, turns + 2);
+        prefetch(b + SWEEP_AHEAD);
+        if (UNLIKELY(over | b->over | older)) {
+            if (gone) sweep_bucket(l, i);
+        } else if (gone) {
+            /* None went past this bucket or came from before it, so a slot is all that an entry is;
+             * and all are of one age.  Masks: which slots, nothing foretells. */
+            const int n = __builtin_popcount(gone);
             for (unsigned s = 0; s < SLOTS; s++) {
-                place_t at = {&l->cur, l->sweep, s};
-                while (b->stamps[s] && age_of(l, b->stamps[s] & ~MARKED) > l->turns)
-                    ledger_erase(l, at); /* may pull another one into this slot */
+                const uint32_t keep = (gone >> s & 1) - 1;
+                l->orphans += (b->not_tasks[s] >= 0) & ~keep;
+                b->stamps[s] &= (uint8_t)keep;
+                b->not_tasks[s] &= (int32_t)keep;
+                b->vals[s] &= (uint64_t)(int64_t)(int32_t)keep;
             }
-        l->sweep = after(&l->cur, l->sweep);
+            l->counts[stamp_of(l, turns + 1)] -= n;
+            l->dead -= n;
+            l->used -= (size_t)n;
+        }
+        over = b->over;
+        i = after(&l->cur, i);
     }
+    l->sweep = i;
 }
 static void ledger_rotate(ledger_t *l) {
     int next = l->stamp % STAMPS + 1;

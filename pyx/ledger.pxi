@@ -83,7 +83,7 @@ cdef class Ledger:
         cdef table_t t
         cdef cnp.ndarray memory
         cdef cnp.npy_intp size
-        if n > <size_t>1 << 48:
+        if n >= <size_t>1 << 32:  # as many as a home can tell apart
             raise MemoryError(NO_ROOM.format(limit_of(n)))
         size = table_bytes(n, self.timed)
         try:

@@ -3,21 +3,32 @@
 #define ACKCORE_TABLE_H
 
 #include "layout.h"
+#include "mix.h"
 
 /* ---- hashing and probing ----------------------------------------------------------------- */
 
-INLINE uint64_t mix64(uint64_t x) { /* SplitMix64's finaliser (Stafford's Mix13) */
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 INLINE seed_t seed_from(uint64_t secret) {
-    seed_t seed = {mix64(secret + 0x9e3779b97f4a7c15u), mix64(secret + 0x3c6ef372fe94f82au) | 1};
+    seed_t seed = {mix64(secret + GOLDEN),
+                   {mix64(secret + 2 * GOLDEN) | 1, mix64(secret + 3 * GOLDEN) | 1}};
     return seed;
 }
-INLINE uint64_t hash_of(seed_t seed, uint64_t key) { return (key ^ seed.flip) * seed.multiplier; }
+/* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed in
+ * twenty (bench/README.md).  Vectors take rounds that they can multiply in; one word at a time, the
+ * two halves of a product say as much as a round.  Kernels need not agree: no hash leaves them. */
+INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
+    uint64_t x = key ^ seed.flip;
+#if SIMD >= 2
+    x = (x ^ (x >> 32)) * seed.multipliers[0];
+    x ^= x >> 32;
+#else
+    const unsigned __int128 product = (unsigned __int128)x * seed.multipliers[0];
+    x = (uint64_t)product ^ (uint64_t)(product >> 64);
+#endif
+    return x * seed.multipliers[1];
+}
+/* The upper half of the hash, scaled to 0..n-1: n is below 2**32, as vectors multiply 32 bits. */
 INLINE size_t home_in(size_t n, uint64_t hash) {
-    return (size_t)(((unsigned __int128)hash * n) >> 64);
+    return (size_t)(((hash >> 32) * (uint32_t)n) >> 32);
 }
 
 /* One bit a slot: which hold `key` (free ones never do), and which are free. */
@@ -36,8 +47,8 @@ INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *fr
 #endif
 #endif
 #if SIMD >= 3
-    equal = _mm512_mask_cmpeq_epi64_mask(63, _mm512_load_si512((const void *)b->keys),
-                                         _mm512_set1_epi64((long long)key));
+    equal = _mm512_cmpeq_epi64_mask(_mm512_load_si512((const void *)b->keys),
+                                    _mm512_set1_epi64((long long)key));
 #elif SIMD >= 2
     const __m256i wanted = _mm256_set1_epi64x((long long)key);
     const __m256i low = _mm256_load_si256((const __m256i *)b->keys);
@@ -56,7 +67,7 @@ INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *fr
     equal = 0;
     for (int s = 0; s < SLOTS; s++) equal |= (uint32_t)(b->keys[s] == key) << s;
 #endif
-    *match = equal & ~empty;
+    *match = equal & (empty ^ 63);
     *free_ = empty;
 }
 INLINE void prefetch(const bucket_t *b) {

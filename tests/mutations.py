@@ -202,9 +202,16 @@ MUTATIONS = [
     Mutation(
         "drop the seed",
         TABLE,
-        "return (key ^ seed.flip) * seed.multiplier;",
-        "(void)seed; return key * 0x9e3779b97f4a7c15u;",
+        "uint64_t x = key ^ seed.flip;",
+        "uint64_t x = key; seed = seed_from(1);",
         "tests/test_ledger.py::test_each_ledger_has_an_order_of_its_own",
+    ),
+    Mutation(
+        "one round of the hash",
+        TABLE,
+        "return x * seed.multipliers[1];",
+        "return (key ^ seed.flip) * seed.multipliers[1];",
+        "tests/test_ledger.py::test_ids_at_even_distances_lie_as_random_ones",
     ),
     Mutation(
         "take the same seed again",
