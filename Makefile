@@ -14,7 +14,7 @@ OTHER ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
-BENCH := $(PYTEST) bench --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
+BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -46,10 +46,13 @@ lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stub
 	$(PY) -m mypy.stubtest ackcore._native
 
 bench: java .venv/.built .venv/.bench ## measure; ends with each ratio beside its bound (K=..., ARGS=...)
-	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench $(ARGS)
 
 bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that the benches still run
-	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) --quick $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench --quick $(ARGS)
+
+bench-spark: java .venv/.built .venv/.bench ## topologies and settling against bare Spark (ARGS=--quick: in small)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_topology.py bench/bench_settle.py $(ARGS)
 
 bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
