@@ -173,8 +173,6 @@ def run_batch(
             engine.process(
                 0, [Input(spout.source, spout.name) for spout in topology.spouts.values()]
             )
-        first = next(iter(topology.spouts.values()))
-        nothing = [Input(spark.createDataFrame([], first.source.schema), first.name)]
         while True:
             unfinished = state.last_plan != state.last_done
             due = engine.next_due_ms
@@ -186,7 +184,13 @@ def run_batch(
                 wait(left / 1000)
                 continue
             assert state.last_done is not None
-            engine.process(state.last_done + 1, nothing)
+            engine.process(state.last_done + 1, [_nothing(topology, spark)])
+
+
+def _nothing(topology: Topology, spark: SparkSession) -> Input:
+    """No new rows; made only where there are retries to go with them, since it takes its time."""
+    first = next(iter(topology.spouts.values()))
+    return Input(spark.createDataFrame([], first.source.schema), first.name)
 
 
 class Query:

@@ -81,14 +81,11 @@ class Source:
     ) -> pa.Array:
         """Return the message ids of records as text."""
         if not self.message_id:
-            stamp = f"{number}-{partition}-"
-            return pa.array([f"{stamp}{first + i}" for i in range(len(batch))], pa.string())
+            return stamps(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
-        if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
-            try:
-                return pc.fill_null(columns[0].cast(pa.string()), "null")
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                pass  # bytes that are no text
+        # How a value reads must depend on it alone: not on what else is in the batch.
+        if len(columns) == 1 and _reads(columns[0].type):
+            return pc.fill_null(columns[0].cast(pa.string()), "null")
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
         return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
 
@@ -102,6 +99,19 @@ class Source:
         """Return ids of records that stay the same at every attempt."""
         hashes = hash_columns([message_ids], len(message_ids))
         return edge_ids(0, hashes, self.name, 0, 0)
+
+
+def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
+    """Return the message ids of records that have none of their own."""
+    texts = pa.array(places).cast(pa.string())
+    return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")
+
+
+def _reads(arrow_type: pa.DataType) -> bool:
+    """Whether each value of a type has a text of its own."""
+    return not pa.types.is_nested(arrow_type) and not (
+        pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
+    )
 
 
 def _text(value: Any) -> str:

@@ -35,6 +35,7 @@ from ackcore.spark.source import (
     chunked,
     of_one_spout,
     one_batch,
+    stamps,
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
 from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, some_rows
@@ -461,5 +462,4 @@ def _some_message_ids(some: Records, places: Int64s, number: int) -> pa.Array:
     if some.source.message_id:
         rows = some.batch.take(pa.array(places))
         return some.source.message_ids(rows, number, some.partition, 0)
-    stamp = f"{number}-{some.partition}-"
-    return pa.array([f"{stamp}{some.first + place}" for place in places.tolist()], pa.string())
+    return stamps(number, some.partition, places + some.first)

@@ -1,0 +1,55 @@
+"""What records are called."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import pyarrow as pa
+import pytest
+
+from ackcore.spark.source import Source
+
+VALUES = {
+    "int": ([1, None, -5], pa.int64(), ["1", "null", "-5"]),
+    "text": (["a", None, ""], pa.string(), ["a", "null", ""]),
+    "bytes": ([b"a", b"\xff", None], pa.binary(), ['["61"]', '["ff"]', "[null]"]),
+    "date": ([datetime.date(2026, 1, 2)], pa.date32(), ["2026-01-02"]),
+    "decimal": ([decimal.Decimal("1.50")], pa.decimal128(9, 2), ["1.50"]),
+    "bool": ([True, False], pa.bool_(), ["true", "false"]),
+    "list": ([[1, 2], None], pa.list_(pa.int64()), ["[[1, 2]]", "[null]"]),
+}
+
+
+def source(schema, *message_id):
+    return Source("s", 0, schema, message_id, True, False, False, 7)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_message_id_reads_the_same_in_any_company(kind):
+    """Its stable id hangs on it, and a retry comes in other company."""
+    values, arrow_type, texts = VALUES[kind]
+    batch = pa.record_batch([pa.array(values, arrow_type)], ["id"])
+    one = source(batch.schema, "id")
+    together = one.message_ids(batch, 0, 0, 0).to_pylist()
+    alone = [one.message_ids(batch.slice(i, 1), 0, 0, 0)[0].as_py() for i in range(len(batch))]
+    assert together == alone == texts
+
+
+def test_several_columns_are_a_list():
+    batch = pa.record_batch([["t", "t"], [0, 1]], ["topic", "partition"])
+    ids = source(batch.schema, "topic", "partition").message_ids(batch, 0, 0, 0)
+    assert ids.to_pylist() == ['["t", 0]', '["t", 1]']
+
+
+def test_positions_are_stamped():
+    batch = pa.record_batch([[7, 8]], ["n"])
+    assert source(batch.schema).message_ids(batch, 4, 2, 10).to_pylist() == ["4-2-10", "4-2-11"]
+
+
+def test_claims_are_alike_for_ids_that_are_alike():
+    batch = pa.record_batch([["a", "b", "a", None, None]], ["id"])
+    one = source(batch.schema, "id")
+    a, b, again, null, nulls = one.claim_ids(batch).tolist()
+    assert (a, null) == (again, nulls)
+    assert len({a, b, null}) == 3
