@@ -127,10 +127,9 @@ class Engine:
         self._run = run
         self._fetch = fetch
         self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
-        last = state.last_done
-        recorded = None if last is None else state.decision(last)
+        plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never behind the last plan, so that what is due comes due.
-        self.clock = SteadyClock(clock, 0 if recorded is None else recorded.now_ms)
+        self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
 
     # ------------------------------------------------------------------------ what is on record
 

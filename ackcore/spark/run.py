@@ -245,8 +245,29 @@ def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPl
             stages = frame.repartitionById(work.dests, "dest")
             frame = stages.mapInArrow(NextStage(work, level), ROW_TYPE)
         frame = frame.repartitionById(work.dests, "dest").mapInArrow(LastStage(work), RESULT_TYPE)
-    rows = frame.toArrow()
-    return _read(parts, layout, rows)
+    return _read(parts, layout, _collected(frame))
+
+
+def _collected(frame: DataFrame) -> pa.Table:
+    """Run a job, every partition of each side of a union in a task of its own.
+
+    Since Spark 4.1 a union of sides that are partitioned alike, as single partitions are, has the
+    first partitions of all sides in one task.  There would then be two first stages with one
+    number, and two ends of what they send.
+    """
+    conf = frame.sparkSession.conf
+    before = conf.get(_UNION, None)
+    conf.set(_UNION, "false")
+    try:
+        return frame.toArrow()
+    finally:
+        if before is None:
+            conf.unset(_UNION)
+        else:
+            conf.set(_UNION, before)
+
+
+_UNION = "spark.sql.unionOutputPartitioning"
 
 
 def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
@@ -484,7 +505,7 @@ def _fetch(
             )
             for one in parts.inputs
         ]
-        for blob in reduce(DataFrame.union, picked).toArrow()["blob"].to_pylist():
+        for blob in _collected(reduce(DataFrame.union, picked))["blob"].to_pylist():
             table = from_stream(blob)
             name = table.schema.metadata[b"spout"].decode()
             if not parts.sources[name].spilled:

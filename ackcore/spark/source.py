@@ -145,16 +145,21 @@ def chunked(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         yield one_batch(waiting)
 
 
-def of_one_spout(batch: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
-    """Return the spout and the rows of a batch in which each spout has a struct column.
+def by_spout(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Return the rows of each spout in a batch in which each spout has a struct column.
 
-    All rows of a batch are of one spout: a union puts partitions side by side.
+    A union puts partitions side by side, or one behind the other: rows of a spout are neighbours.
     """
-    for i, name in enumerate(batch.schema.names):
-        column = batch.column(i)
-        if column.null_count < len(column):
-            if column.null_count:
-                raise RuntimeError(f"a batch mixes rows of spout {name} with others")
-            fields = [column.type.field(j) for j in range(column.type.num_fields)]
-            return name, pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
-    raise RuntimeError("a batch has rows of no spout")
+    if not len(batch):
+        return
+    whose = np.full(len(batch), -1)
+    for i in range(batch.num_columns):
+        whose[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
+    if whose.min() < 0:
+        raise RuntimeError(f"row {int(whose.argmin())} of a batch is of no spout")
+    starts = np.flatnonzero(np.diff(whose, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
+        column = batch.column(int(whose[start])).slice(start, end - start)
+        fields = [column.type.field(j) for j in range(column.type.num_fields)]
+        rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
+        yield batch.schema.names[whose[start]], rows

@@ -32,8 +32,8 @@ from ackcore.spark.source import (
     CLAIM,
     RETRIES,
     Source,
+    by_spout,
     chunked,
-    of_one_spout,
     one_batch,
     stamps,
 )
@@ -126,13 +126,11 @@ class FirstStage:
         rows = self.work.chunk_rows if self.work.layout.settles else 1
         places = Counter[str]()
         for batch in chunked(batches, rows):
-            if self.spout is None:
-                name, batch = of_one_spout(batch)
-            else:
-                name = self.spout
-            source = self.sources[name]
-            yield Records(source, source.rows(batch), partition, places[name])
-            places[name] += len(batch)
+            parts = by_spout(batch) if self.spout is None else [(self.spout, batch)]
+            for name, some in parts:
+                source = self.sources[name]
+                yield Records(source, source.rows(some), partition, places[name])
+                places[name] += len(some)
 
     def _run(
         self, task: Task, partition: int, records: Iterator[Records], retried: bool = False

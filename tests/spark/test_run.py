@@ -507,3 +507,47 @@ def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execut
     monkeypatch.setattr(sys.modules["ackcore.spark.run"], "PickStage", None)
     result = execute(by_word(spark, ["a"]), retries={"lines": retries})
     assert [row["id"] for _, row in result.failed.values()] == [5]
+
+
+def test_single_partitions_are_tasks_of_their_own(spark, execute, due):
+    """Spark's union would have the first partitions of all its sides in one task."""
+    ranged = spark.range(4, numPartitions=1).selectExpr("id", "if(id = 2, 'bad', 'a b') AS text")
+    builder = TopologyBuilder()
+    builder.spout("lines", ranged)
+    builder.spout("more", spark.range(3, numPartitions=1).selectExpr("id", "'m' AS text"))
+    builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
+    builder.sink("split", lambda frame, number: None)
+    topology = builder.build(parallelism=2)
+    result = execute(topology, retries={"lines": due([("x", 1, 7, "late"), ("y", 1, 8, "bad")])})
+    assert result.rows["split", "default"] == collections.Counter(
+        [(i, word) for i in (0, 1, 3) for word in "ab"]
+        + [(i, "m") for i in range(3)]
+        + [(7, "late")]
+    )
+    assert sorted(row["id"] for _, row in result.failed.values()) == [2, 8]
+    assert spark.conf.get("spark.sql.unionOutputPartitioning") == "true"
+
+
+def test_rows_of_several_spouts_in_one_batch_are_told_apart(spark, execute):
+    one, two = lines(spark, ["a b", "bad"], 1), spark.range(5, 7, numPartitions=1)
+    builder = TopologyBuilder()
+    builder.spout("one", one)
+    builder.spout("two", two)
+    builder.bolt("split", Split()).shuffle("one")
+    builder.bolt("pass", PassNumbers()).shuffle("two")
+    builder.sink("split", lambda frame, number: None)
+    builder.sink("pass", lambda frame, number: None)
+    wide = one.select(F.struct(*one.columns).alias("one")).unionByName(
+        two.select(F.struct(*two.columns).alias("two")), allowMissingColumns=True
+    )
+    result = execute(builder.build(), [Input(wide.coalesce(1), None)])
+    assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
+    assert result.rows["pass", "default"] == {(5,): 1, (6,): 1}
+    assert result.run.records == {"one": 2, "two": 2}
+
+
+class PassNumbers(BatchBolt):
+    outputs = pa.schema([("id", pa.int64())])
+
+    def process(self, batch, out):
+        out.emit(batch, parents=np.arange(len(batch)))
