@@ -72,6 +72,22 @@ class AckerBackend(Protocol):
     """
 
     @property
+    def buckets(self) -> int:
+        """Turns that an entry lives through at most."""
+
+    @property
+    def refresh_on_ack(self) -> bool:
+        """Whether every message moves its entry to the newest bucket."""
+
+    @property
+    def clock(self) -> Callable[[], int] | None:
+        """What gives the time in milliseconds, if anything does."""
+
+    @property
+    def max_entries(self) -> int | None:
+        """The bound on entries, if there is one."""
+
+    @property
     def capacity(self) -> int:
         """Entries there is room for before the table grows."""
 

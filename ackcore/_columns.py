@@ -202,7 +202,9 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
         The same rows on the same memory, all columns numpy arrays.
     """
     if not isinstance(entries, Entries):
-        raise TypeError(f"entries must be ackcore.Entries, got {type(entries).__name__}")
+        # A ledger of either backend, without importing one.
+        way_out = "; pass its entries()" if hasattr(entries, "from_entries") else ""
+        raise TypeError(f"entries must be ackcore.Entries, got {type(entries).__name__}{way_out}")
     if (entries.first_ms is None) != (entries.last_ms is None):
         raise ValueError("entries must have both first_ms and last_ms or neither")
     if timed and entries.first_ms is None:

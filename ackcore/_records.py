@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +98,8 @@ class Stats(NamedTuple):
 
     ``second_inits`` counts INITs (and merged rows with an init) of a root that already had
     one; ``orphans`` entries that expired without an init; ``expired_untaken`` entries that
-    left at a turn and that nobody took before the next; ``growths`` how often the table
-    was laid out anew in more memory (always 0 in the Python backend).
+    left at a turn and that nobody took before the next; ``growths`` how often the table was
+    laid out anew: larger, or, seldom, under a new seed (always 0 in the Python backend).
     """
 
     second_inits: int
@@ -120,6 +120,10 @@ class _Table(Generic[Row]):
         """The columns that are there, by name, uncopied: what ``numpy.savez`` wants."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: column for name, column in named if column is not None}
+
+    def take(self, rows: Any) -> Self:
+        """Return the rows that ``rows`` picks (positions, a mask or a slice), in its order."""
+        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
     def _lists(self) -> list[list[Any]]:
         columns = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]

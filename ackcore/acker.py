@@ -179,7 +179,7 @@ class Acker:
         acker = cls(*args, **kwargs)
         entries = check_entries(entries, acker._buckets, timed=True)
         for shard, rows in acker._split(entries.root_ids):
-            acker._ledgers[shard].merge(_rows_of(entries, rows))
+            acker._ledgers[shard].merge(entries.take(rows))
         return acker
 
     @property
@@ -266,7 +266,7 @@ class Acker:
         found = _joined([ledger.oldest(n) for ledger in self._ledgers])
         keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
         order = np.lexsort([key for key in keys if key is not None])
-        return _rows_of(found, order[:n])
+        return found.take(order[:n])
 
     def entries(self) -> Entries:
         """Return the live entries, in any order: what `from_entries` goes on from."""
@@ -452,7 +452,7 @@ class Acker:
         errors = []
         for task, rows in _groups(outcomes.tasks):
             try:
-                self._on_outcomes(task, _rows_of(outcomes, rows))
+                self._on_outcomes(task, outcomes.take(rows))
             except Exception as error:
                 # The other tasks' outcomes are theirs only once.
                 errors.append(error)
@@ -470,10 +470,6 @@ def _groups(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp
     starts = np.flatnonzero(np.diff(labels[order])) + 1
     for rows in np.split(order, starts):
         yield int(labels[rows[0]]), rows
-
-
-def _rows_of(table: Table, rows: npt.NDArray[np.intp]) -> Table:
-    return type(table)(**{name: column[rows] for name, column in table.columns().items()})
 
 
 def _joined(tables: Sequence[Table]) -> Table:

@@ -96,6 +96,28 @@ def bench_orders(
             report_ratio(figures.label("random ids", name), ratios, bound)
 
 
+@pytest.mark.parametrize("in_flight", SIZES[:2])
+def bench_strides(
+    in_flight: int, interleaved: Interleaved, report_ratio: Report, quick: bool
+) -> None:
+    """Ids 2**0 to 2**40 apart, each time another distance and seed, against random ones.
+
+    What counts is the lowest ratio: a hash that is good for most seeds is bad for some users.
+    """
+    seeds, calls, turns = (5 if quick else 205), 10, 3
+    random_ids = tree_stream(in_flight, calls * CALL * turns)
+    ratios = []
+    for k, seed in enumerate(np.random.default_rng(77).integers(0, 2**63, seeds).tolist()):
+        strided = tree_stream(in_flight, calls * CALL * turns, stride=2 ** (k % 41))
+        contestants = [
+            LedgerContestant(random_ids, name="random", seed=seed),
+            LedgerContestant(strided, name="strided", seed=seed),
+        ]
+        seconds = hold(interleaved, contestants, turns, calls).seconds
+        ratios.append(min(seconds["random"]) / min(seconds["strided"]))
+    report_ratio(f"{in_flight:,} in flight: ids 2**k apart / random ids", ratios, 0.8)
+
+
 @pytest.mark.parametrize("in_flight", SIZES[:3])
 def bench_levels(
     in_flight: int, interleaved: Interleaved, report_ratio: Report, quick: bool

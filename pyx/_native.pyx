@@ -209,5 +209,6 @@ cdef object bucket_view(table_t t):
 
 include "ids.pxi"
 include "ledger.pxi"
+include "ledger_whole.pxi"
 include "pack.pxi"
 include "rows.pxi"

@@ -446,7 +446,8 @@ cdef class Ledger:
         Parameters
         ----------
         now_ms : int, optional
-            The time, in milliseconds; the clock's by default.
+            The time, in milliseconds; the clock's by default.  Nothing asks for it without
+            ``timeout_ms``.
         timeout_ms : int, optional
             An entry whose last message is older than this is decided as well.
 
@@ -493,7 +494,7 @@ cdef class Ledger:
 
     def entries(self):
         """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
-        return self.everything()[0]
+        return everything_in(self)[0]
 
     @classmethod
     def from_entries(cls, entries, **arguments):
@@ -520,9 +521,7 @@ cdef class Ledger:
         keys = [entries.root_ids, -entries.ages.astype(np.int16)]
         if self.timed:
             keys.insert(1, entries.first_ms)
-        first = np.lexsort(keys)[:most]
-        columns = entries.columns().items()
-        return _records.Entries(**{name: column[first] for name, column in columns})
+        return entries.take(np.lexsort(keys)[:most])
 
     def __contains__(self, root_id):
         cdef uint64_t root = as_id(root_id, "root_id")
@@ -601,88 +600,14 @@ cdef class Ledger:
     @property
     def tables(self):
         """The one or two tables as read-only arrays of 128-byte buckets; stale after growth."""
-        cdef table_t cur, old
-        lock_hold(&self.lock)
-        cur = self.l.cur
-        old = self.l.old
-        Py_INCREF(<object>cur.owner)
-        if old.n:
-            Py_INCREF(<object>old.owner)
-        lock_free(&self.lock)
-        views = [bucket_view(cur)]
-        Py_DECREF(<object>cur.owner)
-        if old.n:
-            views.append(bucket_view(old))
-            Py_DECREF(<object>old.owner)
-        return tuple(views)
+        return views_of(self)
 
     def __reduce__(self):
         """Constructor arguments, pending entries, expired ones that wait to be taken, counters."""
-        return restored, (self.options._asdict(), *self.everything())
-
-    cdef tuple everything(self):
-        """Pending and expired entries, and the counters, of one moment."""
-        cdef size_t n, m, most_live, most_expired
-        cdef int64_t counts[4]
-        cdef columns_t out, gone
-        memset(counts, 0, sizeof(counts))
-        while True:
-            lock_hold(&self.lock)
-            most_live = live(&self.l)
-            most_expired = takeable(&self.l)
-            lock_free(&self.lock)
-            pending = self.new_columns(most_live, &out)
-            expired = self.new_columns(most_expired, &gone)
-            with nogil:
-                lock_wait(&self.lock)
-                n = live(&self.l)
-                m = takeable(&self.l)
-                if n <= most_live and m <= most_expired:
-                    n = kernel.list_entries(&self.l, &out)
-                    m = kernel.list_expired(&self.l, &gone)
-                    self.count(counts)
-                    most_live = SIZE_MAX
-                lock_free(&self.lock)
-            if most_live == SIZE_MAX:
-                break
-        return (
-            _records.Entries(*[shortened(column, n) for column in pending]),
-            _records.Entries(*[shortened(column, m) for column in expired]),
-            _records.Stats(counts[0], counts[1], counts[2], counts[3]),
-        )
-
-    cdef int restore(self, arguments, entries, expired, stats) except -1:
-        # Without the lock: nobody else has this ledger yet.
-        most, self.most = self.most, -1
-        self.merge_columns(entries, False)
-        self.merge_columns(expired, False)
-        self.most = most
-        self.options = self.options._replace(capacity=arguments["capacity"])
-        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))
-        self.l.second_inits = stats.second_inits
-        self.l.orphans = stats.orphans - kernel.waiting_orphans(&self.l)
-        self.l.untaken = stats.expired_untaken
-        self.l.growths = stats.growths
-        return 0
+        return restored, (self.options._asdict(), *everything_in(self))
 
     def __repr__(self):
         return f"<ackcore.Ledger: {len(self)} entries, {self.nbytes} bytes, native>"
 
 
-def restored(arguments, entries, expired, stats):
-    """Rebuild a pickled or copied `Ledger`."""
-    # Entries come in the order of their table, and to fill a growing one of the same seed in
-    # that order would crowd one end of it: there is room for all of them from the start.
-    room = max(arguments["capacity"], len(entries) + len(expired))
-    cdef Ledger ledger = Ledger(**{**arguments, "capacity": room})
-    ledger.restore(arguments, entries, expired, stats)
-    return ledger
-
-
-cdef object BUCKET = np.dtype(
-    [
-        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS), ("over", np.uint16),
-        ("not_tasks", np.int32, SLOTS), ("vals", np.uint64, SLOTS),
-    ]
-)
 cdef tuple STATUSES = tuple(_records.Status)

@@ -108,6 +108,22 @@ def test_subclasses_are_themselves(reference):
     assert ledger.buckets == 5
 
 
+def test_a_ledger_is_no_entries(Ledger, reference):
+    for other in (Ledger(), reference.Ledger()):
+        with pytest.raises(TypeError, match=r"Entries, got Ledger; pass its entries\(\)$"):
+            Ledger().merge(other)
+
+
+def test_take_picks_rows(Ledger):
+    ledger = Ledger()
+    ledger.ack_many(np.arange(4), np.arange(4) + 1)
+    entries = ledger.oldest(4)
+    first, _, third, _ = entries
+    assert list(entries.take([2, 0])) == [third, first]
+    assert entries.take(entries.root_ids > 1).root_ids.tolist() == [2, 3]
+    assert entries.take(slice(1)).first_ms is None
+
+
 def test_each_ledger_has_an_order_of_its_own(native):
     """Where an id lies depends on a seed that nobody knows, unless it was asked for."""
     roots = np.arange(1_000)
