@@ -463,6 +463,25 @@ def test_a_clock_that_goes_back_holds_nothing_up(world):
     assert times == sorted(times)
 
 
+def test_a_clock_that_went_back_while_no_driver_ran_holds_nothing_up(world, monkeypatch):
+    """A plan was on record, which keeps its time: that is when its retries begin to wait."""
+    world.behaves = fails("a")
+
+    def reach(name, n=None):
+        if name == "ran":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "reach", reach)
+        with pytest.raises(Killed):
+            world.process(0, ["a"])
+    world.now_ms -= 3_600_000
+    state, engine = world.driver()
+    with state:
+        engine.process(0, [("lines", "a")])
+        assert 0 < engine.next_due_ms - engine.clock() <= 10_000
+
+
 def test_a_run_that_is_not_of_one_piece_is_run_again(world):
     world.behaves = fails("b")
     world.problems = ["trailers differ", "a file is missing"]
