@@ -6,6 +6,8 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
+import ackcore.spark.sinks
+
 cloudpickle.register_pickle_by_value(fault_job)
 
 RULES = {"enrich": {"until": {3: 1, 14: 2}, "reject": [17]}}
@@ -34,6 +36,19 @@ def test_the_books_tell_of_a_sink_that_does_not_replace(spark, job):
         rules=RULES,
         sink={"times": 1, "partial": True, "mode": "append"},
     )
+    assert it.run_here(spark) is None
+    with pytest.raises(AssertionError, match="rows too many in the sink"):
+        it.check()
+
+
+def test_the_books_tell_of_rows_that_are_not_acked(spark, job, monkeypatch):
+    """A sink that is given all that was emitted, failed records' rows too."""
+    monkeypatch.setattr(
+        ackcore.spark.sinks,
+        "keep_acked",
+        lambda batch, failed: batch.select(batch.schema.names[:-1]),
+    )
+    it = job(fault_job.lines(40), mode="batch", rules=RULES)
     assert it.run_here(spark) is None
     with pytest.raises(AssertionError, match="rows too many in the sink"):
         it.check()

@@ -114,9 +114,10 @@ def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
 
 
 @pytest.mark.faults
-@ROW_OR_BATCH
-@pytest.mark.parametrize("how", ["kill", "exit"])
-@pytest.mark.parametrize("where", ["enrich", "count"])
+@pytest.mark.parametrize(
+    ("enrich", "where", "how"),
+    [("row", "enrich", "kill"), ("batch", "enrich", "exit"), ("row", "count", "kill")],
+)
 def test_a_record_that_kills_its_worker(job, enrich, where, how):
     killers = [13, 46]
     it = job(
