@@ -90,6 +90,8 @@ def _insist(
             return
         except Exception as error:
             said = f"{type(error).__name__}: {first_line(error)}"
+            if pause(0):
+                raise Stopped(f"stopped while {who} was failing: {said}") from error
             if attempt == settings.sink_attempts:
                 raise SinkError(
                     f"{who} failed {attempt} times with micro-batch {number}, the last time with "

@@ -6,6 +6,7 @@ they are whole, and which of them nobody needs any more is told here.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -274,6 +275,9 @@ class Archive:
         for old in numbered(self.works):
             if old <= number:
                 remove(self.works / str(old))
+        for given_up in self.works.glob("*.*") if self.works.is_dir() else ():
+            if int(given_up.name.split(".")[0]) <= number:
+                shutil.rmtree(given_up, ignore_errors=True)
         self._prune_state(number)
         self._decisions = {n: kept for n, kept in self._decisions.items() if n >= number - 1}
 

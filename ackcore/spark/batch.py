@@ -33,7 +33,6 @@ from ackcore._records import Int64s
 from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act, first_line
 from ackcore.spark.blame import blame, failed_attempt, read_marks
 from ackcore.spark.decide import (
-    FAILED,
     Disagreement,
     Outcome,
     check_payloads,
@@ -44,10 +43,11 @@ from ackcore.spark.decide import (
 from ackcore.spark.failpoints import reach
 from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.progress import Account, Books, Progress, percentiles
+from ackcore.spark.reasons import FAILED
 from ackcore.spark.run import Input, Run, RunPlan
 from ackcore.spark.run import fetch as fetch_payloads
 from ackcore.spark.run import run as run_on_spark
-from ackcore.spark.state import Decision, Due, Plan, State
+from ackcore.spark.state import Decision, Due, Plan, State, StateError
 from ackcore.topology.builder import Topology
 from ackcore.topology.layout import Layout
 
@@ -235,6 +235,8 @@ class Engine:
             except Exception as error:
                 if self._pause(0):
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
+                if isinstance(error, StateError):
+                    raise
                 if not _may_pass(error):
                     raise self._given_up(plan, runs, error) from error
                 condemned = len(plan.condemned)
@@ -370,7 +372,7 @@ def _write_retries(due: Due, work: Path) -> dict[str, str]:
 
 
 def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException)
+    return isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException | StateError)
 
 
 def _sleep(seconds: float) -> bool:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.progress import Account
+from ackcore.spark.reasons import ENGINE, FAILED, killed_worker
 from ackcore.spark.state import (
     ATTEMPT,
     DUE_MS,
@@ -34,17 +35,9 @@ from ackcore.spark.state import (
     Plan,
     SinkFile,
 )
-from ackcore.spark.workfiles import ROOTS, read_rows
+from ackcore.spark.workfiles import ROOT_ID, ROOTS, read_rows
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
-
-#: The column by which payloads of failed records tell their root.
-ROOT_ID = "_ackcore_root_id"
-
-#: The component in reasons that no bolt gave.
-ENGINE = "ackcore"
-
-FAILED = pa.schema([("root_id", pa.int64()), ("spout", pa.string()), ("reason", pa.string())])
 
 
 class Disagreement(Exception):
@@ -72,16 +65,12 @@ def condemn(failed: pa.Table, plan: Plan) -> pa.Table:
     # later micro-batch and perhaps in other company.
     finals = set(plan.condemned) - set(plan.suspects)
     reasons = [
-        _killed(root in finals).encode() if root in plan.condemned else reason
+        killed_worker(root in finals).encode() if root in plan.condemned else reason
         for root, reason in zip(
             failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True
         )
     ]
     return failed.set_column(2, FAILED.field(2), pa.array(reasons, pa.string()))
-
-
-def _killed(final: bool) -> Reason:
-    return Reason(ENGINE, "KilledWorker", "killed its worker", final)
 
 
 def entangle(

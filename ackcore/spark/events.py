@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,16 +35,15 @@ _TASK_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 50
 
 #: Nodes of a plan that leave the rows of a partition in their order, or read them in one.
+_FILE_SCAN = re.compile(r"\.v2\.(parquet|orc|csv|json|text|avro)\.")
 _ORDERED_NODES = frozenset(
     {
         "ArrowEvalPython",
         "BatchEvalPython",
-        "DataSourceV2ScanRelation",
         "Expand",
         "Filter",
         "Generate",
         "LocalRelation",
-        "LogicalRelation",
         "MapInArrow",
         "MapInPandas",
         "Project",
@@ -193,6 +193,13 @@ def has_fixed_order(frame: DataFrame) -> bool:
         name = node.nodeName()
         if name == "LogicalRDD":
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
+                return False
+        elif name == "LogicalRelation":
+            # Others, such as JDBC's, promise no order.
+            if node.relation().getClass().getSimpleName() != "HadoopFsRelation":
+                return False
+        elif name == "DataSourceV2ScanRelation":
+            if not _FILE_SCAN.search(node.scan().getClass().getName()):
                 return False
         elif name not in _ORDERED_NODES:
             return False

@@ -226,8 +226,9 @@ class Pacemaker:
             now = time.monotonic()
             if self._called is not None and not self._answered and now >= look_at:
                 look_at = now + self.CALLED_S
-                with contextlib.suppress(OSError):
-                    # One beat for each call: the next micro-batch answers it and says so.
+                with contextlib.suppress(OSError, RuntimeError):
+                    # One beat for each call: the next micro-batch answers it and says so, and it
+                    # tells of what is damaged, too.
                     self._answered = self._called()
                     beat = beat or self._answered
             if beat:

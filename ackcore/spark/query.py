@@ -35,9 +35,9 @@ from ackcore.spark.heartbeat import (
     with_heartbeat,
 )
 from ackcore.spark.progress import Books, Progress
-from ackcore.spark.run import Input
+from ackcore.spark.run import Input, source_schema
 from ackcore.spark.sinks import check_sink
-from ackcore.spark.state import State
+from ackcore.spark.state import CheckpointForeign, State
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -109,6 +109,7 @@ def start(
         clock_ms=clock(),
     )
     try:
+        _check_waiting(topology, state)
         return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
     except BaseException:
         state.close()
@@ -167,6 +168,7 @@ def run_batch(
     with State.open(
         place, topology, kind="batch", accept_changes=accept_changes, clock_ms=clock()
     ) as state:
+        _check_waiting(topology, state)
         letters = DeadLetters.open(place, state.deployment_key, dead_letters)
         engine = Engine(topology, spark, state, letters.write, clock=clock)
         if state.last_done is None:
@@ -185,6 +187,22 @@ def run_batch(
                 continue
             assert state.last_done is not None
             engine.process(state.last_done + 1, [_nothing(topology, spark)])
+
+
+def _check_waiting(topology: Topology, state: State) -> None:
+    """Refuse to go on where records wait whose columns are of other types than the source's now."""
+    last = state.last_done
+    decision = None if last is None else state.decision(last)
+    for name, table in {} if decision is None else decision.waiting.items():
+        now = source_schema(topology.spouts[name].source.schema)
+        for field in now:
+            was = table.schema.field(field.name).type
+            if was != field.type:
+                raise CheckpointForeign(
+                    f"{state.path}: {table.num_rows} records of spout {name!r} wait for a retry in "
+                    f"which {field.name!r} is {was}, and the source now has {field.type}. Let the "
+                    "former source run until nothing waits, then change it; or cast the column"
+                )
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> Input:

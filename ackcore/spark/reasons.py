@@ -10,6 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.topology.tuples import Reason
+
+#: Records that are not ACKED, and why: an encoded `ackcore.topology.Reason`.
+FAILED = pa.schema([("root_id", pa.int64()), ("spout", pa.string()), ("reason", pa.string())])
 
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
@@ -17,6 +21,15 @@ REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text",
 SHOWN_BEFORE = -(2**63)
 #: The time of reasons in events that have no times: their texts alone decide.
 NO_TIME = 0
+
+
+#: The component in reasons that no bolt gave.
+ENGINE = "ackcore"
+
+
+def killed_worker(final: bool) -> Reason:
+    """Return why a record failed that no worker survived."""
+    return Reason(ENGINE, "KilledWorker", "killed its worker", final)
 
 
 def no_reasons() -> pa.Table:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,12 +37,12 @@ from ackcore.spark.exchange import (
     partition_of,
     read_sightings,
 )
+from ackcore.spark.reasons import FAILED
 from ackcore.spark.source import CLAIM, RETRIES, Source
 from ackcore.spark.stages import (
     ABOUT,
     COUNTED,
     RESULT_TYPE,
-    ROOT_ID,
     SETTLED,
     SIGHTED,
     UNSETTLED,
@@ -58,15 +59,11 @@ from ackcore.spark.stages import (
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.task import Work
-from ackcore.spark.workfiles import read_rows
+from ackcore.spark.workfiles import ROOT_ID, read_rows
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Layout
 from ackcore.topology.tuples import Identity, Reason
-
-FAILED_SCHEMA = pa.schema(
-    [("root_id", pa.int64()), ("spout", pa.string()), ("reason", pa.string())]
-)
 
 
 @dataclass(frozen=True)
@@ -132,6 +129,8 @@ class Run:
         Tuples that failed and that nobody tracks.
     spilled : mapping from str to tuple of str
         By spout: files of rows that cannot be read again by position.
+    content : mapping from int to mapping from str to int
+        By partition of the first stage and spout: `stages.sampled` of what was read.
     """
 
     records: Mapping[str, int]
@@ -141,6 +140,7 @@ class Run:
     problems: tuple[str, ...]
     untracked_failures: int
     spilled: Mapping[str, tuple[str, ...]]
+    content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
 def source_schema(frame_schema: StructType) -> pa.Schema:
@@ -255,19 +255,31 @@ def _collected(frame: DataFrame) -> pa.Table:
     first partitions of all sides in one task.  There would then be two first stages with one
     number, and two ends of what they send.
     """
-    conf = frame.sparkSession.conf
-    before = conf.get(_UNION, None)
-    conf.set(_UNION, "false")
+    session = frame.sparkSession
+    key = session._jsparkSession.hashCode()
+    with _LOCK:
+        users, before = _PLAIN.get(key, (0, None))
+        if not users:
+            before = session.conf.get(_UNION, None)
+            session.conf.set(_UNION, "false")
+        _PLAIN[key] = users + 1, before
     try:
         return frame.toArrow()
     finally:
-        if before is None:
-            conf.unset(_UNION)
-        else:
-            conf.set(_UNION, before)
+        with _LOCK:
+            users, before = _PLAIN.pop(key)
+            if users > 1:
+                _PLAIN[key] = users - 1, before
+            elif before is None:
+                session.conf.unset(_UNION)
+            else:
+                session.conf.set(_UNION, before)
 
 
 _UNION = "spark.sql.unionOutputPartitioning"
+#: By session, how many jobs want its unions plain, and what the setting was before the first.
+_PLAIN: dict[int, tuple[int, str | None]] = {}
+_LOCK = threading.Lock()
 
 
 def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
@@ -323,6 +335,7 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
         tuple(problems),
         untracked,
         {name: tuple(sorted(paths)) for name, paths in spilled.items()},
+        {one["partition"]: one["content"] for one in abouts if "read" in one},
     )
     if claims and not problems:
         run = replace(run, failed=_with_repeated(parts, run, claims))
@@ -346,7 +359,7 @@ def _failed(found: pa.Table, spouts: list[str]) -> tuple[pa.Table, dict[str, Int
             if text is None:
                 text = Reason(spouts[task], "NotAcked", f"not acked; its tree is {status}").encode()
             reasons.append(text)
-    failed = pa.table([roots, spout_names, reasons], schema=FAILED_SCHEMA)
+    failed = pa.table([roots, spout_names, reasons], schema=FAILED)
     repeated = {name: np.array(sorted(ids), np.int64) for name, ids in claims.items()}
     return failed, repeated, stray
 
@@ -410,7 +423,7 @@ def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.
                 rows += [(root, spout, reason) for root in roots if root not in failed]
     if not rows:
         return run.failed
-    added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED_SCHEMA)
+    added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)
     return pa.concat_tables([run.failed, added])
 
 
@@ -505,13 +518,40 @@ def _fetch(
             )
             for one in parts.inputs
         ]
-        for blob in _collected(reduce(DataFrame.union, picked))["blob"].to_pylist():
+        rows = _collected(reduce(DataFrame.union, picked))
+        content = {}
+        for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
+            if kind == ABOUT:
+                about = json.loads(blob)
+                content[about["partition"]] = about["content"]
+                continue
             table = from_stream(blob)
             name = table.schema.metadata[b"spout"].decode()
             if not parts.sources[name].spilled:
                 tables[name].append(table)
+        _check_content(parts, accepted.content, content)
     return {
         name: found
         for name, some in tables.items()
         if len(found := pa.concat_tables(some, promote_options="none"))
     }
+
+
+def _check_content(
+    parts: _Parts,
+    before: Mapping[int, Mapping[str, int]],
+    now: Mapping[int, Mapping[str, int]],
+) -> None:
+    """Raise `RuntimeError` if partitions do not hold the rows that they held in the run.
+
+    A place in a partition would then be another record's.
+    """
+    for partition in before.keys() | now.keys():
+        for name, source in parts.sources.items():
+            if source.spilled:
+                continue
+            if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
+                raise RuntimeError(
+                    f"partition {partition} of spout {name} holds other rows than it did in the "
+                    "run; its source must be cut and ordered alike when it is read twice"
+                )

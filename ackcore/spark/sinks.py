@@ -227,6 +227,11 @@ class ParquetSink:
     def check(self, name: str, schema: pa.Schema) -> None:
         """Raise TypeError if Parquet cannot hold a column."""
         for field in schema:
+            if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+                raise TypeError(
+                    f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
+                    f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
+                )
             try:
                 empty = pa.schema([field]).empty_table()
                 pq.write_table(empty, pa.BufferOutputStream())

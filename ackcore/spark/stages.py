@@ -24,10 +24,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore import ACK
 from ackcore._records import Int64s, Status
+from ackcore._rows import fingerprint
 from ackcore.spark import wire
 from ackcore.spark.exchange import SEEN, SETTLE, Inbox, Row, origin_of
 from ackcore.spark.packing import fold, new_ledger
-from ackcore.spark.reasons import earliest, look_up
+from ackcore.spark.reasons import earliest, killed_worker, look_up
 from ackcore.spark.source import (
     CLAIM,
     RETRIES,
@@ -40,28 +41,28 @@ from ackcore.spark.source import (
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
 from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, some_rows
 from ackcore.spark.tracking import NONE, Owners, Rows, Runs, concat
-from ackcore.spark.workfiles import RowFile
+from ackcore.spark.workfiles import ROOT_ID, RowFile
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Edge
-from ackcore.topology.tuples import Identity, Reason
+from ackcore.topology.tuples import Identity
 
 Batches = Iterator[pa.RecordBatch]
 
 #: What the last stage returns to the driver: a kind, and what it calls for.
 RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
-#: JSON of one task; sightings of trailers; an Arrow stream of `SETTLED`; JSON of counts by task.
-ABOUT, SIGHTED, UNSETTLED, COUNTED = 1, 2, 3, 4
+#: JSON of one task; sightings of trailers; an Arrow stream of `SETTLED`; JSON of counts by task;
+#: an Arrow stream of records that were read again.
+ABOUT, SIGHTED, UNSETTLED, COUNTED, PICKED = 1, 2, 3, 4, 5
 
 SETTLED = pa.schema(
     [
         ("root_id", pa.int64()),
         ("task", pa.int32()),
         ("status", pa.string()),
-        ("reason", pa.string()),
+        ("reason", pa.dictionary(pa.int32(), pa.string())),
     ]
 )
-ROOT_ID = "_ackcore_root_id"
 
 
 def result(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
@@ -137,10 +138,13 @@ class FirstStage:
     ) -> Batches:
         work = self.work
         read = Counter[str]()
+        content: dict[str, int] = {}
         spills: dict[str, RowFile] = {}
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
+            if not retried:
+                content[source.name] = sampled(some.batch, content.get(source.name, 0))
             if source.spilled and not retried:
                 _spill(spills, work, source, some.batch, partition)
             self._take_in(task, some)
@@ -155,6 +159,7 @@ class FirstStage:
             "partition": partition,
             "level": 1,
             "retried" if retried else "read": read,
+            "content": content,
             "files": files,
             "spilled": spilled,
             "untracked_failures": task.untracked_failures,
@@ -184,15 +189,20 @@ class FirstStage:
         if work.condemned:
             bad = np.isin(chunk.roots, np.array(list(work.condemned), np.int64))
             if bad.any():
-                task.fail(Owners(owners.ids[bad]), [KILLER], source.name)
+                task.fail(Owners(owners.ids[bad]), [killed_worker(final=True)], source.name)
                 rows = some_rows(rows, np.flatnonzero(~bad))
         if len(rows):
             task.take_in(source.name, DEFAULT_STREAM, rows)
         task.close(chunk)
 
 
-#: Why a record is dead that no worker survives.
-KILLER = Reason("", "WorkerKilled", "killed its worker, each time that it was run alone", True)
+def sampled(batch: pa.RecordBatch, before: int) -> int:
+    """Return a fingerprint of a partition's rows so far: where its chunks end, and with which rows.
+
+    At hardly any cost it tells a source that is cut into other partitions when it is read again.
+    """
+    ends = [len(batch), batch.slice(0, 1).to_pylist(), batch.slice(len(batch) - 1).to_pylist()]
+    return fingerprint(repr(ends).encode("utf-8", "surrogatepass"), before)
 
 
 def _spill(
@@ -226,7 +236,8 @@ def _unsettled(reasons: pa.Table, number: int) -> pa.Table:
     n = len(reasons)
     tasks = pa.array(np.full(n, number, np.int32))
     names = pa.array([Status.FAILED.name] * n, pa.string())
-    return pa.table([reasons["root_id"], tasks, names, reasons["text"]], schema=SETTLED)
+    texts = reasons["text"].combine_chunks().dictionary_encode()
+    return pa.table([reasons["root_id"], tasks, names, texts], schema=SETTLED)
 
 
 class Slice(NamedTuple):
@@ -326,13 +337,12 @@ class NextStage:
         chunk = task.chunks.add(len(runs.rows), lambda: (runs.roots, runs.vals), ACK, runs.offsets)
         numbers = np.arange(chunk.first, chunk.first + chunk.groups)
         owners = np.repeat(numbers, runs.rows)
-        home = chunk
         identity = None
         if edge.target in self.work.layout.needs_identity:
             message_ids, attempts, stable_ids = batch.columns[-len(IDENTITY_FIELDS) :]
             identity = Identity(message_ids, attempts.to_numpy(), stable_ids.to_numpy())
             batch = batch.select(batch.schema.names[: -len(IDENTITY_FIELDS)])
-        task.take_in_for(edge, Rows(batch, Owners(owners), identity, home))
+        task.take_in_for(edge, Rows(batch, Owners(owners), identity, chunk))
         task.close(chunk)
 
 
@@ -386,7 +396,8 @@ class LastStage:
         names += [Status.OPEN.name] * len(still_open)
         found = [(COUNTED, json.dumps(counted).encode())]
         if len(roots):
-            texts, _ = look_up(earliest(reasons), roots)
+            # Many fail alike when a service is down: each text goes to the driver once.
+            texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, pa.string()), texts]
             table = pa.RecordBatch.from_arrays(columns, schema=SETTLED)
             found.append((UNSETTLED, to_stream(table)))
@@ -412,14 +423,18 @@ class PickStage:
         context = TaskContext.get()
         assert context is not None
         found: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+        content: dict[str, int] = {}
         for some in self.first._records(batches, context.partitionId()):
+            name = some.source.name
+            content[name] = sampled(some.batch, content.get(name, 0))
             rows = pick(some, self.roots, self.claims, self.first.work.number)
             if len(rows):
-                found[some.source.name].append(rows)
-        blobs = [
-            (ABOUT, to_stream(pa.Table.from_batches(parts))) for _, parts in sorted(found.items())
+                found[name].append(rows)
+        about = {"partition": context.partitionId(), "content": content}
+        rows_found = [
+            (PICKED, to_stream(pa.Table.from_batches(parts))) for _, parts in sorted(found.items())
         ]
-        yield result(blobs)
+        yield result([(ABOUT, json.dumps(about).encode()), *rows_found])
 
 
 def pick(

@@ -22,6 +22,8 @@ again: the manifest names the file of an older micro-batch, which stays until no
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -59,8 +61,8 @@ from ackcore.spark.files import (
     corrupt,
     local_path,
     make_directory,
-    remove,
     remove_temporaries,
+    writing,
 )
 from ackcore.spark.ownership import Described
 
@@ -411,7 +413,14 @@ class State:
 
     def reset_work(self, number: int) -> Path:
         """Return the same directory, emptied."""
-        remove(self._archive.works / str(number))
+        work = self._archive.works / str(number)
+        if work.exists():
+            # Tasks of a job that was given up may be writing there still: they go on in a
+            # directory that nobody reads, and what of it cannot be removed now is pruned later.
+            aside = self._archive.works / f"{number}.{secrets.token_hex(4)}"
+            with writing(work):
+                work.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
         return self.work(number)
 
     def prune(self, number: int) -> None:

@@ -143,7 +143,6 @@ class Task:
         self._events: list[tuple[Int64s, Int64s, int]] = []
         self._reasons: list[pa.Table] = []
         self._turn = Counter[int]()
-        self._marked = work.careful
 
     # ---------------------------------------------------------------- rows from one to the next
 
@@ -249,7 +248,12 @@ class Task:
         if not len(parents.stable_ids):  # nothing but unanchored rows, and no input
             n = len(heads)
             return Identity(pa.nulls(n, pa.string()), np.zeros(n, np.int32), np.zeros(n, np.int64))
-        ordinals = running_counts(heads, box.count(stream)[first - box.segments[0].first :])
+        counts = box.count(stream)[first - box.segments[0].first :]
+        if have is None:
+            ordinals = running_counts(heads, counts)
+        else:  # rows that hang from nothing are nobody's children
+            ordinals = np.zeros(len(heads), np.int64)
+            ordinals[have] = running_counts(heads[have], counts)
         stable = edge_ids(0, parents.stable_ids[heads], f"{box.name}/{stream}", 0, ordinals)
         message_ids = parents.message_ids.take(pa.array(heads))
         attempts = parents.attempts[heads]
@@ -310,7 +314,6 @@ class Task:
                 return wire.split_by_shard(hashes, tasks)
             # Rows of a key take turns between two destinations; who is first, the key decides.
             other = edge_ids(0, hashes, "partial_key", 0, 0)
-            counts: Int64s = np.zeros(0, np.int64)
             _, numbers = np.unique(hashes, return_inverse=True)
             counts = np.zeros(int(numbers.max()) + 1, np.int64)
             odd = running_counts(numbers.astype(np.int64), counts) & 1
@@ -349,12 +352,13 @@ class Task:
         A fail leaves an edge open that nobody acks, so that no XOR can become zero by it.
         """
         of_row, of_group = owners.pairs()
-        self.untracked_failures += len(owners) - len(np.unique(of_row))
+        tracked = np.zeros(len(owners), np.bool_)
         texts = [reason.encode() for reason in reasons]
         for chunk, places in self.chunks.split(of_group):
             of, at = chunk.entries_of(of_group[places] - chunk.first)
             roots, vals = chunk.roots[at], chunk.vals[at]
             rows = of_row[places][of]
+            tracked[rows] = True
             if len(texts) == 1:
                 said = pa.array([texts[0]] * len(roots), pa.string())
             else:
@@ -371,6 +375,7 @@ class Task:
             self._events.append((roots, poison, ACK))
             self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
             self._reasons.append(found)
+        self.untracked_failures += int(len(owners) - tracked.sum())
 
     def close(self, chunk: Chunk) -> None:
         """Let a chunk's groups leave their ledger rows: INITs by a spout's number, or ACKs."""
@@ -427,7 +432,7 @@ class Task:
         In careful runs a file says which roots a task has in hand.  Should the worker die, it is
         left behind.
         """
-        if not self._marked:
+        if not self._work.careful:
             yield rows
             return
         of_row, roots = self._roots_by_row(rows.owners)

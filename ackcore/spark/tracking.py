@@ -256,15 +256,6 @@ class Chunk:
         return self.roots[places], self.vals[places] ^ self.totals[of]
 
 
-class Sent(NamedTuple):
-    """Rows in the order in which they leave, a stretch for each destination."""
-
-    batch: pa.RecordBatch
-    counts: Int64s
-    runs: list[Runs]  # of each destination
-    late: tuple[Int64s, Int64s] | None  # roots and vals to ack: of groups whose chunk is closed
-
-
 def draw_edges(
     key: int, way: str, rows: Rows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[Runs], tuple[Int64s, Int64s] | None]:
@@ -404,10 +395,6 @@ class Chunks:
         self._next += groups
         self._chunks.append(chunk)
         return chunk
-
-    def forget(self, chunk: Chunk) -> None:
-        """Drop a chunk that nothing hangs from any more."""
-        self._chunks.remove(chunk)
 
     def forget_closed(self) -> None:
         """Drop all chunks that have acked: nothing hangs from them any more."""

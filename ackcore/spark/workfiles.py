@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -20,9 +21,12 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
+from ackcore.spark.files import sync_directory
 from ackcore.spark.tracking import NONE, Chunks, Rows
 
+#: By which rows for sinks, and records that are read again, tell their root.
 ROOT = "_ackcore_root"
+ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
@@ -59,6 +63,8 @@ class RowFile:
         self._file.close()
         name = f"{self._partition}-{self._seal & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
         os.replace(self._path, os.path.join(self._directory, name))
+        # A decision that names the file must not outlast the name.
+        sync_directory(Path(self._directory))
         return name, self._rows, self._seal
 
 

@@ -163,6 +163,14 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
         yield from _name(f"stream of {who},", stream)
         words = _words(bolt.name, stream)
         yield from _field_names(words, schema.names, "rename one in outputs")
+        for field in schema:
+            plain = _laid_out_otherwise(field.type)
+            if plain is not None:
+                yield (
+                    f"field {field.name!r} of {words} must be of a type whose rows can be cut, "
+                    f"taken and sent by themselves, got {plain}; declare the values' own type, "
+                    "such as string: what is emitted is cast to it"
+                )
     wanted: Any = getattr(bolt.component, "inputs", None)
     if wanted is not None and not isinstance(wanted, pa.Schema):
         yield (
@@ -251,6 +259,24 @@ def _grouping(bolt: BoltSpec, each: Input, found: _Stream | None) -> Iterator[st
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"
             )
+
+
+def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
+    """Return the part of a type whose values lie outside its rows, if it has such a part."""
+    kind = pa.types
+    if (
+        kind.is_dictionary(type_)
+        or kind.is_run_end_encoded(type_)
+        or kind.is_string_view(type_)
+        or kind.is_binary_view(type_)
+        or kind.is_list_view(type_)
+        or kind.is_large_list_view(type_)
+        or kind.is_union(type_)
+        or isinstance(type_, pa.BaseExtensionType)
+    ):
+        return type_
+    parts = (_laid_out_otherwise(type_.field(at).type) for at in range(type_.num_fields))
+    return next((part for part in parts if part is not None), None)
 
 
 def _has_map(type_: pa.DataType) -> bool:

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from ackcore.spark import query
 from ackcore.spark.batch import RunFailed
 from ackcore.spark.dead_letters import dead_letters, replay
-from ackcore.spark.files import CheckpointInUse, StateError
+from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import SinkError, to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
@@ -370,3 +370,31 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.books.acked == 1, on)
     assert query.Query is type(on)
+
+
+def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, store):
+    """A source whose column has another type now: who waits has the former one."""
+
+    class Patience(Exception):
+        pass
+
+    def no_time(seconds):
+        raise Patience
+
+    def topology(frame):
+        builder = TopologyBuilder()
+        builder.spout("numbers", frame)
+        builder.bolt("never", Never()).shuffle("numbers")
+        return builder.build()
+
+    with pytest.raises(Patience):
+        run_batch(
+            topology(spark.range(3).selectExpr("int(id) AS n")), spark, tmp_path, wait=no_time
+        )
+    with pytest.raises(CheckpointForeign, match=r"3 records .* 'n' is int32, .* has int64"):
+        run_batch(topology(spark.range(3).selectExpr("id AS n")), spark, tmp_path)
+
+
+class Never(BatchBolt):
+    def process(self, batch, out):
+        out.fail(range(len(batch)), "never")

@@ -476,7 +476,6 @@ def test_a_keyed_grouping_names_each_field_once_and_one_at_least(builder, make, 
         pa.map_(pa.string(), pa.int64()),
         pa.list_(pa.map_(pa.string(), pa.int64())),
         pa.struct([("a", pa.map_(pa.string(), pa.int64()))]),
-        pa.dictionary(pa.int32(), pa.string()),
         pa.list_(pa.int64()),
         pa.struct([("a", pa.decimal128(10, 2))]),
     ],
@@ -739,3 +738,25 @@ def test_a_long_list_of_names_is_cut(make):
     builder.spout("s", make.frame(*(f"c{n}" for n in range(20))))
     builder.bolt("x", make.batches()).fields("s", "zebra")
     assert refusal(builder).endswith("'c10', 'c11' and 8 more")
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        pa.struct([("a", pa.string_view())]),
+        pa.binary_view(),
+        pa.run_end_encoded(pa.int32(), pa.int64()),
+        pa.dense_union([pa.field("a", pa.int64())]),
+    ],
+    ids=str,
+)
+def test_types_that_cannot_be_sent_row_by_row_are_refused(make, builder, type_):
+    """They would be found out by a sink, when everything is decided."""
+    schema = pa.schema([("n", pa.int64()), ("odd", type_)])
+    builder.bolt("more", make.batches(schema)).shuffle("split")
+    problem = refusal(builder)
+    assert "field 'odd' of" in problem
+    assert "must be of a type whose rows can be cut" in problem
+    assert "declare the values' own type" in problem
