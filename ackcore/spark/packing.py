@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -177,7 +177,7 @@ class Packer:
         for start in range(0, len(entries), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             yield wire.pack_entries(
-                _some(entries, rows if order is None else order[rows]), self._shards
+                entries.take(rows if order is None else order[rows]), self._shards
             )
 
     def _ship_reasons(self) -> Batches:
@@ -273,7 +273,3 @@ def fold(ledger: Ledger, events: Events, start: int = 0, until: int | None = Non
     rows = slice(start, until)
     times = None if events.times_ms is None else events.times_ms[rows]
     ledger.fold(events.root_ids[rows], events.vals[rows], events.tasks[rows], times)
-
-
-def _some(entries: Entries, rows: Any) -> Entries:
-    return Entries(**{name: column[rows] for name, column in entries.columns().items()})

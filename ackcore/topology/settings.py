@@ -29,6 +29,7 @@ _NOT_SETTINGS = frozenset(
     for name in (
         "ANNOTATE",
         "BACKEND",
+        "BENCH_LINES",
         "BENCH_ROWS",
         "CHECKED",
         "CPU",
