@@ -220,12 +220,15 @@ class Task:
         else:
             rows, first = _joined(box.segments)
             local = anchors.handles - first
-        owners = rows.owners.take(local, anchors.offsets)
-        home = rows.home if owners.offsets is None else None
+        home = rows.home if anchors.offsets is None else None
         identity = None
         if wants_identity:
             assert rows.identity is not None
             identity = self._identity(box, emission.stream, rows.identity, first, local, anchors)
+
+        def owners() -> Owners:
+            return rows.owners.take(local, anchors.offsets)
+
         return Rows(emission.batch, owners, identity, home)
 
     def _identity(

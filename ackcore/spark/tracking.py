@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -140,15 +139,42 @@ class Owners(NamedTuple):
         return Owners(self.ids[places], ends if offsets is None else ends[offsets])
 
 
-@dataclass(slots=True)
 class Rows:
-    """Rows on their way from one component to the next, and what they hang from."""
+    """Rows on their way from one component to the next, and what they hang from.
 
-    batch: pa.RecordBatch
-    owners: Owners
-    identity: Identity | None = None
-    #: The chunk that all of them hang from, one group each, if that is so.
-    home: Chunk | None = None
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        The rows.
+    owners : Owners, or callable that returns them
+        What they hang from.  It is called when somebody asks, if ever: of rows that stay in a
+        stage and do not fail nobody does.
+    identity : Identity, optional
+        Which records they are, where that is carried.
+    home : Chunk, optional
+        The chunk that all of them hang from, one group each, if that is so.
+    """
+
+    __slots__ = ("_owners", "batch", "home", "identity")
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        owners: Owners | Callable[[], Owners],
+        identity: Identity | None = None,
+        home: Chunk | None = None,
+    ) -> None:
+        self.batch = batch
+        self.identity = identity
+        self.home = home
+        self._owners = owners
+
+    @property
+    def owners(self) -> Owners:
+        """What they hang from."""
+        if not isinstance(self._owners, Owners):
+            self._owners = self._owners()
+        return self._owners
 
     def __len__(self) -> int:
         return len(self.batch)
