@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import re
@@ -44,7 +45,7 @@ def test_the_defaults():
 
 
 def test_every_setting_is_described():
-    described = re.findall(r"^    (\w+) : .*$", Settings.__doc__, re.MULTILINE)
+    described = re.findall(r"^(\w+) : .*$", inspect.getdoc(Settings), re.MULTILINE)
     assert tuple(described) == Settings.names()
     for name, default in re.findall(r"^    (\w+) : .*, default (\S+)$", Settings.__doc__, re.M):
         assert default == str(getattr(Settings(), name))
