@@ -6,8 +6,10 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,8 +80,10 @@ class Job:
             "ACKCORE_FAILPOINTS": failpoints,
         }
         environment.pop("SPARK_LOCAL_DIRS", None)
+        if not master.startswith("local["):
+            environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         if master.startswith("local-cluster"):
-            environment |= {"SPARK_HOME": self._spark_home(), "SPARK_LOCAL_IP": "127.0.0.1"}
+            environment["SPARK_HOME"] = self._spark_home()
         with open(self.directory / "log.txt", "ab") as log:
             code = subprocess.run(
                 [sys.executable, str(HERE / "fault_job.py"), str(config)],
@@ -146,6 +150,52 @@ def failing_at(monkeypatch):
         monkeypatch.setattr(failpoints, "_POINTS", points)
 
     return failing_at
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """A master of Spark and two workers, which take themselves for two machines.
+
+    A copy of a task is never run on the machine that runs the task, so that ``local-cluster``, all
+    of it one machine, does not speculate.
+    """
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
+    deploy = "org.apache.spark.deploy"
+    environment = {**os.environ, "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_DIRS": str(tmp_path)}
+    environment["SPARK_WORKER_DIR"] = str(tmp_path / "work")
+    log = tmp_path / "cluster.log"
+    started = []
+
+    def launch(*arguments):
+        with open(log, "ab") as sink:
+            started.append(
+                subprocess.Popen([*command, *arguments], env=environment, stdout=sink, stderr=sink)
+            )
+
+    def said(text, times=1):
+        until = time.monotonic() + 60
+        while log.read_text(errors="replace").count(text) < times:
+            assert time.monotonic() < until, log.read_text(errors="replace")
+            time.sleep(0.1)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    try:
+        here = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        launch(f"{deploy}.master.Master", *here)
+        said("I have been elected leader")
+        for host in ("127.0.0.2", "127.0.0.3"):
+            size = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            launch(f"{deploy}.worker.Worker", "--host", host, *size, url)
+        said("Successfully registered with master", 2)
+        yield url
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(30)
 
 
 @pytest.fixture
