@@ -45,9 +45,10 @@ def test_the_defaults():
 
 
 def test_every_setting_is_described():
-    described = re.findall(r"^(\w+) : .*$", inspect.getdoc(Settings), re.MULTILINE)
+    text = inspect.getdoc(Settings)
+    described = re.findall(r"^(\w+) : .*$", text, re.MULTILINE)
     assert tuple(described) == Settings.names()
-    for name, default in re.findall(r"^    (\w+) : .*, default (\S+)$", Settings.__doc__, re.M):
+    for name, default in re.findall(r"^(\w+) : .*, default (\S+)$", text, re.M):
         assert default == str(getattr(Settings(), name))
 
 
