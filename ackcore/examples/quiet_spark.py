@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import ackcore
@@ -153,6 +154,8 @@ def spark_session(
                     gateway.proc.wait(timeout=30)
                 except subprocess.TimeoutExpired:
                     gateway.proc.kill()
+                # PySpark would go on speaking to it: the next session starts a JVM of its own.
+                SparkContext._gateway = SparkContext._jvm = None
 
 
 def one_line(error: BaseException) -> str:

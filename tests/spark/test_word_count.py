@@ -315,6 +315,20 @@ def test_no_java_is_told(monkeypatch):
         quiet_spark.check_java()
 
 
+@pytest.mark.spark
+def test_a_session_may_follow_another_in_one_process():
+    program = """
+from ackcore.examples.quiet_spark import spark_session
+for _ in range(2):
+    with spark_session("local[1]") as (spark, _):
+        print(spark.range(3).count())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, cwd=ROOT
+    )
+    assert ran.stdout.split() == ["3", "3"], ran.stderr
+
+
 def command(*options):
     return [sys.executable, "-m", "ackcore.examples.word_count", *map(str, options)]
 
