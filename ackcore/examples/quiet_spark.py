@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import ackcore
+from ackcore.spark.errors import one_line
 
 # A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
@@ -156,10 +157,3 @@ def spark_session(
                     gateway.proc.kill()
                 # PySpark would go on speaking to it: the next session starts a JVM of its own.
                 SparkContext._gateway = SparkContext._jvm = None
-
-
-def one_line(error: BaseException) -> str:
-    """Return the line of an error that says what was wrong; Spark's go on for pages."""
-    lines = str(error).strip().splitlines() or [""]
-    causes = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
-    return (causes or [lines[0] or type(error).__name__])[-1]

@@ -26,8 +26,9 @@ from typing import Annotated
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from ackcore.examples.quiet_spark import check_java, one_line, spark_session
+from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark import settle
+from ackcore.spark.errors import one_line
 
 try:
     import typer

@@ -38,8 +38,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from ackcore.examples import word_source
-from ackcore.examples.quiet_spark import check_java, one_line, spark_session
+from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.examples.word_source import InputError
+from ackcore.spark.errors import one_line
 from ackcore.spark.progress import Progress
 from ackcore.spark.query import start
 from ackcore.topology import (

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
+from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
 from ackcore.spark.sinks import Accepted, SinkError, write_sink
 from ackcore.spark.state import Decision, State
@@ -89,7 +90,7 @@ def _insist(
             write()
             return
         except Exception as error:
-            said = f"{type(error).__name__}: {first_line(error)}"
+            said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):
                 raise Stopped(f"stopped while {who} was failing: {said}") from error
             if attempt == settings.sink_attempts:
@@ -111,14 +112,3 @@ def _insist(
             )
             if pause(waits / 1000):
                 raise Stopped(f"stopped while {who} was failing: {said}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the line of an error that says what was wrong; Spark's go on for pages."""
-    lines = str(error).strip().splitlines()
-    # What a worker raised is the last line of its traceback, in the midst of Java's.
-    for line in reversed(lines):
-        name, colon, _ = line.partition(": ")
-        if colon and name.isidentifier() and name.endswith(("Error", "Exception")):
-            return line[:500]
-    return lines[0][:500] if lines else ""

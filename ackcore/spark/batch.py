@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
-from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act, first_line
+from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act
 from ackcore.spark.blame import blame, failed_attempt, read_marks
 from ackcore.spark.decide import (
     Disagreement,
@@ -40,8 +40,11 @@ from ackcore.spark.decide import (
     decide,
     entangle,
 )
+from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
 from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
+from ackcore.spark.pinned import pin as pin_inputs
+from ackcore.spark.pinned import pinned as pinned_inputs
 from ackcore.spark.progress import Account, Books, Progress, percentiles
 from ackcore.spark.reasons import FAILED
 from ackcore.spark.run import Input, Run, RunPlan
@@ -104,6 +107,8 @@ class Engine:
         Waits for so many seconds and tells whether to stop.
     run, fetch : callable, optional
         What runs a micro-batch and what reads failed records again.
+    pinned, pin : callable, optional
+        What finds the rows that an earlier run has kept, and what keeps them.
     """
 
     def __init__(
@@ -117,6 +122,8 @@ class Engine:
         pause: Pause | None = None,
         run: Runner = run_on_spark,
         fetch: Fetcher = fetch_payloads,
+        pinned: Callable[[Sequence[Input], Path], list[Input] | None] = pinned_inputs,
+        pin: Callable[[Sequence[Input], Path], list[Input]] = pin_inputs,
     ) -> None:
         self.topology = topology
         self.layout = Layout.of(topology)
@@ -126,6 +133,8 @@ class Engine:
         self._pause = pause if pause is not None else _sleep
         self._run = run
         self._fetch = fetch
+        self._pinned = pinned
+        self._pin = pin
         self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
         plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never behind the last plan, so that what is due comes due.
@@ -231,7 +240,10 @@ class Engine:
         for runs in count(1):
             work = Path(self.state.reset_work(plan.number))
             try:
-                return self._one_run(plan, inputs, work, watch), runs
+                held = inputs
+                if plan.careful:
+                    plan, held = self._hold(plan, inputs)
+                return self._one_run(plan, held, work, watch), runs
             except Exception as error:
                 if self._pause(0):
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
@@ -254,9 +266,21 @@ class Engine:
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
         raise AssertionError("unreachable")
 
+    def _hold(self, plan: Plan, inputs: Sequence[Input]) -> tuple[Plan, Sequence[Input]]:
+        """Have one run after the other read the same rows, so that roots tell who is meant."""
+        directory = self.state.pinned(plan.number)
+        held = self._pinned(inputs, directory)
+        if held is None:
+            if plan.suspects or plan.condemned:
+                # These are of rows that somebody took away.
+                plan = replace(plan, suspects=(), condemned=())
+                self.state.write_plan(plan)
+            held = self._pin(inputs, directory)
+        return plan, held
+
     def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
         _log.warning(
-            "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, first_line(error)
+            "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, one_line(error)
         )
         if plan.careful:
             plan = blame(plan, read_marks(work / "marks"), failed_attempt(error))
@@ -265,7 +289,7 @@ class Engine:
     def _given_up(self, plan: Plan, runs: int, error: BaseException) -> RunFailed:
         return RunFailed(
             f"micro-batch {plan.number} was run {runs} times and is not accepted, the last time "
-            f"because of {type(error).__name__}: {first_line(error)}. Nothing is decided about its "
+            f"because of {type(error).__name__}: {one_line(error)}. Nothing is decided about its "
             "records: when the cause is gone, start again on the same checkpoint"
         )
 

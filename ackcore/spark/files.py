@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 #: Of the files of a checkpoint.  A reader knows all formats up to its own.
 FORMAT = 1
@@ -82,9 +83,13 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     ------
     ValueError
         If it is a URI of another kind than ``file:``, or empty.
+    TypeError
+        If it is no path.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
     text = os.fspath(path)
-    if not isinstance(text, str) or not text:
+    if not text:
         raise ValueError(f"{argument} must be a path, got {text!r}")
     scheme, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
@@ -92,7 +97,8 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
             raise ValueError(
                 f"{argument} must be a path on a local or shared file system, got {text!r}: what "
                 f"is decided must be renamed and synced, which {scheme}: stores cannot do. Give a "
-                "mounted directory; sinks may write to any store"
+                "mounted directory; a sink that is a function of (DataFrame, batch id) may write "
+                "to any store"
             )
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
@@ -274,6 +280,15 @@ def read_table(path: Path, *, check: bool = True) -> pa.Table:
         )
     table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     return table
+
+
+def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
+    """Yield the columns that Parquet cannot hold, and why."""
+    for field in schema:
+        try:
+            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            yield field, str(error)
 
 
 class Lock:

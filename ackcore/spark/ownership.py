@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from ackcore.spark.files import (
     read_record,
     write_record,
 )
+from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
 
@@ -78,9 +79,9 @@ def claim(
             "cannot go on with it; give it a checkpoint of its own"
         )
     if meta["fingerprint"] != topology.fingerprint and not accept_changes:
-        changes = "; ".join(_differences(meta["structure"], topology.structure))
+        told = "; ".join(changes(meta["structure"], topology.structure))
         raise CheckpointForeign(
-            f"{path}: the checkpoint belongs to another topology: {changes}. Start the one that "
+            f"{path}: the checkpoint belongs to another topology: {told}. Start the one that "
             "it belongs to, or give this one a checkpoint of its own; or, if it is the same one "
             "changed, start with accept_changes=True: records that wait for a retry then go "
             "through the new one"
@@ -133,16 +134,3 @@ def check_offsets(log: Path, root: Path, ours: int | None) -> None:
         + ("holds none" if ours is None else f"ends with micro-batch {ours}")
         + ": one of the two was removed, or they are not of one age",
     )
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Say which components differ."""
-    for kind in sorted({*before, *now}):
-        old, new = before.get(kind, {}), now.get(kind, {})
-        for name in sorted({*old, *new}):
-            if name not in new:
-                yield f"{kind}: {name} is gone"
-            elif name not in old:
-                yield f"{kind}: {name} is new"
-            elif old[name] != new[name]:
-                yield f"{kind}: {name} was {old[name]} and is {new[name]}"

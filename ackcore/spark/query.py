@@ -26,7 +26,7 @@ from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine
 from ackcore.spark.dead_letters import DeadLetters
 from ackcore.spark.events import refuse_frame
-from ackcore.spark.files import local_path
+from ackcore.spark.files import local_path, unfit_for_parquet
 from ackcore.spark.heartbeat import (
     Clock,
     Pacemaker,
@@ -36,7 +36,7 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.progress import Books, Progress
 from ackcore.spark.run import Input, source_schema
-from ackcore.spark.sinks import check_sink
+from ackcore.spark.sinks import check_sink, claim_sink
 from ackcore.spark.state import CheckpointForeign, State
 from ackcore.topology.builder import Topology
 
@@ -91,7 +91,8 @@ def start(
     Raises
     ------
     TypeError
-        If the session or a source is Spark Connect's, or a sink cannot take its stream.
+        If the session or a source is Spark Connect's, a source has other types than a bolt asks
+        for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If a source is bounded, the topology has no spout, or the trigger is none of Spark's.
     StateError
@@ -109,6 +110,7 @@ def start(
         clock_ms=clock(),
     )
     try:
+        _claim_sinks(topology, state)
         _check_waiting(topology, state)
         return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
     except BaseException:
@@ -153,7 +155,8 @@ def run_batch(
     Raises
     ------
     TypeError
-        If the session or a source is Spark Connect's, or a sink cannot take its stream.
+        If the session or a source is Spark Connect's, a source has other types than a bolt asks
+        for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If a source is a stream, or the topology has no spout.
     StateError
@@ -168,6 +171,7 @@ def run_batch(
     with State.open(
         place, topology, kind="batch", accept_changes=accept_changes, clock_ms=clock()
     ) as state:
+        _claim_sinks(topology, state)
         _check_waiting(topology, state)
         letters = DeadLetters.open(place, state.deployment_key, dead_letters)
         engine = Engine(topology, spark, state, letters.write, clock=clock)
@@ -187,6 +191,11 @@ def run_batch(
                 continue
             assert state.last_done is not None
             engine.process(state.last_done + 1, [_nothing(topology, spark)])
+
+
+def _claim_sinks(topology: Topology, state: State) -> None:
+    for sink in topology.sinks.values():
+        claim_sink(sink.name, sink.writer, f"{state.deployment_key:016x}")
 
 
 def _check_waiting(topology: Topology, state: State) -> None:
@@ -436,9 +445,33 @@ def _check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
                 f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
                 "read it with spark.readStream"
             )
+        if spout.tracked:
+            for field, why in unfit_for_parquet(source_schema(spout.source.schema)):
+                raise TypeError(
+                    f"the source of spout {spout.name!r} has a column {field.name!r} of "
+                    f"{field.type}, which Parquet, the form of dead letters, cannot hold ({why}); "
+                    "drop it or cast it to another type"
+                )
+    _check_inputs(topology)
     for sink in topology.sinks.values():
         bolt = topology.bolts.get(sink.component)
         check_sink(sink.name, sink.writer, None if bolt is None else bolt.schemas[sink.stream])
+
+
+def _check_inputs(topology: Topology) -> None:
+    """Hold what bolts ask of a spout to its source, whose types are known only here."""
+    for bolt in topology.bolts.values():
+        wanted = {field.name: field.type for field in bolt.component.inputs or ()}
+        for each in bolt.inputs:
+            spout = topology.spouts.get(each.component)
+            for field in () if spout is None else source_schema(spout.source.schema):
+                asked = wanted.get(field.name, field.type)
+                if asked != field.type:
+                    raise TypeError(
+                        f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', and the "
+                        f"source of spout {each.component!r} has '{field.name}: {field.type}'; "
+                        "change the one, or cast the other"
+                    )
 
 
 def _trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:

@@ -108,5 +108,6 @@ def read(path: Path, schema: pa.Schema | None) -> pa.Table:
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise StateError(
             f"{path} holds dead letters whose columns do not fit the spout's records that wait "
-            f"for a retry: {error}. Move the file away to go on without them"
+            f"for a retry: {error}. Move the file away to go on without them; when nothing waits "
+            "any more, replay(again=True) asks for them once more"
         ) from error

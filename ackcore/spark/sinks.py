@@ -7,7 +7,8 @@ is not called for a micro-batch that has no rows for it.
 
 The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
-`Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.
+`Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.  One that has a
+method ``claim(sink, deployment)`` is asked before anything runs, and may refuse by raising.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +31,14 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ackcore._records import Int64s
 from ackcore.spark.failpoints import reach
-from ackcore.spark.files import sync_directory
+from ackcore.spark.files import (
+    CheckpointForeign,
+    local_path,
+    make_directory,
+    sync_directory,
+    unfit_for_parquet,
+    write_file,
+)
 from ackcore.spark.workfiles import keep_acked, read_rows
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
@@ -164,6 +171,12 @@ def check_sink(name: str, writer: Any, schema: pa.Schema | None) -> None:
             ) from None
 
 
+def claim_sink(name: str, writer: Any, deployment: str) -> None:
+    """Have a writer that keeps to itself, as a directory of files does, say so before all runs."""
+    if hasattr(writer, "claim"):
+        writer.claim(name, deployment)
+
+
 def write_sink(writer: Any, accepted: Accepted) -> None:
     """Give a writer the rows of a micro-batch; raises whatever it raises."""
     if hasattr(writer, "write_accepted"):
@@ -194,7 +207,7 @@ def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> 
     TypeError
         If `path` is no path.
     ValueError
-        If it is a URI of another scheme than ``file``, or the codec is none of these.
+        If it is empty, or a URI of another scheme than ``file``, or the codec is none of these.
     """
     return ParquetSink(path, compression=compression)
 
@@ -203,22 +216,12 @@ class ParquetSink:
     """What `to_parquet` returns."""
 
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
-        given = os.fspath(path)
-        if not isinstance(given, str):
-            raise TypeError(f"path must be a str or a path, got {type(path).__name__}")
-        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", given)
-        if scheme is not None and scheme[1] != "file":
-            raise ValueError(
-                f"path must be on a file system that driver and executors share, got {given!r}; "
-                f"for {scheme[1]}: mount it, or write a function of (DataFrame, batch id)"
-            )
-        if scheme is not None:
-            given = re.sub(r"^file:(//[^/]*)?(?=/)", "", given)
+        place = local_path(path, "path")
         if compression not in _CODECS:
             raise ValueError(
                 f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
             )
-        self.path = os.path.abspath(given)
+        self.path = str(place)
         self.compression = compression
 
     def __repr__(self) -> str:
@@ -232,14 +235,11 @@ class ParquetSink:
                     f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
                     f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
                 )
-            try:
-                empty = pa.schema([field]).empty_table()
-                pq.write_table(empty, pa.BufferOutputStream())
-            except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-                raise TypeError(
-                    f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
-                    f"{field.type} ({error}); have the bolt emit another type"
-                ) from None
+        for field, why in unfit_for_parquet(schema):
+            raise TypeError(
+                f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
+                f"{field.type} ({why}); have the bolt emit another type"
+            )
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of any DataFrame as those of a micro-batch."""
@@ -253,7 +253,7 @@ class ParquetSink:
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
-        self._own(accepted)
+        self.claim(accepted.sink, accepted.deployment)
         paths, nonacked, compression = accepted.paths, accepted.nonacked, self.compression
         stage = self._stage(accepted.batch_id)
         size = sum(os.path.getsize(path) for path in paths)
@@ -272,24 +272,30 @@ class ParquetSink:
         jobs = accepted.spark.range(0, len(paths), 1, tasks).mapInArrow(write, "name string")
         self._finish(accepted.batch_id, stage, jobs.collect())
 
-    def _own(self, accepted: Accepted) -> None:
-        """Refuse a directory in which another query's micro-batches have the same numbers."""
-        owner = {"deployment": accepted.deployment, "sink": accepted.sink}
-        note = os.path.join(self.path, _OWNER)
+    def claim(self, sink: str, deployment: str) -> None:
+        """Take the directory for one sink of one checkpoint; once more does no harm.
+
+        Raises
+        ------
+        CheckpointForeign
+            If another query's micro-batches, which have the same numbers, are in it.
+        StateError
+            If it cannot be written.
+        """
+        owner: Any = {"deployment": deployment, "sink": sink}
+        note = Path(self.path, _OWNER)
         try:
-            with open(note, encoding="utf-8") as file:
-                found = json.load(file)
+            found = json.loads(note.read_bytes())
         except FileNotFoundError:
-            os.makedirs(self.path, exist_ok=True)
-            if any(name.startswith("batch_id=") for name in os.listdir(self.path)):
-                found = "something else"
-            else:
-                _replace_file(note, json.dumps(owner))
+            make_directory(note.parent)
+            found = None
+            if not any(name.startswith("batch_id=") for name in os.listdir(self.path)):
+                write_file(note, lambda file: file.write(json.dumps(owner).encode()))
                 found = owner
         except ValueError:
-            found = "something else"
+            found = None
         if found != owner:
-            raise FileExistsError(
+            raise CheckpointForeign(
                 f"{self.path} has micro-batches that are not of this checkpoint and sink; give "
                 "the sink a directory of its own, or remove this one with its checkpoint"
             )
@@ -373,12 +379,3 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             found, rows, size = [], 0, 0
     if found:
         yield pa.Table.from_batches(found)
-
-
-def _replace_file(path: str, text: str) -> None:
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

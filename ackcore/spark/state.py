@@ -279,6 +279,8 @@ class State:
         ------
         CheckpointCorrupt
             If another micro-batch is next.
+        StateError
+            If a request's columns do not fit the records that wait.
         """
         if self.is_done(number):
             raise ValueError(f"micro-batch {number} is done already; ask is_done first")
@@ -293,7 +295,10 @@ class State:
             # A table in which nothing is due is not even opened.
             if entry.ripe(now_ms)
         )
-        return Plan(number, now_ms, parent, due, self.pending_replays())
+        asked = self.pending_replays()
+        for name in asked:
+            self._asked(name, waiting)  # one that does not fit must not be in a plan on record
+        return Plan(number, now_ms, parent, due, asked)
 
     def write_plan(self, plan: Plan) -> None:
         """Record a plan, or record it anew as long as nothing is decided.
@@ -337,13 +342,14 @@ class State:
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
         for name in plan.replays:
-            spout = replays.spout_of(name)
-            known = waiting.get(spout)
-            asked = replays.read(
-                self._archive.replays / name, None if known is None else known.schema
-            )
+            spout, asked = replays.spout_of(name), self._asked(name, waiting)
             due[spout] = pa.concat_tables([due[spout], asked]) if spout in due else asked
         return Due(filled(due), filled(rest))
+
+    def _asked(self, name: str, waiting: Mapping[str, pa.Table]) -> pa.Table:
+        """Return the rows of a request, in the columns of what waits of that spout."""
+        known = waiting.get(replays.spout_of(name))
+        return replays.read(self._archive.replays / name, None if known is None else known.schema)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -422,6 +428,10 @@ class State:
                 work.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
         return self.work(number)
+
+    def pinned(self, number: int) -> Path:
+        """Return where the new rows of a micro-batch are kept while its runs go wrong."""
+        return self._archive.works / f"{number}.pinned"
 
     def prune(self, number: int) -> None:
         """Drop what nobody will read after micro-batch ``number`` is done.

@@ -161,7 +161,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     -------
     tuple of str
         One for each component and sink that is not the same: ``"bolt 'count' is new"``,
-        ``"bolt 'split' differs in its inputs"``.
+        ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
     """
     found = []
     for kind in ("spouts", "bolts", "sinks"):
@@ -179,7 +179,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _difference(kind: str, before: Any, after: Any) -> str:
     if kind == "sinks":
-        return "reads another stream"
+        return f"reads another stream: {'/'.join(after)}, not {'/'.join(before)}"
     words = {"message_id": "message id", "tracked": "tracking"}
-    keys = [words.get(key, key) for key in after if before.get(key) != after[key]]
-    return f"differs in its {' and '.join(keys)}"
+    keys = [key for key in after if before.get(key) != after[key]]
+    names = " and ".join(words.get(key, key) for key in keys)
+    values = "; ".join(f"{before.get(key)} before, {after[key]} now" for key in keys)
+    return f"differs in its {names}: {values}"

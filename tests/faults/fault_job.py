@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -59,8 +60,10 @@ def lines(n, seed=0):
 
 from pyspark import TaskContext  # noqa: E402
 
+import ackcore.spark.run  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks import to_parquet  # noqa: E402
+from ackcore.spark.stages import LastStage  # noqa: E402
 from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
 
@@ -83,21 +86,28 @@ def executor():
     return pid
 
 
+def losing(marks, partition):
+    """Make last stages of which a task dies with all that was shuffled, once."""
+    return lambda work: lose_shuffle_files(LastStage(work), marks, partition)
+
+
 def lose_shuffle_files(stage, marks, partition):
     """Have a stage's task die with all that was shuffled, once, when another task is through."""
 
-    def losing(batches):
+    def run(batches):
         if TaskContext.get().partitionId() == partition and first_time(marks, "lost"):
             # Spark gives its workers the directories of its blocks under this name.
-            for directory in os.environ["SPARK_LOCAL_DIRS"].split(","):
-                for file in glob(f"{directory}/**/shuffle_*", recursive=True):
+            for directory in map(Path, os.environ["SPARK_LOCAL_DIRS"].split(",")):
+                # Those of executors on one machine lie side by side.
+                place = directory.parent if directory.name.startswith("executor-") else directory
+                for file in glob(f"{place}/**/shuffle_*", recursive=True):
                     with contextlib.suppress(FileNotFoundError):
                         os.remove(file)
                         first_time(marks, f"lost-{os.path.basename(file)}")
             os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
         yield from stage(batches)
 
-    return losing
+    return run
 
 
 class Trouble:
@@ -274,6 +284,8 @@ def topology_of(spark, config):
     else:
         source = spark.read.schema(schema)
     frame = source.parquet(f"{directory}/in")
+    if config.get("shuffled"):
+        frame = frame.repartition(2).mapInArrow(in_any_order, schema)
     builder.spout("lines", frame, message_id=config.get("message_id"))
     enrich = {"row": EnrichRows, "batch": EnrichBatch}[config.get("enrich", "row")]
     builder.bolt("split", Split()).shuffle("lines")
@@ -289,6 +301,12 @@ def topology_of(spark, config):
     builder.sink("count", to_parquet(path) if sink is None else Sink(path, marks, **sink))
     settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
+
+
+def in_any_order(batches):
+    """Rows as a shuffle hands them out: each time in another order."""
+    for batch in batches:
+        yield batch.take(pa.array(random.SystemRandom().sample(range(len(batch)), len(batch))))
 
 
 def clock_of(config):
@@ -313,6 +331,8 @@ def run_job(spark, config):
     said = {"error": None, "progress": [], "books": {}}
     checkpoint = f"{config['directory']}/checkpoint"
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
+    if "lose" in config:
+        ackcore.spark.run.LastStage = losing(f"{config['directory']}/marks", config["lose"])
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":

@@ -18,18 +18,18 @@ LAST = 2
 
 @ROW_OR_BATCH
 def test_one_percent_raises_and_some_are_poison(spark, job, enrich):
-    poison = {n for n in range(5, 400, 57) if n % 8 and n % 10}
+    poison = {n for n in range(5, 1000, 57) if n % 8 and n % 10}
     it = job(
-        fault_job.lines(400),
+        fault_job.lines(1000),
         mode="batch",
         message_id="id",
         enrich=enrich,
-        rules={"enrich": {"rate": 0.05, "reject": sorted(poison)}, "count": {"rate": 0.002}},
+        rules={"enrich": {"rate": 0.01, "reject": sorted(poison)}, "count": {"rate": 0.002}},
         settings={"max_attempts": 12},
     )
     assert it.run_here(spark) is None
     found = it.check(dead=poison.__contains__, alive=lambda key: key not in poison)
-    assert found.totals["retried"] > 0
+    assert found.totals["retried"] >= 8
     assert {letter.error_type for letter in found.dead} == {"Reject"}
 
 
@@ -74,18 +74,13 @@ def lost(spark, job, monkeypatch):
     They go when the last stage is under way.  A result that one of its tasks has returned is not
     taken back by Spark, so what the others return must be of the same run of the stages before.
     """
-    last = ackcore.spark.run.LastStage
 
     def lost(otherwise):
         # What failed in one run succeeds in the next: so much for answering otherwise.
         rules = {"until": {3: 1}, "once": list(range(1, 80, 2)) if otherwise else []}
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
         marks = str(it.directory / "marks")
-        monkeypatch.setattr(
-            ackcore.spark.run,
-            "LastStage",
-            lambda work: fault_job.lose_shuffle_files(last(work), marks, LAST),
-        )
+        monkeypatch.setattr(ackcore.spark.run, "LastStage", fault_job.losing(marks, LAST))
         said = fault_job.run_job(spark, it.config)
         assert said["error"] is None
         assert it.marks("lost-*")
@@ -133,19 +128,39 @@ def test_a_record_that_kills_its_worker(job, enrich, where, how):
     assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
 
 
-def test_a_record_that_kills_its_worker_once_in_a_batch(spark, job):
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "in any order"])
+def test_a_record_that_kills_its_worker_once_in_a_batch(spark, job, shuffled):
     it = job(
         fault_job.lines(20),
         mode="batch",
         message_id="id",
         rules={"enrich": {"exit": [13]}},
         settings={"careful_after": 0},
+        shuffled=shuffled,
     )
     assert it.run_here(spark) is None
     it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
 
 
 CLUSTER = "local-cluster[2,1,1024]"
+
+
+@pytest.mark.faults
+@ALIKE
+def test_shuffle_files_are_lost_in_a_cluster(job, otherwise):
+    """Those of all executors, whose processes survive."""
+    it = job(
+        fault_job.lines(80),
+        files=1,
+        rules={"enrich": {"until": {3: 1}}},
+        otherwise=otherwise,
+        lose=LAST,
+    )
+    ended = it.run(master=CLUSTER, conf=UNCHECKED)
+    assert ended.error is None, ended.error
+    assert it.marks("lost-*")
+    it.check(alive=lambda key: True)
+    assert ended.said["progress"][0]["runs"] == (2 if otherwise else 1)
 
 
 @pytest.mark.faults

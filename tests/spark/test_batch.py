@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +115,15 @@ class World:
             for line, attempt in zip(lines, attempts, strict=True):
                 yield root_of(plan.key, spout, line, attempt), spout, line, attempt
 
+    def pinned(self, inputs, directory):
+        rows = directory / "rows.json"
+        return [tuple(one) for one in json.loads(rows.read_text())] if rows.exists() else None
+
+    def pin(self, inputs, directory):
+        directory.mkdir()
+        (directory / "rows.json").write_text(json.dumps(list(inputs)))
+        return self.pinned(inputs, directory)
+
     def run(self, topology, layout, inputs, plan):
         self.runs.append(plan)
         left = {path.name for path in Path(plan.work).iterdir()}
@@ -194,6 +205,8 @@ class World:
             pause=self.pause,
             run=self.run,
             fetch=self.fetch,
+            pinned=self.pinned,
+            pin=self.pin,
         )
         return state, engine
 
@@ -601,6 +614,43 @@ def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world, monk
     _, books = world.process(0, ["a", "b"])
     assert (books.acked, books.dead) == (2, 0)
     assert world.runs[-1].condemned == ()
+
+
+@pytest.fixture
+def suspicious(world):
+    """A world whose driver has died with suspects on record, and where the rows are kept."""
+    died = []
+
+    def behaves(line, attempt):
+        if len(died) < 4:
+            died.append(line)
+            raise (Killed if len(died) == 4 else RuntimeError)("gone")
+        return None
+
+    world.behaves = behaves
+    with pytest.raises(Killed):
+        world.process(0, ["a", "b"])
+    state, _ = world.driver()
+    with state:
+        assert state.plan(0).suspects
+        return state.pinned(0)
+
+
+def test_suspects_are_of_rows_that_are_kept(world, suspicious):
+    """Who has come under suspicion is asked for among the same rows, or not at all."""
+    # The source is other rows now, as a bounded one may be; those of before are run.
+    _, books = world.process(0, ["c"])
+    assert (world.rows, books.acked) == (["A", "B"], 2)
+    assert world.runs[-1].suspects
+    assert not suspicious.exists()
+
+
+def test_suspects_are_forgotten_with_their_rows(world, suspicious):
+    shutil.rmtree(suspicious)
+    _, books = world.process(0, ["c"])
+    assert (world.rows, books.acked) == (["C"], 1)
+    assert world.runs[-1].careful
+    assert world.runs[-1].suspects == ()
 
 
 def test_a_sink_that_is_down_for_a_while(world):

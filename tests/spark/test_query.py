@@ -335,6 +335,37 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     assert not (tmp_path / "cp").exists()
 
 
+class Asking(Split):
+    inputs = pa.schema([("id", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("columns", "bolt", "words"),
+    [
+        ("id bigint, line string", Asking(), "ask for 'id: int32', and .* has 'id: int64'"),
+        ("line string, nothing struct<>", Split(), "'nothing' of struct<>, which Parquet, the"),
+    ],
+)
+def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, columns, bolt, words):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([], columns))
+    builder.bolt("split", bolt).shuffle("lines")
+    with pytest.raises(TypeError, match=words):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
+def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spark, tmp_path):
+    def topology():
+        return word_count(spark.createDataFrame([("a b",)], LINE), to_parquet(tmp_path / "out"))
+
+    assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
+    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
+        run_batch(topology(), spark, tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*.plan"))
+    assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
+
+
 def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):
     topology = word_count(folder.stream, store)
     with pytest.raises(Exception, match="not a duration"):

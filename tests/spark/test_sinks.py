@@ -15,6 +15,7 @@ from pyspark import cloudpickle
 
 from ackcore.spark import sinks
 from ackcore.spark.failpoints import FailpointReached
+from ackcore.spark.files import CheckpointForeign
 from ackcore.spark.sinks import Accepted, check_sink, read_accepted, to_parquet, write_sink
 from ackcore.spark.workfiles import ROOT, ROOTS
 
@@ -196,7 +197,7 @@ def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, 
 def test_a_directory_belongs_to_one_sink_of_one_checkpoint(spark, files, tmp_path, other):
     sink = to_parquet(tmp_path / "out")
     write_sink(sink, accepted(spark, files))
-    with pytest.raises(FileExistsError, match="not of this checkpoint and sink"):
+    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
         write_sink(sink, accepted(spark, files, **other))
 
 
@@ -205,12 +206,12 @@ def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, 
     (tmp_path / "out" / "batch_id=0").mkdir(parents=True)
     if note is not None:
         (tmp_path / "out" / "_ackcore.json").write_text(note)
-    with pytest.raises(FileExistsError, match="a directory of its own"):
+    with pytest.raises(CheckpointForeign, match="a directory of its own"):
         write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
 
 
 def test_what_is_no_directory_is_refused():
-    with pytest.raises(ValueError, match="mount it, or write a function"):
+    with pytest.raises(ValueError, match="mounted directory; a sink that is a function"):
         to_parquet("s3://bucket/counts")
     with pytest.raises(TypeError, match="path must be a str"):
         to_parquet(b"counts")

@@ -455,9 +455,9 @@ def test_another_topology_is_told_what_differs(checkpoint):
     with pytest.raises(CheckpointForeign) as caught:
         OPEN(checkpoint, topology=other)
     said = str(caught.value)
-    assert "bolts: enrich is new" in said
-    assert "spouts: clicks is gone" in said
-    assert "spouts: lines was {'fields': ['value']} and is {'fields': ['value', 'more']}" in said
+    assert "bolt 'enrich' is new" in said
+    assert "spout 'clicks' is gone" in said
+    assert "spout 'lines' differs in its fields: ['value'] before, ['value', 'more'] now" in said
     assert "accept_changes=True" in said
     OPEN(checkpoint, topology=other, accept_changes=True).close()
     OPEN(checkpoint, topology=other).close()

@@ -1,0 +1,81 @@
+"""Rows that are kept are read again as they were, by whoever comes, and by nobody else."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import functions as sql
+
+from ackcore.spark.events import has_fixed_order
+from ackcore.spark.files import CheckpointCorrupt
+from ackcore.spark.pinned import pin, pinned
+from ackcore.spark.run import Input
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def in_any_order(batches):
+    for batch in batches:
+        yield batch.take(pa.array(random.SystemRandom().sample(range(len(batch)), len(batch))))
+
+
+@pytest.fixture
+def restless(spark):
+    """Rows of many types that come in another order each time."""
+    frame = spark.range(100).select(
+        "id",
+        sql.timestamp_millis("id").alias("at"),
+        sql.struct(sql.col("id").cast("string").alias("text")).alias("some"),
+        sql.array("id").alias("list"),
+        sql.lit(None).cast("decimal(9,2)").alias("nothing"),
+    )
+    return frame.repartition(3).mapInArrow(in_any_order, frame.schema)
+
+
+def rows_of(inputs):
+    """Rows by input and partition, in their order."""
+    return [
+        (one.spout, one.frame.withColumn("p", sql.spark_partition_id()).toArrow().to_pylist())
+        for one in inputs
+    ]
+
+
+def test_rows_are_the_same_each_time(restless, tmp_path):
+    inputs = [Input(restless, "lines"), Input(restless.limit(0), "clicks")]
+    assert rows_of(inputs) != rows_of(inputs)
+    assert pinned(inputs, tmp_path / "kept") is None
+    held = pin(inputs, tmp_path / "kept")
+    first = rows_of(held)
+    assert sorted(row["id"] for row in first[0][1]) == list(range(100))
+    assert {row["p"] for row in first[0][1]} == {0, 1, 2}
+    assert first[1] == ("clicks", [])
+    again = pinned(inputs, tmp_path / "kept")
+    assert rows_of(held) == rows_of(again) == first
+    assert [one.frame.schema for one in again] == [one.frame.schema for one in inputs]
+    assert all(has_fixed_order(one.frame) for one in again)
+
+
+def test_rows_of_another_source_are_not_taken_for_these(restless, tmp_path):
+    pin([Input(restless, "lines")], tmp_path / "kept")
+    for other in (Input(restless, "clicks"), Input(restless.drop("at"), "lines")):
+        assert pinned([other], tmp_path / "kept") is None
+    pin([Input(restless.select("id"), "lines")], tmp_path / "kept")
+    assert pinned([Input(restless, "lines")], tmp_path / "kept") is None
+
+
+def test_what_was_not_finished_does_not_count(restless, tmp_path):
+    inputs = [Input(restless, "lines")]
+    pin(inputs, tmp_path / "kept")
+    (tmp_path / "kept" / "pinned.json").unlink()
+    assert pinned(inputs, tmp_path / "kept") is None
+    held = pin(inputs, tmp_path / "kept")
+    assert len(list((tmp_path / "kept").glob("*.arrow"))) == 3
+    record = tmp_path / "kept" / "pinned.json"
+    record.write_bytes(record.read_bytes().replace(b"lines", b"lined"))
+    with pytest.raises(CheckpointCorrupt, match=r"pinned\.json is damaged"):
+        pinned(inputs, tmp_path / "kept")
+    assert len(rows_of(held)[0][1]) == 100
