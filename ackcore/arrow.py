@@ -277,6 +277,13 @@ class _NotHashed(Exception):
     """Says of which type, somewhere inside a column, there are no hashes."""
 
 
+def offsets_of(sizes: npt.ArrayLike) -> Int64s:
+    """Return where each list starts, and the last one ends, from their sizes."""
+    found = np.zeros(len(np.asarray(sizes)) + 1, np.int64)
+    np.cumsum(sizes, out=found[1:])
+    return found
+
+
 def _hash_into(hashes: Int64s, column: pa.Array) -> None:
     """Mix a column into the hash of each row."""
     arrow_type, n = column.type, len(column)

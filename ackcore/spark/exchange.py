@@ -32,6 +32,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
+from ackcore.arrow import offsets_of
 from ackcore.spark import wire
 from ackcore.spark.tracking import Runs
 
@@ -204,8 +205,7 @@ def _to_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 def _binary(values: tuple[Any, ...]) -> pa.Array:
     """Buffers and bytes as one binary column, each copied once."""
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
+    offsets = offsets_of([len(value) for value in values]).astype(np.int32)
     data = np.empty(int(offsets[-1]), np.uint8)
     for value, start, end in zip(values, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         data[start:end] = np.frombuffer(value, np.uint8)

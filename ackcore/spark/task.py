@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ackcore import ACK, FAIL
 from ackcore._records import Int64s
-from ackcore.arrow import hash_columns, take_rows
+from ackcore.arrow import hash_columns, offsets_of, take_rows
 from ackcore.ids import edge_ids
 from ackcore.spark import wire
 from ackcore.spark.exchange import SETTLE, Outbox, origin_of
@@ -502,9 +502,7 @@ def _joined(segments: list[_Segment]) -> tuple[Rows, int]:
                 for own in owners
             ]
         )
-        offsets = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        together = Owners(np.concatenate([own.ids for own in owners]), offsets)
+        together = Owners(np.concatenate([own.ids for own in owners]), offsets_of(sizes))
     identities = [segment.rows.identity for segment in segments]
     identity = None
     if all(one is not None for one in identities):

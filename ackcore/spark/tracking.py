@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
 from ackcore._rows import pack_runs
+from ackcore.arrow import offsets_of
 from ackcore.ids import component_key, edge_ids
 from ackcore.topology.tuples import Identity
 
@@ -95,13 +95,7 @@ def concat(parts: Sequence[Runs]) -> Runs:
             for part in parts
         ]
     )
-    return Runs(rows, roots, vals, _ends(sizes))
-
-
-def _ends(sizes: npt.NDArray[np.integer]) -> Int32s:
-    offsets = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    return offsets
+    return Runs(rows, roots, vals, offsets_of(sizes).astype(np.int32))
 
 
 class Owners(NamedTuple):
@@ -133,8 +127,7 @@ class Owners(NamedTuple):
         if self.offsets is None:
             return Owners(self.ids[rows], offsets)
         starts, sizes = self.offsets[rows], np.diff(self.offsets)[rows]
-        ends = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(sizes, out=ends[1:])
+        ends = offsets_of(sizes)
         places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes)
         return Owners(self.ids[places], ends if offsets is None else ends[offsets])
 
@@ -392,7 +385,7 @@ def _runs_by_row(
     firsts = np.flatnonzero(new)
     vals = np.bitwise_xor.reduceat(edges, firsts) if len(firsts) else empty
     roots = roots[firsts]
-    offsets = _ends(np.bincount(rows[firsts], minlength=len(order)))
+    offsets = offsets_of(np.bincount(rows[firsts], minlength=len(order))).astype(np.int32)
     runs, start = [], 0
     for count in counts.tolist():
         bounds = offsets[start : start + count + 1]

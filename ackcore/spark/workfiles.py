@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
+from ackcore.arrow import offsets_of
 from ackcore.spark.files import sync_directory
 from ackcore.spark.tracking import NONE, Chunks, Rows
 
@@ -118,9 +119,8 @@ def _roots(rows: Rows, chunks: Chunks) -> pa.Array:
         one = np.full(n, NONE, np.int64)
         one[row] = root
         return pa.array(one, mask=counts == 0)
-    offsets = np.zeros(n + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(root))
+    offsets = pa.array(offsets_of(counts).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(root))
 
 
 def read_rows(path: str) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.arrow import offsets_of
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -22,7 +23,7 @@ from ackcore.topology.components import (
     Context,
     output_streams,
 )
-from ackcore.topology.emissions import joined, offsets_of
+from ackcore.topology.emissions import joined
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_not_run
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results

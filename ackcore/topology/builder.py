@@ -111,8 +111,6 @@ class BoltDeclarer:
         """Read a stream in one task."""
         return self._read(component, stream, Global())
 
-    global_grouping = global_
-
     def local_or_shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream, each tuple in the task that it is in."""
         return self._read(component, stream, LocalOrShuffle())

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Int64s
+from ackcore.arrow import offsets_of
 from ackcore.topology.tuples import Anchors, Emission
 
 #: Bytes that are joined at most: an Arrow array of text has room for 2 GiB.
@@ -47,10 +47,3 @@ def join_anchors(parts: Sequence[Anchors]) -> Anchors:
         for part in parts
     ]
     return Anchors(handles, offsets_of(np.concatenate(counts)))
-
-
-def offsets_of(counts: Int64s) -> Int64s:
-    """Return where each list starts, and the last one ends, from their lengths."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

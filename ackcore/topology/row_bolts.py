@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from ackcore.arrow import offsets_of
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -37,7 +38,7 @@ from ackcore.topology.components import (
     Context,
     output_streams,
 )
-from ackcore.topology.emissions import joined, offsets_of
+from ackcore.topology.emissions import joined
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.rows import Row, RowSchema, rows_of
 from ackcore.topology.tuples import (

@@ -78,9 +78,9 @@ def test_each_grouping_has_its_method_and_they_chain(make):
     builder = TopologyBuilder()
     for name in names:
         builder.spout(name, make.frame("x", "y"))
-    builder.bolt("z", make.rows()).shuffle("a").fields("b", "x", "y").all("c").global_(
-        "d"
-    ).global_grouping("e").local_or_shuffle("f").partial_key("g", "y")
+    builder.bolt("z", make.rows()).shuffle("a").fields("b", "x", "y").all("c").global_("d").global_(
+        "e"
+    ).local_or_shuffle("f").partial_key("g", "y")
     groupings = [Shuffle(), Fields(("x", "y")), All(), Global(), Global(), LocalOrShuffle()]
     groupings.append(PartialKey(("y",)))
     inputs = builder.build().bolts["z"].inputs
