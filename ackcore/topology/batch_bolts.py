@@ -23,7 +23,7 @@ from ackcore.topology.components import (
     Context,
     output_streams,
 )
-from ackcore.topology.emissions import joined
+from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_not_run
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
@@ -78,7 +78,7 @@ class BatchCollector:
         """See `BatchOutput.emit`."""
         schema = self._schemas.get(stream)
         if schema is None:
-            raise self._no_stream(stream)
+            raise no_stream(self._reasons.component, stream, self._schemas)
         batch = _conform(columns, schema, f"{self._reasons.component}'s stream {stream!r}")
         anchors = self._anchors(parents, batch.num_rows)
         with self._lock:
@@ -123,18 +123,6 @@ class BatchCollector:
                 f"out of {self._reasons.component} is closed: the call that it was handed to has "
                 "returned, and its rows are acked or failed; wait for your threads in it"
             )
-
-    def _no_stream(self, stream: str) -> ValueError:
-        component = self._reasons.component
-        if not self._schemas:
-            return ValueError(
-                f"{component} declares no outputs, so that it cannot emit; set "
-                "outputs = pa.schema([...]) on the bolt"
-            )
-        return ValueError(
-            f"stream must be one of {component}'s outputs, got {stream!r}; "
-            + near_miss(str(stream), tuple(self._schemas), "streams")
-        )
 
     def _anchors(self, parents: Any, rows: int) -> Anchors:
         """Return the anchors that parents are."""

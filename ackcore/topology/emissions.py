@@ -1,14 +1,18 @@
-"""Pieces of emissions, joined into few: what comes after a bolt works by the batch."""
+"""What bolts of all shapes have in common as they emit.
+
+Pieces of emissions are joined into few: what comes after a bolt works by the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore.arrow import offsets_of
+from ackcore.topology._words import near_miss
 from ackcore.topology.tuples import Anchors, Emission
 
 #: Bytes that are joined at most: an Arrow array of text has room for 2 GiB.
@@ -47,3 +51,16 @@ def join_anchors(parts: Sequence[Anchors]) -> Anchors:
         for part in parts
     ]
     return Anchors(handles, offsets_of(np.concatenate(counts)))
+
+
+def no_stream(component: str, stream: object, declared: Collection[str]) -> ValueError:
+    """Return the error for a stream that a bolt does not declare."""
+    if not declared:
+        return ValueError(
+            f"{component} declares no outputs, so that it cannot emit; set "
+            "outputs = pa.schema([...]) on the bolt"
+        )
+    return ValueError(
+        f"stream must be one of {component}'s outputs, got {stream!r}; "
+        + near_miss(str(stream), tuple(declared), "streams")
+    )

@@ -30,7 +30,6 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.arrow import offsets_of
-from ackcore.topology._words import near_miss
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     BasicBolt,
@@ -38,7 +37,7 @@ from ackcore.topology.components import (
     Context,
     output_streams,
 )
-from ackcore.topology.emissions import joined
+from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.rows import Row, RowSchema, rows_of
 from ackcore.topology.tuples import (
@@ -117,7 +116,7 @@ class RowCollector:
         """See `Collector.emit`."""
         out = self._streams.get(stream)
         if out is None:
-            raise self._no_stream(stream)
+            raise no_stream(self._reasons.component, stream, self._streams)
         row = out.row(values) if type(values) is not tuple or out.may_change else values
         if len(row) != out.width:
             raise out.misfit(row)
@@ -231,18 +230,6 @@ class RowCollector:
         return RuntimeError(
             f"the collector of {self._reasons.component} is closed: its flush() has returned, and "
             "what was open has failed; wait for your threads in flush()"
-        )
-
-    def _no_stream(self, stream: str) -> ValueError:
-        component = self._reasons.component
-        if not self._streams:
-            return ValueError(
-                f"{component} declares no outputs, so that it cannot emit; set "
-                "outputs = pa.schema([...]) on the bolt"
-            )
-        return ValueError(
-            f"stream must be one of {component}'s outputs, got {stream!r}; "
-            + near_miss(str(stream), tuple(self._streams), "streams")
         )
 
     # -- what the executor calls -------------------------------------------------------------

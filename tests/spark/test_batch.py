@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,6 +242,24 @@ def world(tmp_path):
     return World(tmp_path)
 
 
+@pytest.fixture
+def dying_at(monkeypatch):
+    """``with dying_at(step):`` the driver dies there."""
+
+    @contextmanager
+    def dying_at(step):
+        def reach(name, n=None):
+            if name == step:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(batch, "reach", reach)
+            with pytest.raises(Killed):
+                yield
+
+    return dying_at
+
+
 def fails(*lines, times=1, final=False):
     """Lines that fail so many times."""
 
@@ -403,18 +422,12 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
     assert (books.batches, books.retried) == (3, 2)
 
 
-def test_a_decision_is_not_made_again(world, monkeypatch):
+def test_a_decision_is_not_made_again(world, dying_at):
     """What failed in the run that was decided may succeed in another: there is no other."""
     world.behaves = fails("b")
 
-    def reach(name, n=None):
-        if name == "acted":
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batch, "reach", reach)
-        with pytest.raises(Killed):
-            world.process(0, ["a", "b"])
+    with dying_at("acted"):
+        world.process(0, ["a", "b"])
     world.behaves = fails("a")
     progress, books = world.process(0, ["a", "b"])
     assert len(world.runs) == 1
@@ -423,19 +436,13 @@ def test_a_decision_is_not_made_again(world, monkeypatch):
     assert books.waiting == 1
 
 
-def test_a_plan_is_kept_with_its_time(world, monkeypatch):
+def test_a_plan_is_kept_with_its_time(world, dying_at):
     world.behaves = fails("b", times=2)
     world.process(0, ["a", "b"])
     world.now_ms += 10_000
 
-    def reach(name, n=None):
-        if name == "ran":
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batch, "reach", reach)
-        with pytest.raises(Killed):
-            world.process(1, ["c"])
+    with dying_at("ran"):
+        world.process(1, ["c"])
     world.now_ms += 10_000
     world.process(1, ["c"])
     first, second = world.runs[1:]
@@ -476,18 +483,12 @@ def test_a_clock_that_goes_back_holds_nothing_up(world):
     assert times == sorted(times)
 
 
-def test_a_clock_that_went_back_while_no_driver_ran_holds_nothing_up(world, monkeypatch):
+def test_a_clock_that_went_back_while_no_driver_ran_holds_nothing_up(world, dying_at):
     """A plan was on record, which keeps its time: that is when its retries begin to wait."""
     world.behaves = fails("a")
 
-    def reach(name, n=None):
-        if name == "ran":
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batch, "reach", reach)
-        with pytest.raises(Killed):
-            world.process(0, ["a"])
+    with dying_at("ran"):
+        world.process(0, ["a"])
     world.now_ms -= 3_600_000
     state, engine = world.driver()
     with state:
@@ -597,7 +598,7 @@ def test_a_record_that_kills_its_worker_is_found_and_buried(world):
     assert reasons == {("KilledWorker", "killed its worker")}
 
 
-def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world, monkeypatch):
+def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world):
     died = []
 
     def behaves(line, attempt):

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from results import emitted, failed, whys
 
 from ackcore.topology.components import BatchBolt, Reject
 from ackcore.topology.executors import executor_for
@@ -27,39 +28,6 @@ def batch_of(values):
 def run(executor, *batches):
     results = [executor.process("src", "default", batch_of(values), None) for values in batches]
     return [*results, executor.flush()]
-
-
-def emitted(results, stream="default", column="x"):
-    """Every row with its anchors, in order."""
-    rows = []
-    for result in results:
-        for emission in result.emissions:
-            if emission.stream != stream:
-                continue
-            handles, offsets = emission.anchors
-            assert handles.dtype == np.int64
-            if offsets is None:
-                offsets = np.arange(emission.batch.num_rows + 1)
-            assert len(offsets) == emission.batch.num_rows + 1 > 1
-            for row, value in enumerate(emission.batch[column].to_pylist()):
-                rows.append((value, handles[offsets[row] : offsets[row + 1]].tolist()))
-    return rows
-
-
-def failed(results):
-    found = {}
-    for failure in (f for result in results for f in result.failures):
-        reasons = failure.reasons
-        if len(reasons) == 1:
-            reasons = reasons * len(failure.handles)
-        for handle, reason in zip(failure.handles.tolist(), reasons, strict=True):
-            assert handle not in found
-            found[handle] = reason
-    return found
-
-
-def whys(results):
-    return {handle: reason.message for handle, reason in failed(results).items()}
 
 
 class Doing(BatchBolt):

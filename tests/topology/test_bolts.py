@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from results import emitted, failed, whys
 
 from ackcore.topology import row_bolts
 from ackcore.topology.components import BasicBolt, Bolt, Component, Reject
@@ -36,37 +37,6 @@ def run(executor, *batches):
     """Process batches of values and flush; return what each call returned."""
     results = [executor.process("src", "default", batch_of(*values), None) for values in batches]
     return [*results, executor.flush()]
-
-
-def emitted(results, stream="default"):
-    """Every row with its anchors, in order."""
-    rows = []
-    for emission in (e for result in results for e in result.emissions if e.stream == stream):
-        handles, offsets = emission.anchors
-        assert handles.dtype == np.int64
-        if offsets is None:
-            offsets = np.arange(emission.batch.num_rows + 1)
-        assert len(offsets) == emission.batch.num_rows + 1 > 1
-        for row, value in enumerate(emission.batch["x"].to_pylist()):
-            rows.append((value, handles[offsets[row] : offsets[row + 1]].tolist()))
-    return rows
-
-
-def failed(results):
-    """Reason by handle; no handle may fail twice."""
-    found = {}
-    for failure in (f for result in results for f in result.failures):
-        reasons = failure.reasons
-        if len(reasons) == 1:
-            reasons = reasons * len(failure.handles)
-        for handle, reason in zip(failure.handles.tolist(), reasons, strict=True):
-            assert handle not in found
-            found[handle] = reason
-    return found
-
-
-def whys(results):
-    return {handle: reason.message for handle, reason in failed(results).items()}
 
 
 class Doing(Bolt):
