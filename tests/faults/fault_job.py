@@ -67,6 +67,10 @@ from ackcore.spark.stages import LastStage  # noqa: E402
 from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
 
+#: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.
+LAST = 2
+
+
 def first_time(directory, name):
     """Whether nobody has asked this before, in any process."""
     try:
@@ -86,28 +90,44 @@ def executor():
     return pid
 
 
-def losing(marks, partition):
-    """Make last stages of which a task dies with all that was shuffled, once."""
-    return lambda work: lose_shuffle_files(LastStage(work), marks, partition)
+def losing(marks, partition, lose):
+    """Make last stages of which a task dies with what was shuffled, once, when another is through.
+
+    ``lose`` is `remove_shuffle_files` or `kill_noted_executors`.
+    """
+
+    def losing_stage(work):
+        stage = LastStage(work)
+
+        def run(batches):
+            if TaskContext.get().partitionId() == partition and first_time(marks, "lost"):
+                lose(marks)
+                os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
+            yield from stage(batches)
+
+        return run
+
+    return losing_stage
 
 
-def lose_shuffle_files(stage, marks, partition):
-    """Have a stage's task die with all that was shuffled, once, when another task is through."""
+def remove_shuffle_files(marks):
+    """Remove what was shuffled, on all executors."""
+    # Spark gives its workers the directories of its blocks under this name.
+    for directory in map(Path, os.environ["SPARK_LOCAL_DIRS"].split(",")):
+        # Those of executors on one machine lie side by side.
+        place = directory.parent if directory.name.startswith("executor-") else directory
+        for file in glob(f"{place}/**/shuffle_*", recursive=True):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(file)
+                first_time(marks, f"lost-{os.path.basename(file)}")
 
-    def run(batches):
-        if TaskContext.get().partitionId() == partition and first_time(marks, "lost"):
-            # Spark gives its workers the directories of its blocks under this name.
-            for directory in map(Path, os.environ["SPARK_LOCAL_DIRS"].split(",")):
-                # Those of executors on one machine lie side by side.
-                place = directory.parent if directory.name.startswith("executor-") else directory
-                for file in glob(f"{place}/**/shuffle_*", recursive=True):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.remove(file)
-                        first_time(marks, f"lost-{os.path.basename(file)}")
-            os.kill(os.getpid(), signal.SIGKILL)  # its second attempt finds its input gone
-        yield from stage(batches)
 
-    return run
+def kill_noted_executors(marks):
+    """Kill the JVMs that bolts with the rule ``note`` ran in, and with them what they shuffled."""
+    for mark in glob(f"{marks}/*-ran-in-*"):
+        pid = int(mark.rpartition("-")[2])
+        first_time(marks, f"lost-{pid}")
+        os.kill(pid, signal.SIGKILL)
 
 
 class Trouble:
@@ -116,7 +136,7 @@ class Trouble:
     ``until`` {id: attempts} raises before that attempt; ``once`` fails the first execution ever;
     ``raise`` and ``reject`` always; ``rate`` a share of all (id, attempt); ``kill`` kills the
     worker each time, ``kill_once`` once, and ``exit`` ends it.  In the task of the partition that
-    they name, ``executor`` kills the executor's JVM, once.
+    they name, ``executor`` kills the executor's JVM, once; ``note`` notes it down.
     ``slow`` makes the first attempt at a task wait for its copy.
     """
 
@@ -132,6 +152,8 @@ class Trouble:
 
     def meet(self, key, attempt):
         """Raise, or worse."""
+        if self.rules.get("note"):
+            self.mark("ran-in", executor())
         if self.has("kill", key):
             Path(self.marks, f"{self.component}-killed-{key}-{time.time_ns()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -332,7 +354,8 @@ def run_job(spark, config):
     checkpoint = f"{config['directory']}/checkpoint"
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
     if "lose" in config:
-        ackcore.spark.run.LastStage = losing(f"{config['directory']}/marks", config["lose"])
+        lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
+        ackcore.spark.run.LastStage = losing(f"{config['directory']}/marks", LAST, lose)
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":

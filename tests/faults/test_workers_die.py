@@ -12,8 +12,6 @@ cloudpickle.register_pickle_by_value(fault_job)
 
 ALIKE = pytest.mark.parametrize("otherwise", [False, True], ids=["alike", "otherwise"])
 ROW_OR_BATCH = pytest.mark.parametrize("enrich", ["row", "batch"])
-#: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.
-LAST = 2
 
 
 @ROW_OR_BATCH
@@ -80,7 +78,8 @@ def lost(spark, job, monkeypatch):
         rules = {"until": {3: 1}, "once": list(range(1, 80, 2)) if otherwise else []}
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
         marks = str(it.directory / "marks")
-        monkeypatch.setattr(ackcore.spark.run, "LastStage", fault_job.losing(marks, LAST))
+        losing = fault_job.losing(marks, fault_job.LAST, fault_job.remove_shuffle_files)
+        monkeypatch.setattr(ackcore.spark.run, "LastStage", losing)
         said = fault_job.run_job(spark, it.config)
         assert said["error"] is None
         assert it.marks("lost-*")
@@ -147,14 +146,15 @@ CLUSTER = "local-cluster[2,1,1024]"
 
 @pytest.mark.faults
 @ALIKE
-def test_shuffle_files_are_lost_in_a_cluster(job, otherwise):
-    """Those of all executors, whose processes survive."""
+@pytest.mark.parametrize("lose", ["files", "executors"])
+def test_what_was_shuffled_is_lost_in_a_cluster(job, lose, otherwise):
+    """Of all executors the files, or the executor that has them, when one task has seen them."""
     it = job(
         fault_job.lines(80),
         files=1,
-        rules={"enrich": {"until": {3: 1}}},
+        rules={"enrich": {"until": {3: 1}, "note": True}},
         otherwise=otherwise,
-        lose=LAST,
+        lose=lose,
     )
     ended = it.run(master=CLUSTER, conf=UNCHECKED)
     assert ended.error is None, ended.error
@@ -171,7 +171,10 @@ def test_an_executor_is_killed(job, where, otherwise):
     it = job(
         fault_job.lines(80),
         files=2,
-        rules={where: {"executor": LAST if where == "count" else 0}, "enrich": {"until": {3: 1}}}
+        rules={
+            where: {"executor": fault_job.LAST if where == "count" else 0},
+            "enrich": {"until": {3: 1}},
+        }
         | ({where: {"executor": 0, "until": {3: 1}}} if where == "enrich" else {}),
         otherwise=otherwise,
     )
