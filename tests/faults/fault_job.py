@@ -66,7 +66,6 @@ from ackcore.spark.sinks import to_parquet  # noqa: E402
 from ackcore.spark.stages import LastStage  # noqa: E402
 from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
-
 #: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.
 LAST = 2
 
