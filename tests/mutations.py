@@ -56,6 +56,7 @@ TABLE, LEDGER, KERNEL, LEDGER_PXI = (
 )
 MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
 PROMISES = "tests/test_promises.py"
+STAGES, BATCH = "tests/spark/test_stages.py", "tests/spark/test_batch.py"
 SPARK, PACKING = "tests/spark/test_settle.py", "tests/spark/test_packing.py"
 
 MUTATIONS = [
@@ -397,6 +398,106 @@ MUTATIONS = [
         '    return batch.filter(pc.equal(_column(batch, "status"), OPEN.name))',
         "    return batch",
         f"{SPARK}::test_decided_rows_are_not_decided_again",
+    ),
+    # Topologies: a run, its parts, and what is decided of it.
+    Mutation(
+        "a fail leaves no edge open",
+        "ackcore/spark/task.py",
+        "            self._events.append((roots, poison, ACK))\n",
+        "",
+        f"{STAGES}::test_any_topology_fails_and_keeps_what_the_model_does",
+    ),
+    Mutation(
+        "rows that failed are not counted when they are acked late",
+        "ackcore/spark/task.py",
+        "            rows = failure.handles[places] - segment.first\n",
+        "            rows = failure.handles[places[:-1]] - segment.first\n",
+        f"{STAGES}::test_any_topology_fails_and_keeps_what_the_model_does",
+    ),
+    Mutation(
+        "trailers are not compared",
+        "ackcore/spark/run.py",
+        "        if len(found) > 1\n    ]\n    dests",
+        "        if len(found) > 9\n    ]\n    dests",
+        f"{STAGES}::test_two_runs_of_one_task_are_told_apart",
+    ),
+    Mutation(
+        "nobody minds who was not heard",
+        "ackcore/spark/run.py",
+        "            if seen_by[origin_of(level, partition)] != senders\n",
+        "            if not seen_by[origin_of(level, partition)] <= senders\n",
+        f"{STAGES}::test_a_consumer_that_hears_nothing_at_all_is_noticed",
+    ),
+    Mutation(
+        "a recorded decision is made again",
+        "ackcore/spark/batch.py",
+        "        decision = self.state.decision(number)\n        if done",
+        "        decision = self.state.decision(number) if done else None\n        if done",
+        f"{BATCH}::test_a_decision_is_not_made_again",
+    ),
+    Mutation(
+        "a restarted plan has a new time",
+        "ackcore/spark/batch.py",
+        "        plan = self.state.make_plan(number, self.clock()) if plan is None else "
+        "self._bury(plan)\n",
+        "        plan = self.state.make_plan(number, self.clock())\n",
+        f"{BATCH}::test_a_plan_is_kept_with_its_time",
+    ),
+    Mutation(
+        "a run in several pieces is accepted",
+        "ackcore/spark/batch.py",
+        "        if ran.problems:\n",
+        "        if len(ran.problems) > 1:\n",
+        f"{BATCH}::test_a_run_that_is_not_of_one_piece_is_run_again",
+    ),
+    Mutation(
+        "suspects outlive their rows",
+        "ackcore/spark/batch.py",
+        "                plan = replace(plan, suspects=(), condemned=())\n",
+        "                plan = replace(plan)\n",
+        f"{BATCH}::test_suspects_are_forgotten_with_their_rows",
+    ),
+    Mutation(
+        "one lonely death condemns",
+        "ackcore/spark/blame.py",
+        "_ALONE_ENOUGH = 2",
+        "_ALONE_ENOUGH = 0",
+        f"{BATCH}::test_a_record_that_kills_its_worker_is_found_and_buried",
+    ),
+    Mutation(
+        "one attempt too many",
+        "ackcore/retry.py",
+        "        dead |= failed + 1 >= self.max_attempts\n",
+        "        dead |= failed >= self.max_attempts\n",
+        "tests/test_retry.py::test_columns_are_decided_as_their_rows",
+    ),
+    Mutation(
+        "the shift of the back-off has no end",
+        "ackcore/retry.py",
+        "base_ms << min(attempt - 1, _DOUBLINGS)",
+        "base_ms << (attempt - 1) % 64",
+        "tests/test_retry.py::test_the_wait_grows_to_the_cap_and_stays_there",
+    ),
+    Mutation(
+        "who shares a row with a failed record is acked",
+        "ackcore/spark/decide.py",
+        "        if len(spread) == len(bad):\n            break\n",
+        "        break\n",
+        f"{BATCH}::test_who_shares_a_row_with_a_failed_record_fails_with_it",
+    ),
+    Mutation(
+        "a sink gets rows of records that failed",
+        "ackcore/spark/workfiles.py",
+        "    return rows.filter(pa.array(~bad)) if bad.any() else rows\n",
+        "    return rows\n",
+        f"{BATCH}::test_a_failed_record_waits_and_is_tried_again",
+    ),
+    Mutation(
+        "a file is renamed before it is on the disk",
+        "ackcore/spark/files.py",
+        "            write(file)\n            file.flush()\n            os.fsync(file.fileno())\n",
+        "            write(file)\n            file.flush()\n",
+        "tests/spark/test_state_crash.py",
     ),
 ]
 

@@ -34,6 +34,12 @@ def test_every_attempt_up_to_a_million_stays_within_the_cap():
     assert max(delays[-1000:]) > 290_000  # and does not fade out
 
 
+@pytest.mark.parametrize("attempt", [10, 44, 57, 65, 66, 129, 10**6])
+def test_the_wait_grows_to_the_cap_and_stays_there(attempt):
+    delays = [backoff_ms(f"m{n}", attempt, base_ms=1000, cap_ms=300_000) for n in range(100)]
+    assert max(delays) > 250_000
+
+
 @given(IDS, ATTEMPTS, MILLIS, MILLIS, MILLIS)
 def test_a_higher_cap_never_shortens_a_delay(message_id, attempt, base, cap, other):
     low, high = sorted((cap, other))

@@ -132,3 +132,27 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, ki
             assert kept == ["0", "3", "4"]
             assert not list((checkpoint / "ackcore/replays").glob("*.arrow"))
         shutil.rmtree(checkpoint)
+
+
+def test_what_gets_a_name_is_on_the_disk_and_then_its_name_is(checkpoint, monkeypatch):
+    """A machine that stops forgets what was not synced: no name may lead to that."""
+    fsync, replace = os.fsync, os.replace
+    synced, unsure = set(), []
+
+    def syncs(handle):
+        fsync(handle)
+        found = os.fstat(handle)
+        synced.add(found.st_ino)
+        unsure[:] = [inode for inode in unsure if inode != found.st_ino]
+
+    def replaces(old, new):
+        assert os.stat(old).st_ino in synced, f"{old} is not on the disk"
+        replace(old, new)
+        unsure.append(os.stat(os.path.dirname(new)).st_ino)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "replace", replaces)
+    with OPEN(checkpoint) as state:
+        for _ in steps(state, 3):
+            assert unsure == []
+        assert state.last_done == 2
