@@ -39,7 +39,7 @@ from ackcore.topology.components import (
 )
 from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.reasons import Reasons
-from ackcore.topology.rows import Row, RowSchema, rows_of
+from ackcore.topology.rows import Row, RowSchema, no_values, rows_of
 from ackcore.topology.tuples import (
     ACKED,
     FAILED,
@@ -116,6 +116,9 @@ class RowCollector:
         """See `Collector.emit`."""
         out = self._streams.get(stream)
         if out is None:
+            # The values first: of a BasicBolt's emit(1, "y") both are values, and none a stream.
+            if not isinstance(values, list | tuple | Mapping):
+                raise no_values(values, self._reasons.component)
             raise no_stream(self._reasons.component, stream, self._streams)
         row = out.row(values) if type(values) is not tuple or out.may_change else values
         if len(row) != out.width:

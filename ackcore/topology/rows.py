@@ -146,11 +146,7 @@ class RowSchema:
         elif isinstance(values, list | tuple):
             row = tuple(values)
         else:
-            hint = "; pass tuple.values to emit it as it is" if isinstance(values, Tuple) else ""
-            raise TypeError(
-                f"values must be a tuple, a list or a dict of values for {self.title}, got "
-                f"{type(values).__name__}{hint}"
-            )
+            raise no_values(values, self.title)
         if len(row) != self.width:
             raise self.misfit(row)
         return tuple(map(_frozen, row)) if self.may_change else row
@@ -214,6 +210,18 @@ class RowSchema:
 
         _by_halves(convert, 0, len(rows), misfits)
         return batches, misfits
+
+
+def no_values(values: object, title: str) -> TypeError:
+    """Return the error for what is neither a sequence nor a mapping of values."""
+    if isinstance(values, Tuple):
+        way_out = "pass tuple.values to emit it as it is"
+    else:
+        way_out = "put all values of a row in one tuple or list, or in a dict by field"
+    return TypeError(
+        f"values must be a tuple, a list or a dict of values for {title}, got "
+        f"{type(values).__name__}; {way_out}"
+    )
 
 
 def _is_plain(kind: pa.DataType) -> bool:

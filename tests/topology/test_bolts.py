@@ -455,6 +455,20 @@ def test_a_wrong_call_raises_where_it_is_made(call, error, match):
     assert emitted(results) == []
 
 
+@pytest.mark.parametrize("values", [1, "a", None])
+def test_values_one_by_one_are_refused_before_the_stream_that_one_of_them_is_taken_for(values):
+    wrong = [
+        Basically(lambda t, c: c.emit(values, "y")),
+        Doing(lambda b, t: b.collector.emit(values, t, "y")),
+    ]
+    for bolt in wrong:
+        assert whys(run(executor_for("b", bolt), [1])) == {
+            0: f"values must be a tuple, a list or a dict of values for b, got "
+            f"{type(values).__name__}; put all values of a row in one tuple or list, or in a "
+            "dict by field"
+        }
+
+
 def test_a_tuple_of_another_task_is_refused():
     other = Doing(emit_and_ack)
     run(executor_for("other", other), [1])
