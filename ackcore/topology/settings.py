@@ -149,7 +149,7 @@ class Settings:
     def load(
         cls,
         toml: str | os.PathLike[str] | None = None,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> Settings:
         """Read settings from a TOML file and the environment.
@@ -161,9 +161,9 @@ class Settings:
         ----------
         toml : path, optional
             A file with a table ``[ackcore]``; its other tables are not looked at.
-        environ : mapping from str to str, default os.environ
-            Where to look for ``ACKCORE_<SETTING>``; several names in ``ACKCORE_REJECT`` are
-            separated by commas.
+        environ : mapping from str to str, optional
+            Where to look for ``ACKCORE_<SETTING>``; None for ``os.environ``.  Several names in
+            ``ACKCORE_REJECT`` are separated by commas.
         **overrides
             Settings as keywords.
 
@@ -184,6 +184,7 @@ class Settings:
         sources: list[tuple[str, dict[str, Any]]] = []
         if toml is not None:
             sources.append((f" in {os.fspath(toml)}", _from_toml(Path(toml))))
+        environ = os.environ if environ is None else environ
         sources.append((" in the environment", _from_environ(environ)))
         for where, found in sources:
             _check_in_place(found, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import pydoc
 import re
 from dataclasses import FrozenInstanceError, fields
 
@@ -73,6 +74,14 @@ def test_the_environment_is_the_process_own_unless_another_is_given(monkeypatch)
     monkeypatch.setenv("ACKCORE_PARALLELISM", "7")
     assert Settings.load().parallelism == 7
     assert Settings.load(environ={}).parallelism is None
+
+
+def test_the_environment_is_not_in_what_help_prints(monkeypatch):
+    """A default that is the environment itself is printed with all that is secret in it."""
+    assert inspect.signature(Settings.load).parameters["environ"].default is None
+    monkeypatch.setenv("ACKCORE_CHUNK_ROWS", "71")
+    assert "ACKCORE_CHUNK_ROWS" not in pydoc.render_doc(Settings)
+    assert Settings.load(environ=None).chunk_rows == 71
 
 
 @given(
