@@ -21,6 +21,14 @@ def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> s
     return f"the {what} are {listed(known)}"
 
 
+def numbered(problems: Sequence[str]) -> str:
+    """Return all that is wrong as one text: a single problem as it is, several with a number."""
+    if len(problems) == 1:
+        return problems[0]
+    lines = [f"{at}. {problem}" for at, problem in enumerate(problems, 1)]
+    return "\n".join([f"{len(lines)} things are wrong:", *lines])
+
+
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Return names in quotes; of very many, the first."""
     shown = ", ".join(repr(name) for name in names[:most])

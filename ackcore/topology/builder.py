@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ackcore.topology import checks
+from ackcore.topology._words import numbered
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     BasicBolt,
@@ -46,11 +47,7 @@ class TopologyError(ValueError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        if len(self.problems) == 1:
-            super().__init__(self.problems[0])
-        else:
-            lines = [f"{at}. {problem}" for at, problem in enumerate(self.problems, 1)]
-            super().__init__("\n".join([f"{len(lines)} things are wrong:", *lines]))
+        super().__init__(numbered(self.problems))
 
     def __reduce__(self) -> tuple[type[TopologyError], tuple[tuple[str, ...]]]:
         return TopologyError, (self.problems,)

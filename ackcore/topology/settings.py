@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ackcore.topology._words import near_miss
+from ackcore.topology._words import near_miss, numbered
 
 _PREFIX = "ACKCORE_"
 #: Variables of that prefix that others read: the backends, the build, the tests and the benches.
@@ -181,42 +181,38 @@ class Settings:
         """
         check_keywords(overrides)
         given: dict[str, Any] = {}
-        sources: list[tuple[str, dict[str, Any]]] = []
         if toml is not None:
-            sources.append((f" in {os.fspath(toml)}", _from_toml(Path(toml))))
-        environ = os.environ if environ is None else environ
-        sources.append((" in the environment", _from_environ(environ)))
-        for where, found in sources:
-            _check_in_place(found, where)
-            given.update(found)
+            given.update(_from_toml(Path(toml)))
+        given.update(_from_environ(os.environ if environ is None else environ))
         return cls(**{**given, **overrides})
 
 
 def check_keywords(keywords: Iterable[str]) -> None:
     """Refuse keywords that are no settings."""
-    for name in keywords:
-        if name not in Settings.names():
-            raise TypeError(
-                f"{name!r} is not a setting; {near_miss(name, Settings.names(), 'settings')}"
-            )
+    unknown = [
+        f"{name!r} is not a setting; {near_miss(name, Settings.names(), 'settings')}"
+        for name in keywords
+        if name not in Settings.names()
+    ]
+    if unknown:
+        raise TypeError(numbered(unknown))
 
 
-def _check(name: str, value: Any, allowed: _Range, where: str = "") -> None:
+def _check(title: str, value: Any, allowed: _Range) -> None:
     if value is None and allowed.optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}{where} must be {allowed}, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{title} must be {allowed}, got {type(value).__name__} {value!r}")
     if value < allowed.least or (allowed.most is not None and value > allowed.most):
-        raise ValueError(f"{name}{where} must be {allowed}, got {value}")
+        raise ValueError(f"{title} must be {allowed}, got {value}")
 
 
-def _check_in_place(found: Mapping[str, Any], where: str) -> None:
+def _check_in_place(name: str, value: Any, title: str) -> None:
     """Check what one source says by itself, so that an error can tell which one it was."""
-    for name, value in found.items():
-        if name in _RANGES:
-            _check(name, value, _RANGES[name], where)
-        else:
-            _exception_classes(value, where)
+    if name in _RANGES:
+        _check(title, value, _RANGES[name])
+    else:
+        _exception_classes(value, title)
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -231,26 +227,32 @@ def _from_toml(path: Path) -> dict[str, Any]:
             f"{path} must have a table [ackcore] with the settings; "
             f"{near_miss('ackcore', list(document), 'top-level names')}"
         )
-    for name in table:
-        if name not in Settings.names():
-            raise ValueError(
-                f"{path}: [ackcore] has {name!r}, which is not a setting; "
-                f"{near_miss(name, Settings.names(), 'settings')}"
-            )
+    unknown = [
+        f"{path}: [ackcore] has {name!r}, which is not a setting; "
+        f"{near_miss(name, Settings.names(), 'settings')}"
+        for name in table
+        if name not in Settings.names()
+    ]
+    if unknown:
+        raise ValueError(numbered(unknown))
+    for name, value in table.items():
+        _check_in_place(name, value, f"{name} in {path}")
     return table
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     known = {_PREFIX + name.upper(): name for name in Settings.names()}
     found: dict[str, Any] = {}
+    problems: list[str] = []
     for variable in sorted(environ):
         if not variable.startswith(_PREFIX) or variable in _NOT_SETTINGS:
             continue
         if variable not in known:
-            raise ValueError(
+            problems.append(
                 f"{variable} in the environment is not a setting; "
                 f"{near_miss(variable, [*known, *sorted(_NOT_SETTINGS)], 'variables', _PREFIX)}"
             )
+            continue
         name, text = known[variable], environ[variable]
         if name == "reject":
             found[name] = [part.strip() for part in text.split(",") if part.strip()]
@@ -258,23 +260,27 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         try:
             found[name] = int(text)
         except ValueError:
-            raise ValueError(
+            problems.append(
                 f"{variable} in the environment must be {_RANGES[name]}, got {text!r}; "
                 "unset it for the default"
-            ) from None
+            )
+    if problems:
+        raise ValueError(numbered(problems))
+    for name, value in found.items():
+        _check_in_place(name, value, f"{_PREFIX}{name.upper()} in the environment")
     return found
 
 
-def _exception_classes(reject: Any, where: str = "") -> tuple[type[Exception], ...]:
+def _exception_classes(reject: Any, title: str = "reject") -> tuple[type[Exception], ...]:
     if isinstance(reject, (str, type)) or not isinstance(reject, Iterable):
         raise TypeError(
-            f"reject{where} must be a list of exception classes or of their names, "
+            f"{title} must be a list of exception classes or of their names, "
             f"got {type(reject).__name__} {reject!r}; put it in brackets"
         )
-    return tuple(_exception_class(item, where) for item in reject)
+    return tuple(_exception_class(item, title) for item in reject)
 
 
-def _exception_class(item: Any, where: str) -> type[Exception]:
+def _exception_class(item: Any, title: str) -> type[Exception]:
     found = item
     if isinstance(item, str):
         found = getattr(builtins, item, None)
@@ -283,12 +289,12 @@ def _exception_class(item: Any, where: str) -> type[Exception]:
                 found = pkgutil.resolve_name(item)
             except (ImportError, AttributeError, ValueError) as error:
                 raise ValueError(
-                    f"reject{where} has {item!r}, which cannot be found ({error}); give a "
+                    f"{title} has {item!r}, which cannot be found ({error}); give a "
                     "builtin's name such as 'ValueError', or 'package.module.Class'"
                 ) from None
     if not (isinstance(found, type) and issubclass(found, Exception)):
         raise ValueError(
-            f"reject{where} must hold classes derived from Exception, got {item!r}; "
+            f"{title} must hold classes derived from Exception, got {item!r}; "
             "only such a class can be what a bolt raises"
         )
     return found

@@ -150,6 +150,18 @@ def test_what_is_no_exception_cannot_be_rejected(reject, error, message):
         Settings(reject=reject)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("KeyErr", "ACKCORE_REJECT in the environment has 'KeyErr', which cannot be found"),
+        ("print", "ACKCORE_REJECT in the environment must hold classes derived from Exception"),
+    ],
+)
+def test_the_variable_of_reject_is_called_by_its_name(text, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Settings.load(environ={"ACKCORE_REJECT": text})
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -174,8 +186,9 @@ def test_a_number_out_of_range_is_refused_wherever_it_comes_from(tmp_path, name,
         Settings(**{name: value})
     with pytest.raises(ValueError, match=f"^{name} in .*topology.toml must be an integer"):
         load(tmp_path, f"[ackcore]\n{name} = {value}")
-    with pytest.raises(ValueError, match=f"^{name} in the environment must be an integer"):
-        Settings.load(environ={f"ACKCORE_{name.upper()}": str(value)})
+    variable = f"ACKCORE_{name.upper()}"
+    with pytest.raises(ValueError, match=f"^{variable} in the environment must be an integer"):
+        Settings.load(environ={variable: str(value)})
 
 
 @pytest.mark.parametrize("value", [0, 65_537])
@@ -245,6 +258,31 @@ def test_an_unknown_variable_is_named_with_its_near_miss(unknown, near):
     message = f"{unknown} in the environment is not a setting; did you mean {near!r}?"
     with pytest.raises(ValueError, match=re.escape(message)):
         Settings.load(environ={unknown: "1"})
+
+
+def test_all_unknown_settings_of_one_place_are_told_at_once(tmp_path):
+    unknown = {"max_attemps": 1, "chunk_rows": 2, "back_off_ms": 3}
+    near = ["did you mean 'max_attempts'?", "did you mean 'backoff_ms'?"]
+    with pytest.raises(TypeError) as caught:
+        Settings.load(environ={}, **unknown)
+    assert str(caught.value).splitlines() == [
+        "2 things are wrong:",
+        f"1. 'max_attemps' is not a setting; {near[0]}",
+        f"2. 'back_off_ms' is not a setting; {near[1]}",
+    ]
+    with pytest.raises(ValueError, match="2 things are wrong") as caught:
+        load(tmp_path, "\n".join(["[ackcore]", *(f"{name} = 1" for name in unknown)]))
+    _, first, second = str(caught.value).splitlines()
+    assert first.endswith(f"[ackcore] has 'max_attemps', which is not a setting; {near[0]}")
+    assert second.endswith(f"[ackcore] has 'back_off_ms', which is not a setting; {near[1]}")
+    with pytest.raises(ValueError, match="2 things are wrong") as caught:
+        Settings.load(environ={"ACKCORE_MAX_ATTEMPS": "1", "ACKCORE_CHUNK_ROWS": "many"})
+    assert str(caught.value).splitlines()[1:] == [
+        "1. ACKCORE_CHUNK_ROWS in the environment must be an integer of at least 1, got 'many'; "
+        "unset it for the default",
+        "2. ACKCORE_MAX_ATTEMPS in the environment is not a setting; did you mean "
+        "'ACKCORE_MAX_ATTEMPTS'?",
+    ]
 
 
 def test_a_variable_that_is_like_none_gets_the_list():
