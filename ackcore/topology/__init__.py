@@ -17,8 +17,11 @@ from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, To
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     BasicBolt,
+    BasicCollector,
     BatchBolt,
+    BatchOutput,
     Bolt,
+    Collector,
     Component,
     Context,
     Reject,
@@ -35,22 +38,26 @@ from ackcore.topology.groupings import (
 from ackcore.topology.layout import Edge, Layout
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import Settings
-from ackcore.topology.tuples import Reason, Tuple
+from ackcore.topology.tuples import Identity, Reason, Tuple
 
 __all__ = [
     "DEFAULT_STREAM",
     "All",
     "BasicBolt",
+    "BasicCollector",
     "BatchBolt",
+    "BatchOutput",
     "Bolt",
     "BoltDeclarer",
     "BoltSpec",
+    "Collector",
     "Component",
     "Context",
     "Edge",
     "Fields",
     "Global",
     "Grouping",
+    "Identity",
     "Input",
     "Layout",
     "LocalOrShuffle",

@@ -207,8 +207,14 @@ class Component:
 class Bolt(Component):
     """A bolt that takes a tuple at a time, and anchors and acks by itself: Storm's way.
 
+    ``execute`` is handed a `Tuple`.
+
     Attributes
     ----------
+    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
+        What it emits, by stream; a bare schema is the stream ``"default"``.
+    inputs : pyarrow.Schema, optional
+        What its inputs must have, beside perhaps other fields.
     collector : Collector
         Where to emit, ack and fail; there from ``prepare`` on.
     """
@@ -233,7 +239,17 @@ class Bolt(Component):
 
 
 class BasicBolt(Component):
-    """A bolt whose tuples hang from its input, which is acked when ``execute`` returns."""
+    """A bolt whose tuples hang from its input, which is acked when ``execute`` returns.
+
+    ``execute`` is handed a `Tuple` and the `BasicCollector` to emit through.
+
+    Attributes
+    ----------
+    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
+        What it emits, by stream; a bare schema is the stream ``"default"``.
+    inputs : pyarrow.Schema, optional
+        What its inputs must have, beside perhaps other fields.
+    """
 
     needs_identity = True
 
@@ -251,7 +267,20 @@ class BasicBolt(Component):
 
 
 class BatchBolt(Component):
-    """A bolt that takes an Arrow batch at a time."""
+    """A bolt that takes an Arrow batch at a time.
+
+    ``process`` is handed a `pyarrow.RecordBatch` and the `BatchOutput` to emit and fail rows
+    through, whose ``identity`` is the `Identity` of the batch's rows.
+
+    Attributes
+    ----------
+    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
+        What it emits, by stream; a bare schema is the stream ``"default"``.
+    inputs : pyarrow.Schema, optional
+        What its inputs must have, beside perhaps other fields.
+    needs_identity : bool
+        Set it to True on the class for ``out.identity``, which is None otherwise.
+    """
 
     def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
         """Work on a batch: emit, fail rows; the rest is acked when this returns.

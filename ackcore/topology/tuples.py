@@ -88,15 +88,15 @@ def _clean(text: str) -> str:
 
 
 class Identity(NamedTuple):
-    """Which records the rows of a batch are, row by row.
+    """Which records the n rows of a batch are, row by row: three parallel columns.
 
     Attributes
     ----------
-    message_ids : pyarrow.Array of string
+    message_ids : pyarrow.Array of string, shape (n,)
         What the source calls the record; null for a row that hangs from no record.
-    attempts : numpy.ndarray of int32
+    attempts : numpy.ndarray of int32, shape (n,)
         How often the record was tried before: 0 the first time.
-    stable_ids : numpy.ndarray of int64
+    stable_ids : numpy.ndarray of int64, shape (n,)
         The same for the same row in every attempt: a key for upserts.
     """
 

@@ -4,6 +4,7 @@ import gc
 import logging
 import pickle
 import queue
+import re
 import signal
 import threading
 import time
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
 
+from ackcore import topology
 from ackcore.topology import row_bolts
-from ackcore.topology.components import BasicBolt, Bolt, Component, Reject
+from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Component, Reject
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
 
@@ -558,6 +560,22 @@ def test_methods_that_would_not_run_are_refused():
     for other, name in ((Lazy, "the class Lazy"), (Component(), "Component"), (7, "int")):
         with pytest.raises(TypeError, match=f"must be an instance of .*, got {name}"):
             executor_for("b", other)
+
+
+def test_what_bolts_are_handed_can_be_looked_up():
+    """help() of a bolt names them, and each can be imported from where the bolt is."""
+    handed = {
+        Bolt: ["Collector", "Tuple"],
+        BasicBolt: ["BasicCollector", "Tuple"],
+        BatchBolt: ["BatchOutput", "Identity"],
+    }
+    for shape, names in handed.items():
+        for name in [*names, "pyarrow.Schema"]:
+            assert name in shape.__doc__
+            assert name in (*topology.__all__, "pyarrow.Schema")
+    assert topology.Identity is Identity
+    for member in ("message_ids", "attempts", "stable_ids"):
+        assert re.search(rf"{member} : .*(string|int32|int64), shape \(n,\)", Identity.__doc__)
 
 
 @pytest.mark.parametrize("shape", [Bolt, BasicBolt])
