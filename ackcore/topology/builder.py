@@ -35,6 +35,9 @@ _KAFKA_ID = ("topic", "partition", "offset")
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
 
+#: Packages whose frames and tables have ``columns`` as well, and are not Spark's.
+_NOT_SPARK = {"pandas", "polars", "pyarrow"}
+
 
 class TopologyError(ValueError):
     """A topology that cannot be built.
@@ -162,6 +165,7 @@ class TopologyBuilder:
             If an argument is of another type.
         """
         _check_name(name, "name", "the name of the spout")
+        _refuse_foreign(source, name)
         fields = _columns_of(source)
         ids = _message_id(message_id)
         if ids is None:
@@ -330,6 +334,15 @@ def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
                 f"pass them one by one: .{method}(component, 'a', 'b')"
             )
     return tuple(fields)
+
+
+def _refuse_foreign(source: Any, name: str) -> None:
+    for kind in type(source).__mro__:
+        if kind.__module__.partition(".")[0] in _NOT_SPARK:
+            raise TypeError(
+                f"source of spout {name!r} must be a DataFrame of Spark, got "
+                f"{kind.__module__}.{kind.__qualname__}; spark.createDataFrame(...) makes one of it"
+            )
 
 
 def _columns_of(source: Any) -> tuple[str, ...]:

@@ -27,6 +27,17 @@ from ackcore.topology import (
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
+class Foreign:
+    """As much of a frame of pandas as this floor looks at."""
+
+    __module__ = "pandas.core.frame"
+    columns = ("x",)
+
+
+class Derived(Foreign):
+    """One with somebody's own methods, such as geopandas has."""
+
+
 @pytest.fixture
 def builder(make):
     """A word count, to be spoilt by one more declaration."""
@@ -226,7 +237,15 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
             lambda b, m: b.spout("s", [1, 2]),
             "source must be a DataFrame, whose .columns are names, got list; spark.createDataFrame",
         ),
-        (lambda b, m: b.spout("s", pa.table({"x": [1]})), "got Table; spark.createDataFrame"),
+        (
+            lambda b, m: b.spout("s", pa.table({"x": [1]})),
+            "source of spout 's' must be a DataFrame of Spark, got pyarrow.lib.Table; "
+            "spark.createDataFrame(...) makes one of it",
+        ),
+        (
+            lambda b, m: b.spout("s", Derived()),
+            "source of spout 's' must be a DataFrame of Spark, got pandas.core.frame.Foreign; ",
+        ),
         (
             lambda b, m: b.spout("s", m.frame("x"), message_id=5),
             "message_id must be the name of a column or a list of them, got int 5",
