@@ -76,8 +76,8 @@ class Topology(Parts):
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
 
     def explain(self) -> str:
-        """Return a drawing: components by stage, streams, groupings, and what is shuffled."""
-        return explain(self, self.fingerprint)
+        """Return a drawing: stages, streams, groupings, what is shuffled, and settings."""
+        return explain(self, self.fingerprint, self.settings)
 
 
 class BoltDeclarer:

@@ -5,17 +5,24 @@ A single line is a tuple that stays in its task, a double one is a tuple that is
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Edge, Layout
 from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
+from ackcore.topology.settings import Settings
 
 _WIDTH = 100
 _RULE = 78
+#: Characters of a writer's own repr that there is room for.
+_WRITER = 72
+#: Shown though they are the defaults: what a reader of failures asks first.
+_ALWAYS = ("max_attempts", "backoff_ms", "max_backoff_ms")
 
 
-def explain(parts: Parts, fingerprint: str) -> str:
+def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
     """Return the drawing of a topology.
 
     Parameters
@@ -24,17 +31,20 @@ def explain(parts: Parts, fingerprint: str) -> str:
         The topology.
     fingerprint : str
         To tell it from another by.
+    settings : Settings
+        How it runs.
 
     Returns
     -------
     str
         Lines of at most 100 characters where names allow, without one at the end.
     """
-    return "\n".join(_lines(parts, Layout.of(parts), fingerprint))
+    return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
 
 
-def _lines(parts: Parts, layout: Layout, fingerprint: str) -> Iterator[str]:
+def _lines(parts: Parts, layout: Layout, fingerprint: str, settings: Settings) -> Iterator[str]:
     yield f"topology {fingerprint[:12]}: {_summary(parts, layout)}"
+    yield from textwrap.wrap(_settings(settings), _WIDTH, subsequent_indent="  ")
     for level in range(1, layout.depth + 1):
         if level > 1:
             yield from _exchange(layout, level - 1)
@@ -58,6 +68,18 @@ def _summary(parts: Parts, layout: Layout) -> str:
         _count(layout.exchanges, "shuffle"),
     ]
     return ", ".join(counted)
+
+
+def _settings(settings: Settings) -> str:
+    """The retries' settings, and those that are not the defaults."""
+    default, shown = Settings(), []
+    for name in Settings.names():
+        value: Any = getattr(settings, name)
+        if name in _ALWAYS or value != getattr(default, name):
+            if isinstance(value, tuple):
+                value = f"[{', '.join(kind.__name__ for kind in value)}]"
+            shown.append(f"{name}={value}")
+    return f"settings: {', '.join(shown)}"
 
 
 def _count(number: int, what: str) -> str:
@@ -117,8 +139,19 @@ def _sinks(parts: Parts, component: str, stream: str) -> list[Sink]:
 
 
 def _sink(sink: Sink) -> str:
-    writer = getattr(sink.writer, "__name__", type(sink.writer).__name__)
-    return f"──▶ sink {sink.name}: {writer}"
+    return f"──▶ sink {sink.name}: {_writer(sink.writer)}"
+
+
+def _writer(writer: Any) -> str:
+    """A function's name, or what an object calls itself, unless that is long or an address."""
+    if hasattr(writer, "__name__"):
+        return str(writer.__name__)
+    try:
+        shown = repr(writer)
+    except Exception:  # it is the user's, and a drawing can do without
+        shown = ""
+    fits = 0 < len(shown) <= _WRITER and shown.isprintable() and " at 0x" not in shown
+    return shown if fits else type(writer).__name__
 
 
 def _exchange(layout: Layout, level: int) -> Iterator[str]:

@@ -37,6 +37,19 @@ class Alert(Bolt):
     """Emits nothing."""
 
 
+class Named:
+    """A writer whose repr is what a test says."""
+
+    def __init__(self, shown):
+        self.shown = shown
+
+    def write(self, frame, batch_id):
+        """Stand in for a sink's writer."""
+
+    def __repr__(self):
+        return self.shown()
+
+
 class ToTable:
     def write(self, frame, batch_id):
         """Stand in for a sink's writer."""
@@ -47,9 +60,9 @@ def builder():
     return TopologyBuilder()
 
 
-def drawn(builder):
+def drawn(builder, **settings):
     """The drawing without its first line's fingerprint."""
-    topology = builder.build()
+    topology = builder.build(**settings)
     text = topology.explain()
     head = f"topology {topology.fingerprint[:12]}: "
     assert text.startswith(head)
@@ -64,6 +77,7 @@ def test_word_count(make):
     assert drawn(make.word_count()) == expected(
         """
         1 spout, 2 bolts, 1 sink, 2 stages, 1 shuffle
+        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
 
         stage 1, reads the source
           spout lines: message ids are stamped
@@ -98,6 +112,7 @@ def test_a_diamond(builder, make):
     assert drawn(builder) == expected(
         """
         1 spout, 4 bolts, 1 sink, 3 stages, 2 shuffles
+        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
 
         stage 1, reads the source
           spout events: message id (topic, partition, offset), unique
@@ -147,6 +162,7 @@ def test_two_spouts_joined_by_their_fields(builder, make):
     assert drawn(builder) == expected(
         """
         2 spouts, 1 bolt, 1 sink, 2 stages, 1 shuffle
+        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
 
         stage 1, reads the source
           spout orders: message id (item), checked to be unique
@@ -181,6 +197,7 @@ def test_a_stream_that_skips_a_level(builder, make):
     assert drawn(builder) == expected(
         """
         1 spout, 3 bolts, no sinks, 3 stages, 2 shuffles
+        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
 
         stage 1, reads the source
           spout events: message ids are stamped
@@ -228,6 +245,7 @@ def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder
     assert drawn(builder) == expected(
         """
         1 spout, 2 bolts, 2 sinks, 1 stage, no shuffles
+        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
 
         stage 1, reads the source
           spout events: message ids are stamped
@@ -254,6 +272,45 @@ def test_a_named_stream_is_shuffled_under_its_name(builder, make):
     builder.bolt("parse", Parse()).shuffle("events")
     builder.bolt("alert", Alert()).fields("parse", "why", stream="errors")
     assert "\n  parse.errors ══▶ alert: fields(why)\n" in drawn(builder)
+
+
+@pytest.mark.parametrize(
+    ("shown", "drawn_as"),
+    [
+        (lambda: "to_parquet('/data/counts')", "to_parquet('/data/counts')"),
+        (lambda: "x" * 72, "x" * 72),
+        (lambda: "x" * 73, "Named"),
+        (lambda: "two\nlines", "Named"),
+        (lambda: "", "Named"),
+        (lambda: "<Named with <function write at 0x7f00aa>>", "Named"),
+        (lambda: 1 / 0, "Named"),
+        (lambda: 5, "Named"),
+    ],
+)
+def test_a_writer_is_called_what_it_calls_itself_if_that_is_short(make, shown, drawn_as):
+    builder = make.word_count()
+    builder.sink("split", Named(shown))
+    assert f"──▶ sink split: {drawn_as}\n" in drawn(builder)
+
+
+def test_settings_that_are_not_the_defaults_are_shown(make):
+    _, line, *_ = drawn(make.word_count(), max_attempts=3, chunk_rows=7).splitlines()
+    assert line == (
+        "settings: max_attempts=3, backoff_ms=1000, max_backoff_ms=300000, chunk_rows=7"
+    )
+    lines = drawn(
+        make.word_count(),
+        parallelism=4,
+        reject=[ValueError, "json.JSONDecodeError"],
+        careful_after=3,
+        sink_attempts=2,
+    ).splitlines()
+    assert lines[1:4] == [
+        "settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000, parallelism=4, "
+        "reject=[ValueError,",
+        "  JSONDecodeError], sink_attempts=2, careful_after=3",
+        "",
+    ]
 
 
 def test_what_does_not_fit_in_a_line_is_counted(builder, make):
