@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import ackcore
@@ -94,6 +96,11 @@ def spark_session(
     session : SparkSession
     directory : str
         The temporary one.
+
+    Raises
+    ------
+    SparkError
+        If Spark does not start, or in place of an error of Spark's that is raised within.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         # What the JVM is to find in its environment, and its workers in theirs.
@@ -145,6 +152,9 @@ def spark_session(
         gateway = spark.sparkContext._gateway
         try:
             yield spark, directory
+        except (Py4JError, PySparkException) as error:
+            # Now, while there is a JVM that can be asked for the error's text.
+            raise SparkError(one_line(error)) from None
         finally:
             spark.stop()
             # The JVM removes its own directories as it ends: wait, or it finds them gone.

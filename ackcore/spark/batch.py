@@ -16,6 +16,7 @@ that died leaves only the number of deaths in the plan; a decision is never made
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,6 +61,10 @@ _log = logging.getLogger("ackcore")
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+#: How the text begins by which a worker tells that it could not load its task.
+_NO_MODULE = "ModuleNotFoundError: "
 
 
 class RunFailed(RuntimeError):
@@ -287,10 +292,18 @@ class Engine:
         return self._bury(plan)
 
     def _given_up(self, plan: Plan, runs: int, error: BaseException) -> RunFailed:
+        said = one_line(error)
+        way_out = "when the cause is gone, start again on the same checkpoint"
+        if said.startswith(_NO_MODULE):
+            way_out = (
+                "the workers' Python lacks what the driver's has. Point PYSPARK_PYTHON (or "
+                f"spark.pyspark.python) to one that has it, here {sys.executable}, before the "
+                f"session is made, or send it along with addPyFile(); then {way_out}"
+            )
         return RunFailed(
-            f"micro-batch {plan.number} was run {runs} times and is not accepted, the last time "
-            f"because of {type(error).__name__}: {one_line(error)}. Nothing is decided about its "
-            "records: when the cause is gone, start again on the same checkpoint"
+            f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
+            f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
+            f"its records: {way_out}"
         )
 
     def _one_run(
@@ -396,7 +409,10 @@ def _write_retries(due: Due, work: Path) -> dict[str, str]:
 
 
 def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException | StateError)
+    if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
+        return False
+    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
+    return not one_line(error).startswith(_NO_MODULE)
 
 
 def _sleep(seconds: float) -> bool:

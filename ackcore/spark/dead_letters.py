@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ackcore._records import Int64s
 from ackcore.spark import replays
 from ackcore.spark.decisions import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
+from ackcore.spark.errors import one_line
 from ackcore.spark.events import refuse_session
 from ackcore.spark.files import (
     CheckpointForeign,
@@ -236,7 +237,11 @@ def _store_of(path: str | os.PathLike[str]) -> Path:
 
 def _chosen(store: Path, spout: str | None) -> dict[str, dict[int, Path]]:
     files = _files(store)
-    return files if spout is None else {spout: files[spout]} if spout in files else {}
+    if spout is None or not files:
+        return files
+    if spout not in files:
+        raise ValueError(f"spout must have dead letters, as {', '.join(files)}; got {spout!r}")
+    return {spout: files[spout]}
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -272,7 +277,8 @@ def dead_letters(
     FileNotFoundError
         If the path is neither a checkpoint nor a store.
     ValueError
-        If two spouts have a column of one name and of different types: ask for one spout.
+        If two spouts have a column of one name and of different types: ask for one spout; or if
+        there are letters but none of ``spout``.
     """
     store = _store_of(path)
     session = _session(spark)
@@ -309,10 +315,10 @@ def _frame(spark: SparkSession, store: Path, spout: str) -> DataFrame:
 
 def replay(
     path: str | os.PathLike[str],
+    spark: SparkSession | None = None,
     *,
     where: str | Column | None = None,
     spout: str | None = None,
-    spark: SparkSession | None = None,
     again: bool = False,
     request: str | None = None,
 ) -> Replay:
@@ -325,12 +331,12 @@ def replay(
     ----------
     path : path
         The checkpoint, or the directory that was given as ``dead_letters``.
+    spark : SparkSession, optional
+        Who evaluates ``where``: the active one if not given.
     where : str or Column, optional
         Which ones, over the columns of `dead_letters`; all if not given.
     spout : str, optional
         Whose; everybody's if not given.
-    spark : SparkSession, optional
-        Who evaluates ``where``: the active one if not given.
     again : bool, default False
         Send also those that were sent already.
     request : str, optional
@@ -347,7 +353,8 @@ def replay(
     FileNotFoundError
         If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
     ValueError
-        If ``request`` is not an id.
+        If ``request`` is not an id, ``where`` not a condition over these columns, or there are
+        letters but none of ``spout``.
     CheckpointForeign
         If the store belongs to another checkpoint, or the topology has other columns by now.
     CheckpointCorrupt
@@ -479,7 +486,14 @@ def _matches(
     spark: SparkSession, store: Path, spout: str, where: str | Column
 ) -> dict[int, Int64s]:
     """Row numbers for which a condition holds, by micro-batch."""
-    at = _frame(spark, store, spout).where(where).select("batch_id", F.col("_metadata.row_index"))
+    frame = _frame(spark, store, spout)
+    try:
+        at = frame.where(where).select("batch_id", F.col("_metadata.row_index"))
+    except (PySparkException, TypeError) as error:
+        raise ValueError(
+            f"where must be a condition, as text or Column, over {', '.join(frame.columns)} (a "
+            f"source's column as payload.<name>), got {where!r}: {one_line(error)}"
+        ) from error
     by_batch: dict[int, list[int]] = {}
     for number, row in at.collect():
         by_batch.setdefault(number, []).append(row)

@@ -137,6 +137,8 @@ def make_directory(path: Path) -> Path:
     with writing(path):
         if not path.is_dir():
             make_directory(path.parent)
+            if path.exists():
+                raise StateError(f"{path} must be a directory, or not be there yet; it is a file")
             path.mkdir(exist_ok=True)
             sync_directory(path.parent)
     return path

@@ -18,15 +18,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine
+from ackcore.spark.checks import TRIGGERS, check, read_trigger
 from ackcore.spark.dead_letters import DeadLetters
-from ackcore.spark.events import refuse_frame
-from ackcore.spark.files import local_path, unfit_for_parquet
+from ackcore.spark.errors import one_line
+from ackcore.spark.files import local_path
 from ackcore.spark.heartbeat import (
     Clock,
     Pacemaker,
@@ -36,7 +38,7 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.progress import Books, Progress
 from ackcore.spark.run import Input, source_schema
-from ackcore.spark.sinks import check_sink, claim_sink
+from ackcore.spark.sinks import claim_sink
 from ackcore.spark.state import CheckpointForeign, State
 from ackcore.topology.builder import Topology
 
@@ -44,11 +46,6 @@ _log = logging.getLogger("ackcore")
 
 #: How many micro-batches `Query.recent_progress` goes back.
 _RECENT = 100
-
-_TRIGGERS = (
-    'a processing time such as "1 second", {"processingTime": "1 second"}, {"availableNow": True}, '
-    "or None for micro-batches as soon as there is something new"
-)
 
 
 def start(
@@ -98,8 +95,8 @@ def start(
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
-    _check(topology, spark, streaming=True)
-    available_now, options = _trigger(trigger)
+    check(topology, spark, streaming=True)
+    available_now, options = read_trigger(trigger)
     place = local_path(checkpoint, "checkpoint")
     state = State.open(
         place,
@@ -138,7 +135,8 @@ def run_batch(
         A classic session.
     checkpoint : path
         A directory of its own, on a file system that driver and executors share.  Run again with
-        it after a crash, it goes on; run again after the end, it returns the books.
+        it after a crash, it goes on; run again after the end, it warns and returns the books, since
+        everything it was made for is decided: each run of a nightly job takes a new one.
     dead_letters : path, optional
         Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
     accept_changes : bool, default False
@@ -166,7 +164,7 @@ def run_batch(
     SinkError
         If a sink or the dead-letter store fails too often.
     """
-    _check(topology, spark, streaming=False)
+    check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with State.open(
         place, topology, kind="batch", accept_changes=accept_changes, clock_ms=clock()
@@ -175,7 +173,8 @@ def run_batch(
         _check_waiting(topology, state)
         letters = DeadLetters.open(place, state.deployment_key, dead_letters)
         engine = Engine(topology, spark, state, letters.write, clock=clock)
-        if state.last_done is None:
+        ran = state.last_done is None
+        if ran:
             engine.process(
                 0, [Input(spout.source, spout.name) for spout in topology.spouts.values()]
             )
@@ -184,12 +183,19 @@ def run_batch(
             due = engine.next_due_ms
             asked = bool(state.pending_replays())
             if due is None and not asked and not unfinished:
+                if not ran:
+                    _log.warning(
+                        "%s is of a run that has ended, so nothing was run; what is new in the "
+                        "source takes a checkpoint of its own",
+                        place,
+                    )
                 return engine.books
             left = 0 if due is None or asked or unfinished else due - engine.clock()
             if left > 0:
                 wait(left / 1000)
                 continue
             assert state.last_done is not None
+            ran = True
             engine.process(state.last_done + 1, [_nothing(topology, spark)])
 
 
@@ -269,7 +275,12 @@ class Query:
             .option("checkpointLocation", (checkpoint / "spark").as_uri())
         )
         if trigger:
-            self._writer = self._writer.trigger(**trigger)
+            try:
+                self._writer = self._writer.trigger(**trigger)
+            except PySparkException as error:
+                raise ValueError(
+                    f"trigger must be {TRIGGERS}; got {trigger}: {one_line(error)}"
+                ) from error
         if available_now and self._is_owed():
             # Retries of an earlier run, which no new data may come with.
             advance_beat(self._beat)
@@ -292,7 +303,7 @@ class Query:
         except Exception as error:
             # Spark would show it as text in the midst of a Java stack.
             self._error = error
-            raise
+            raise _for_spark(error) from None
         self._recent.append(progress)
         self._books = self._engine.books
         if self._pacemaker is not None:
@@ -419,74 +430,21 @@ class Query:
         self._thread.join()
 
 
-def _check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
-    """Refuse what cannot run, before anything is written."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise TypeError(
-            "spark is a session of Spark Connect, whose workers and files are out of reach; "
-            "use a classic session (SparkSession.builder.master(...))"
-        )
-    if not isinstance(topology, Topology):
-        raise TypeError(
-            f"topology must be a Topology, got {type(topology).__name__}; "
-            "TopologyBuilder.build() makes one"
-        )
-    if not topology.spouts:
-        raise ValueError("topology must have a spout, and has none; declare one before build()")
-    for spout in topology.spouts.values():
-        refuse_frame(spout.source, f"the source of spout {spout.name!r}")
-        if spout.source.isStreaming and not streaming:
-            raise ValueError(
-                f"the source of spout {spout.name!r} is a stream, which never ends; "
-                "use start(), with trigger={'availableNow': True} to end with what there is"
-            )
-        if streaming and not spout.source.isStreaming:
-            raise ValueError(
-                f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
-                "read it with spark.readStream"
-            )
-        if spout.tracked:
-            for field, why in unfit_for_parquet(source_schema(spout.source.schema)):
-                raise TypeError(
-                    f"the source of spout {spout.name!r} has a column {field.name!r} of "
-                    f"{field.type}, which Parquet, the form of dead letters, cannot hold ({why}); "
-                    "drop it or cast it to another type"
-                )
-    _check_inputs(topology)
-    for sink in topology.sinks.values():
-        bolt = topology.bolts.get(sink.component)
-        check_sink(sink.name, sink.writer, None if bolt is None else bolt.schemas[sink.stream])
+def _for_spark(error: Exception) -> Exception:
+    """Return what Spark is told of an error; `Query.exception` has the error itself.
+
+    Spark searches the text for an interruption, by a pattern that overflows the stack on a long
+    one, and logs the text several times.  What it finds in that of a query that was told to stop
+    it takes for the end that it asked for.
+    """
+    if isinstance(error, Stopped):
+        return RuntimeError(f"{_INTERRUPTED} ({one_line(error)})")
+    return RuntimeError(f"{type(error).__name__}: {one_line(error)}")
 
 
-def _check_inputs(topology: Topology) -> None:
-    """Hold what bolts ask of a spout to its source, whose types are known only here."""
-    for bolt in topology.bolts.values():
-        wanted = {field.name: field.type for field in bolt.component.inputs or ()}
-        for each in bolt.inputs:
-            spout = topology.spouts.get(each.component)
-            for field in () if spout is None else source_schema(spout.source.schema):
-                asked = wanted.get(field.name, field.type)
-                if asked != field.type:
-                    raise TypeError(
-                        f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', and the "
-                        f"source of spout {each.component!r} has '{field.name}: {field.type}'; "
-                        "change the one, or cast the other"
-                    )
-
-
-def _trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
-    """Whether the query ends with what there is, and the keywords for Spark's trigger()."""
-    if trigger is None:
-        return False, {}
-    if isinstance(trigger, str):
-        return False, {"processingTime": trigger}
-    if isinstance(trigger, Mapping) and len(trigger) == 1:
-        ((name, value),) = trigger.items()
-        if name == "processingTime" and isinstance(value, str):
-            return False, {name: value}
-        if name == "availableNow" and value is True:
-            return True, {name: value}
-    raise ValueError(f"trigger must be {_TRIGGERS}; got {trigger!r}")
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling: java.lang.InterruptedException"
+)
 
 
 def _united(topology: Topology) -> tuple[DataFrame, str | None]:

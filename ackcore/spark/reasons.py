@@ -6,6 +6,8 @@ of (root, time, text), joined again when the root is settled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -30,6 +32,12 @@ ENGINE = "ackcore"
 def killed_worker(final: bool) -> Reason:
     """Return why a record failed that no worker survived."""
     return Reason(ENGINE, "KilledWorker", "killed its worker", final)
+
+
+def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
+    """Return why a record failed that its source calls nothing."""
+    text = f"its message id, {', '.join(columns)}, is null; drop or name such records in the source"
+    return Reason(spout, "NullMessageId", text, final=True)
 
 
 def no_reasons() -> pa.Table:

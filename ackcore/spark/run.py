@@ -412,15 +412,23 @@ def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.
     rows = []
     for spout, table in suspects.items():
         by_id = defaultdict(list)
-        for root, message in zip(
-            table[ROOT_ID].to_pylist(), table[MESSAGE_ID].to_pylist(), strict=True
-        ):
-            by_id[message].append(root)
-        for message, roots in by_id.items():
-            if len(roots) > 1:  # else two hashes have met
-                text = f"message id {message} is that of {len(roots)} records of one micro-batch"
-                reason = Reason(spout, "RepeatedMessageId", text).encode()
-                rows += [(root, spout, reason) for root in roots if root not in failed]
+        columns = (table[name].to_pylist() for name in (ROOT_ID, MESSAGE_ID, ATTEMPT))
+        for root, message, attempt in zip(*columns, strict=True):
+            by_id[message].append((root, attempt))
+        for message, found in by_id.items():
+            if len(found) == 1:
+                continue  # two hashes have met
+            text = (
+                f"message id {message} is that of {len(found)} records of one micro-batch; drop "
+                "duplicates, or let positions be the ids: spout(...) without message_id"
+            )
+            times = Counter(attempt for _, attempt in found)
+            for root, attempt in found:
+                if root not in failed:
+                    # Those of one attempt would wait equally long, and meet again.
+                    final = times[attempt] > 1
+                    reason = Reason(spout, "RepeatedMessageId", text, final)
+                    rows.append((root, spout, reason.encode()))
     if not rows:
         return run.failed
     added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)

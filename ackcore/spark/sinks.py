@@ -14,6 +14,7 @@ method ``claim(sink, deployment)`` is asked before anything runs, and may refuse
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -145,22 +146,31 @@ def check_sink(name: str, writer: Any, schema: pa.Schema | None) -> None:
     writer : object
         As `TopologyBuilder.sink` took it.
     schema : pyarrow.Schema or None
-        The stream's; None where only Spark knows it, and then Spark has types for it.
+        The stream's, or None if it is not known.
 
     Raises
     ------
     TypeError
-        If it cannot be called, or Spark or Parquet has no type for a column.
+        If it cannot be called with (DataFrame, batch id), or Spark or Parquet has no type for a
+        column.
     """
     if hasattr(writer, "write_accepted"):
         if schema is not None and isinstance(writer, ParquetSink):
             writer.check(name, schema)
         return
-    if not callable(getattr(writer, "write", writer)):
-        raise TypeError(
-            f"sink {name!r} must be a function of (DataFrame, batch id) or have such a method "
-            f"'write', got {type(writer).__name__}"
-        )
+    write = getattr(writer, "write", writer)
+    must = f"sink {name!r} must be a function of (DataFrame, batch id) or have a method 'write'"
+    if not callable(write):
+        raise TypeError(f"{must}, got {type(writer).__name__}")
+    try:
+        signature = inspect.signature(write)
+    except (TypeError, ValueError):
+        signature = None  # a builtin tells nothing
+    if signature is not None:
+        try:
+            signature.bind(None, 0)
+        except TypeError as error:
+            raise TypeError(f"{must}, got one of {signature} ({error})") from None
     for field in schema or ():
         try:
             from_arrow_schema(pa.schema([field]))
@@ -228,8 +238,20 @@ class ParquetSink:
         return f"to_parquet({self.path!r})"
 
     def check(self, name: str, schema: pa.Schema) -> None:
-        """Raise TypeError if Parquet cannot hold a column."""
+        """Raise TypeError if Parquet cannot hold a column, or Spark could not read it back."""
+        seen: dict[str, str] = {}
         for field in schema:
+            other = seen.setdefault(field.name.lower(), field.name)
+            if other != field.name:
+                raise TypeError(
+                    f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
+                    f"{field.name!r} are one; have the bolt rename one of them"
+                )
+            if field.name.lower() == "batch_id":
+                raise TypeError(
+                    f"sink {name!r} writes directories batch_id=..., which Spark would read in "
+                    f"place of the column {field.name!r}; have the bolt rename it"
+                )
             if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
                 raise TypeError(
                     f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -75,6 +76,15 @@ class Source:
         """Return what stands for the message ids of records: alike for those that are alike."""
         columns = [batch.column(name) for name in self.message_id]
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
+
+    def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Return which records have null for a message id; None if no record has."""
+        columns = [batch.column(name) for name in self.message_id]
+        if not columns or not all(column.null_count for column in columns):
+            return None
+        nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
+        found: npt.NDArray[np.bool_] = np.logical_and.reduce(nulls)
+        return found if found.any() else None
 
     def message_ids(
         self, batch: pa.RecordBatch, number: int, partition: int, first: int

@@ -28,7 +28,7 @@ from ackcore._rows import fingerprint
 from ackcore.spark import wire
 from ackcore.spark.exchange import SEEN, SETTLE, Inbox, Row, origin_of
 from ackcore.spark.packing import fold, new_ledger
-from ackcore.spark.reasons import earliest, killed_worker, look_up
+from ackcore.spark.reasons import earliest, killed_worker, look_up, null_message_id
 from ackcore.spark.source import (
     CLAIM,
     RETRIES,
@@ -186,11 +186,19 @@ class FirstStage:
             task.claim(source.claim_ids(some.batch), CLAIM + source.number)
         owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
         rows = Rows(some.batch, owners, identity, chunk)
+        good = np.ones(n, np.bool_)
+        nameless = source.nameless(some.batch)
+        if nameless is not None:
+            reason = null_message_id(source.name, source.message_id)
+            task.fail(Owners(owners.ids[nameless]), [reason], source.name)
+            good &= ~nameless
         if work.condemned:
-            bad = np.isin(chunk.roots, np.array(list(work.condemned), np.int64))
+            bad = good & np.isin(chunk.roots, np.array(list(work.condemned), np.int64))
             if bad.any():
                 task.fail(Owners(owners.ids[bad]), [killed_worker(final=True)], source.name)
-                rows = some_rows(rows, np.flatnonzero(~bad))
+                good &= ~bad
+        if not good.all():
+            rows = some_rows(rows, np.flatnonzero(good))
         if len(rows):
             task.take_in(source.name, DEFAULT_STREAM, rows)
         task.close(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -569,8 +570,18 @@ def test_a_mistake_in_the_driver_is_not_tried_again(world):
         raise TypeError("not like this")
 
     world.behaves = behaves
-    with pytest.raises(RunFailed, match=r"run 1 times.*TypeError: not like this"):
+    with pytest.raises(RunFailed, match=r"run 1 time and.*TypeError: not like this"):
         world.process(0, ["a"])
+
+
+def test_workers_that_lack_a_module_are_not_tried_again(world):
+    def behaves(line, attempt):
+        raise RuntimeError("Job aborted\nModuleNotFoundError: No module named 'ackcore'\n at java")
+
+    world.behaves = behaves
+    with pytest.raises(RunFailed, match=r"run 1 time and .*PYSPARK_PYTHON") as caught:
+        world.process(0, ["a"])
+    assert sys.executable in str(caught.value)
 
 
 def test_a_record_that_kills_its_worker_is_found_and_buried(world):

@@ -300,6 +300,14 @@ def test_some_are_sent_by_a_condition_and_the_others_later(spark, store, checkpo
     late = replay(checkpoint, where="batch_id = 2")
     assert late.records == {"lines": 2}
     assert replay(checkpoint, where="batch_id = 99").records == {}
+    for wrong in ("nosuch = 1", lambda row: True):
+        with pytest.raises(ValueError, match=r"where must be a condition, .* over spout, me"):
+            replay(checkpoint, where=wrong)
+    for ask in (dead_letters, replay):
+        with pytest.raises(
+            ValueError, match=r"spout must have dead letters, as clicks, lines; got 'nosuch'"
+        ):
+            ask(checkpoint, spark, spout="nosuch")
     assert replay(checkpoint).records == {"lines": 3}
     assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import random
+import subprocess
+import sys
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,3 +145,16 @@ def test_a_log_of_another_shape_is_refused(typed, tmp_path):
     assert result.exit_code == 1
     assert "the log was not settled: " in result.output
     assert "unknown kind of event: reset" in result.output
+
+
+ROOT = Path(settle_table.__file__).parents[2]
+
+
+@pytest.mark.spark
+def test_errors_of_spark_are_told_though_its_jvm_is_gone(tmp_path):
+    command = [sys.executable, "-m", "ackcore.examples.settle_table", str(tmp_path / "nowhere")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT)
+    assert ran.returncode == 1
+    (line,) = ran.stdout.splitlines()
+    assert line.startswith("the log was not settled: Path does not exist: ")
+    assert "Traceback" not in ran.stderr

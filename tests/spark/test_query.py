@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 
 import pyarrow as pa
@@ -133,7 +134,7 @@ def until(found, on, seconds=60):
         time.sleep(0.02)
 
 
-def test_a_source_that_ends_is_drained(spark, tmp_path, store):
+def test_a_source_that_ends_is_drained(spark, tmp_path, store, caplog):
     lines = spark.createDataFrame([("a b",), ("flaky c",), ("bad",), ("no",)], LINE)
     topology = word_count(lines, store)
     books = run_batch(topology, spark, tmp_path / "cp")
@@ -147,10 +148,12 @@ def test_a_source_that_ends_is_drained(spark, tmp_path, store):
         ("bad", 3, "ValueError"),
     ]
     rows = dict(store.rows)
+    assert "nothing was run" not in caplog.text
     assert run_batch(topology, spark, tmp_path / "cp") == books
     assert store.rows == rows
+    assert "is of a run that has ended, so nothing was run" in caplog.text
     # What was asked for again is run when it is run again.
-    replay(tmp_path / "cp", spark=spark, where="error_type = 'Reject'")
+    replay(tmp_path / "cp", spark, where="error_type = 'Reject'")
     again = run_batch(topology, spark, tmp_path / "cp")
     assert (again.replayed, again.dead, again.balanced) == (1, 3, True)
 
@@ -355,6 +358,33 @@ def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, colum
     assert not (tmp_path / "cp").exists()
 
 
+class Locked(Split):
+    def __init__(self):
+        self.table = {"a": 1}
+        self.lock = threading.Lock()
+
+
+class Unsent(Split):
+    def __reduce__(self):
+        raise RuntimeError("not me")
+
+
+@pytest.mark.parametrize(
+    ("bolt", "words"),
+    [
+        (Locked(), r"bolt 'split' is sent .* its attribute 'lock', a lock, .*; make it in prepare"),
+        (Unsent(), r"bolt 'split' .* cannot be pickled \(RuntimeError: not me\)"),
+    ],
+)
+def test_a_bolt_that_cannot_travel_is_refused(spark, tmp_path, bolt, words):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a",)], LINE))
+    builder.bolt("split", bolt).shuffle("lines")
+    with pytest.raises(TypeError, match=words):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
 def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spark, tmp_path):
     def topology():
         return word_count(spark.createDataFrame([("a b",)], LINE), to_parquet(tmp_path / "out"))
@@ -368,7 +398,7 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
 
 def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):
     topology = word_count(folder.stream, store)
-    with pytest.raises(Exception, match="not a duration"):
+    with pytest.raises(ValueError, match=r"trigger must be a processing .* got .*not a duration"):
         start(topology, spark, tmp_path / "cp", trigger="not a duration")
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(60)
@@ -397,6 +427,8 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     until(lambda: store.down < down, on)
     on.stop()
     assert (on.exception, on.books.batches) == (None, 0)
+    # Spark takes it for the end that it asked for, and has no error to log.
+    assert on.spark_query.exception() is None
     store.down = 0
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.books.acked == 1, on)

@@ -324,9 +324,39 @@ def test_a_repeated_message_id_is_a_named_failure(spark, execute):
     builder.sink("split", lambda frame, number: None)
     topology = builder.build()
     result = execute(topology)
-    reasons = sorted((row["text"], reason.type) for reason, row in result.failed.values())
-    assert reasons == [("a", "RepeatedMessageId"), ("c", "RepeatedMessageId")]
+    reasons = sorted((row["text"], *reason[1::2]) for reason, row in result.failed.values())
+    # They would meet again at each attempt.
+    assert reasons == [("a", "RepeatedMessageId", True), ("c", "RepeatedMessageId", True)]
     assert result.rows["split", "default"] == {(2, "b"): 1, (3, "d"): 1}
+
+
+@pytest.mark.parametrize("columns", [("id",), ("id", "text")])
+def test_a_record_without_a_message_id_is_a_named_failure(spark, execute, columns):
+    rows = [(1, "a"), (None, None), (2, "b"), (None, "c"), (None, None)]
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(rows, LINES), message_id=columns)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", lambda frame, number: None)
+    result = execute(builder.build())
+    reasons = [(row["text"] or "", *reason[1::2]) for reason, row in result.failed.values()]
+    bad = ["", "", "c"] if len(columns) == 1 else ["", ""]
+    assert sorted(reasons) == [(text, "NullMessageId", True) for text in bad]
+    assert "its message id, id" in next(iter(result.failed.values()))[0].message
+    good = {(1, "a"): 1, (2, "b"): 1} | ({(None, "c"): 1} if len(columns) == 2 else {})
+    assert result.rows["split", "default"] == good
+
+
+def test_a_repetition_of_a_record_that_waits_is_tried_later(spark, execute, due):
+    """Then they do not come due together."""
+    retries = due([("7", 1, 7, "old")])
+    frame = spark.createDataFrame([(7, "new")], LINES)
+    builder = TopologyBuilder()
+    builder.spout("lines", frame, message_id="id")
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", lambda frame, number: None)
+    result = execute(builder.build(), retries={"lines": retries})
+    reasons = sorted((row["text"], *reason[1::2]) for reason, row in result.failed.values())
+    assert reasons == [("new", "RepeatedMessageId", False), ("old", "RepeatedMessageId", False)]
 
 
 def test_untracked_rows_are_nobodys(spark, execute):

@@ -219,6 +219,11 @@ def test_what_is_no_directory_is_refused():
         to_parquet("counts", compression="zap")
 
 
+class Store:
+    def __init__(self, write):
+        self.write = write
+
+
 def test_a_sink_that_cannot_write_the_stream_is_refused():
     with pytest.raises(TypeError, match=r"Spark has no type for uint64, that of column 'u'"):
         check_sink("count", lambda frame, n: None, pa.schema([("u", pa.uint64())]))
@@ -227,5 +232,17 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
         check_sink("count", to_parquet("x"), pa.schema([("i", kind)]))
     with pytest.raises(TypeError, match="must be a function of"):
         check_sink("count", 5, None)
+    for writer in (lambda frame: 0, lambda frame, n, more: 0, Store(lambda frame: 0)):
+        with pytest.raises(
+            TypeError, match=r"a function of \(DataFrame, batch id\).*, got one of \("
+        ):
+            check_sink("count", writer, None)
+    named = pa.schema([("batch_ID", pa.string())])
+    with pytest.raises(TypeError, match="would read in place of the column 'batch_ID'"):
+        check_sink("count", to_parquet("x"), named)
+    twins = pa.schema([("a", pa.string()), ("A", pa.string())])
+    with pytest.raises(TypeError, match="the columns 'a' and 'A' are one"):
+        check_sink("count", to_parquet("x"), twins)
+    check_sink("count", Store(lambda frame, n, *more: None), named)
     check_sink("count", to_parquet("x"), None)
     check_sink("count", print, None)

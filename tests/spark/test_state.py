@@ -577,7 +577,7 @@ def test_a_full_disk_is_told_and_what_was_recorded_stands(checkpoint, monkeypatc
 
 def test_a_file_where_the_checkpoint_must_be_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StateError, match=r"file.* could not be written"):
+    with pytest.raises(StateError, match=r"file.* must be a directory"):
         OPEN(tmp_path / "file")
 
 
