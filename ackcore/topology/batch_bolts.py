@@ -25,7 +25,7 @@ from ackcore.topology.components import (
 )
 from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.reasons import Reasons
-from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_not_run
+from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
 
 #: What one emit leaves: the stream, the rows, and what they hang from.
@@ -419,7 +419,7 @@ class BatchExecutor:
     def _call(self, call: Callable[[], object], out: BatchCollector) -> Reason | None:
         """Call the bolt; return the reason of its failure, after which ``out`` is void."""
         try:
-            refuse_not_run(call())
+            refuse_returned(call(), "out.emit(...)")
         except KeyboardInterrupt:
             raise
         except BaseException as error:

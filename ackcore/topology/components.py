@@ -3,7 +3,8 @@
 `Bolt` takes a tuple at a time and acks it when it likes; `BasicBolt` does the anchoring and acking
 by itself; `BatchBolt` takes an Arrow batch at a time, at full speed.  In all of them raising fails
 the input with the exception as its reason and the process lives on; nothing that a bolt does can
-lose a record, or count it twice.
+lose a record, or count it twice.  What its methods are to emit goes through a collector: returning
+anything but None counts as raising.
 
 A bolt is made on the driver, pickled, and prepared in each task: connections and clients belong
 into ``prepare``, not into ``__init__``.  A task that gets no rows prepares nothing.  A bolt keeps

@@ -362,6 +362,7 @@ class RowExecutor:
         self.context = Context(
             context.component, context.task, context.batch_id, None if basic else self.collector
         )
+        self._emit = "collector.emit(...)" if basic else "self.collector.emit(...)"
         self._seen = 0
         self._prepared = False
         self._broken: Reason | None = None
@@ -404,7 +405,7 @@ class RowExecutor:
         collector, reason, error = self.collector, self.reasons.not_acked(), None
         if self._prepared:
             try:
-                refuse_not_run(self.component.flush())
+                refuse_returned(self.component.flush(), self._emit)
             except KeyboardInterrupt:
                 raise
             except BaseException as raised:
@@ -465,7 +466,7 @@ class RowExecutor:
             try:
                 result = execute(one)
                 if result is not None:
-                    refuse_not_run(result)
+                    refuse_returned(result, self._emit)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -479,7 +480,7 @@ class RowExecutor:
             try:
                 result = execute(one, _InputCollector(collector, one))
                 if result is not None:
-                    refuse_not_run(result)
+                    refuse_returned(result, self._emit)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -498,12 +499,19 @@ class RowExecutor:
         return Results(emissions, failures_of(failures), still_open)
 
 
-def refuse_not_run(result: object) -> None:
-    """Raise `TypeError` for what a method returns that did not run: a generator, a coroutine."""
+def refuse_returned(result: object, emit: str) -> None:
+    """Raise `TypeError` for what a method returns: its inputs would be acked, and it be lost.
+
+    A generator or a coroutine has not even run.  ``emit`` is what to call instead.
+    """
     if isinstance(result, _NOT_RUN):
         raise TypeError(
             f"a bolt's methods must do their work and return None, got {type(result).__name__}, "
             "which has not run; emit what it yields"
+        )
+    if result is not None:
+        raise TypeError(
+            f"a bolt's methods must return None, got {type(result).__name__}; emit it by {emit}"
         )
 
 

@@ -477,6 +477,27 @@ def test_threads_may_emit_within_a_call():
     assert sorted(failed(results)) == list(range(7, 400, 10))
 
 
+def test_what_is_returned_is_not_taken_for_emitted():
+    """It would be lost, and its rows acked."""
+
+    def process(batch, out):
+        return batch if 2 in batch["n"].to_pylist() else out.emit(batch.columns, parents=[0])
+
+    said = "a bolt's methods must return None, got RecordBatch; emit it by out.emit(...)"
+    results = run(executor_for("b", Doing(process)), [1, 2])
+    assert emitted(results) == [(1, [0])]
+    assert failed(results) == {1: Reason("b", "TypeError", said)}
+
+    class Flushing(Doing):
+        def flush(self, out):
+            return self.do(None, out)
+
+    bolt = Flushing(lambda batch, out: None if batch else "rows")
+    first, last = run(executor_for("b", bolt), [1, 2])
+    assert (first.open, failed([first])) == (2, {})
+    assert whys([last]) == dict.fromkeys(range(2), said.replace("RecordBatch", "str"))
+
+
 def test_a_call_that_has_not_run_is_not_taken_for_done():
     def generator():
         yield

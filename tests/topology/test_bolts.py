@@ -541,8 +541,49 @@ def test_a_call_that_has_not_run_is_not_taken_for_done():
     bolt = Doing(lambda b, t: None, lambda b: None)
     bolt.execute = lambda t: generator()
     assert "got generator" in whys(run(executor_for("b", bolt), [1]))[0]
-    # What is harmless to return stays so.
-    assert failed(run(executor_for("b", Basically(lambda t, c: 7)), [1])) == {}
+
+
+class Returning(Doing):
+    """A bolt whose methods return what its functions do."""
+
+    def execute(self, tuple):
+        return self.do(self, tuple)
+
+    def flush(self):
+        return self.at_end(self)
+
+
+@pytest.mark.parametrize("result", [7, False, [(1,)], "x"])
+def test_what_is_returned_is_not_taken_for_emitted(result):
+    """It would be lost, and its input acked."""
+
+    def execute(t, c):
+        c.emit((t[0],))
+        return result if t[0] == 2 else None
+
+    said = f"a bolt's methods must return None, got {type(result).__name__}; emit it by "
+    results = run(executor_for("b", Basically(execute)), [1, 2, 3])
+    assert emitted(results) == [(1, [0]), (3, [2])]
+    assert failed(results) == {1: Reason("b", "TypeError", f"{said}collector.emit(...)")}
+
+    def acks(bolt, t):
+        bolt.collector.ack(t)
+        return result
+
+    results = run(executor_for("b", Returning(acks, lambda b: None)), [1])
+    assert whys(results) == {0: f"{said}self.collector.emit(...)"}
+    results = run(executor_for("b", Returning(lambda b, t: None, lambda b: result)), [1])
+    assert whys(results) == {0: f"{said}self.collector.emit(...)"}
+
+
+def test_what_a_collector_returns_may_be_returned():
+    """As one writes a method of one line."""
+    results = run(executor_for("b", Basically(lambda t, c: c.emit((t[0],)))), [1])
+    assert (emitted(results), failed(results)) == ([(1, [0])], {})
+    bolt = Returning(lambda b, t: b.collector.ack(t), lambda b: None)
+    assert failed(run(executor_for("b", bolt), [1])) == {}
+    bolt = Returning(lambda b, t: b.collector.fail(t, "no"), lambda b: None)
+    assert whys(run(executor_for("b", bolt), [1])) == {0: "no"}
 
 
 def test_methods_that_would_not_run_are_refused():
