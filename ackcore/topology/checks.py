@@ -8,15 +8,16 @@ missed as well.
 from __future__ import annotations
 
 import graphlib
+import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.components import DEFAULT_STREAM, BasicBolt, BatchBolt, Bolt, Component
 from ackcore.topology.groupings import Fields, PartialKey
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
@@ -25,6 +26,38 @@ from ackcore.topology.settings import MAX_PARALLELISM
 RESERVED = "_ackcore_"
 MAX_NAME = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+class _Shape(NamedTuple):
+    """A shape of bolt: which method works, which is another shape's, and how each is called."""
+
+    base: type[Component]
+    work: str
+    other: str
+    whose: str
+    called: Mapping[str, tuple[str, ...]]
+
+
+_ALL = {"prepare": ("context",), "cleanup": ()}
+_WHOSE = "a BatchBolt's"
+#: As an engine tells them apart: a bolt is of the first that it derives from.
+_SHAPES = (
+    _Shape(
+        BatchBolt,
+        "process",
+        "execute",
+        "a Bolt's or a BasicBolt's",
+        {"process": ("batch", "out"), "flush": ("out",), **_ALL},
+    ),
+    _Shape(
+        BasicBolt,
+        "execute",
+        "process",
+        _WHOSE,
+        {"execute": ("tuple", "collector"), "flush": (), **_ALL},
+    ),
+    _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
+)
 
 
 def problems(
@@ -177,6 +210,46 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
             f"inputs of {who} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
             "pyarrow.schema(...) makes one"
         )
+    yield from _methods(bolt)
+
+
+def _methods(bolt: BoltSpec) -> Iterator[str]:
+    """What would fail every record that comes: methods that are not there, or cannot be called."""
+    component, made = bolt.component, type(bolt.component).__name__
+    shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
+    kind = f"a {shape.base.__name__}"
+    for method, arguments in shape.called.items():
+        function: Any = getattr(component, method)
+        own = ("self",) if inspect.ismethod(function) else ()
+        function = function.__func__ if own else function
+        who = f"bolt {bolt.name!r}: {made}.{method}"
+        if method == shape.work and function is getattr(shape.base, method):
+            has = "none"
+            if hasattr(component, shape.other):
+                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that"
+            yield (
+                f"bolt {bolt.name!r} must have a method {method}"
+                f"({', '.join(('self', *arguments))}), as it is {kind}, and {made} has {has}"
+            )
+        elif not callable(function):
+            yield f"{who} must be a method, got {type(function).__name__}"
+        elif (takes := _refused_call(function, (*own, *arguments))) is not None:
+            yield f"{who} must take ({', '.join((*own, *arguments))}), as in {kind}, got {takes}"
+
+
+def _refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
+    """Return what a function takes if that is not these arguments; None as well if nobody knows."""
+    try:
+        # Not of what it may wrap: a wrapper is free to take less and to hand on more.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of many a builtin
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return None
 
 
 def _field_names(what: str, names: Sequence[str], way_out: str) -> Iterator[str]:

@@ -30,10 +30,16 @@ class Batches(BatchBolt):
         self.outputs = outputs
         self.inputs = inputs
 
+    def process(self, batch, out):
+        """Never called: nothing here runs."""
+
 
 class Rows(Bolt):
     def __init__(self, outputs=None):
         self.outputs = outputs
+
+    def execute(self, tuple):
+        """Never called: nothing here runs."""
 
 
 class Split(Batches):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
+from types import MethodType
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
 from ackcore.topology import (
     All,
+    BasicBolt,
     BatchBolt,
     Bolt,
     Component,
@@ -22,6 +26,7 @@ from ackcore.topology import (
     Shuffle,
     TopologyBuilder,
     TopologyError,
+    Tuple,
 )
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -671,6 +676,130 @@ def test_unique_is_said_of_a_message_id(builder, make):
     )
 
 
+# --- methods that nobody could call --------------------------------------------------------------
+
+
+def one(base, **methods):
+    """A bolt of these methods."""
+    return type("Split", (base,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("bolt", "problem"),
+    [
+        (
+            one(Bolt),
+            "bolt 'x' must have a method execute(self, tuple), as it is a Bolt, and Split has none",
+        ),
+        (
+            one(BasicBolt, process=lambda self, batch, out: None),
+            "bolt 'x' must have a method execute(self, tuple, collector), as it is a BasicBolt, "
+            "and Split has process, which is a BatchBolt's; rename it or derive from that",
+        ),
+        (
+            one(BatchBolt, execute=lambda self, tuple: None),
+            "bolt 'x' must have a method process(self, batch, out), as it is a BatchBolt, "
+            "and Split has execute, which is a Bolt's or a BasicBolt's; "
+            "rename it or derive from that",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple, collector: None),
+            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, "
+            "got (self, tuple, collector)",
+        ),
+        (
+            one(BasicBolt, execute=lambda self, tuple: None),
+            "bolt 'x': Split.execute must take (self, tuple, collector), as in a BasicBolt, "
+            "got (self, tuple)",
+        ),
+        (
+            one(BatchBolt, process=lambda self, batch: None),
+            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
+            "got (self, batch)",
+        ),
+        (
+            one(BatchBolt, process=lambda self, batch, *, out: None),
+            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
+            "got (self, batch, *, out)",
+        ),
+        (
+            one(Bolt, execute=lambda: None),
+            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, got ()",
+        ),
+        (
+            one(Bolt, execute=staticmethod(lambda: None)),
+            "bolt 'x': Split.execute must take (tuple), as in a Bolt, got ()",
+        ),
+        (one(Bolt, execute=5), "bolt 'x': Split.execute must be a method, got int"),
+        (
+            one(BatchBolt, process=lambda self, batch, out: None, flush=lambda self: None),
+            "bolt 'x': Split.flush must take (self, out), as in a BatchBolt, got (self)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, flush=lambda self, out: None),
+            "bolt 'x': Split.flush must take (self), as in a Bolt, got (self, out)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, prepare=lambda self: None),
+            "bolt 'x': Split.prepare must take (self, context), as in a Bolt, got (self)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, cleanup=lambda self, why: None),
+            "bolt 'x': Split.cleanup must take (self), as in a Bolt, got (self, why)",
+        ),
+    ],
+)
+def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
+    builder.bolt("x", bolt).shuffle("split")
+    assert refusal(builder) == problem
+
+
+def test_a_refused_method_is_shown_without_its_types(builder):
+    class Split(BasicBolt):
+        def execute(self, tuple: Tuple, n: int = 3, *, loud: bool) -> None:
+            """Never called."""
+
+    builder.bolt("x", Split()).shuffle("split")
+    assert refusal(builder).endswith("got (self, tuple, n=3, *, loud)")
+
+
+def decorated(method):
+    @functools.wraps(method)
+    def call(self, *inputs):
+        return method(self, *inputs, "more")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "bolt",
+    [
+        one(Bolt, execute=lambda self, tuple, n=3: None),
+        one(BasicBolt, execute=lambda self, *inputs: None),
+        one(BasicBolt, execute=lambda me, t, out: None),
+        one(BatchBolt, process=lambda self, batch, out: None, execute=lambda self: None),
+        one(Bolt, execute=decorated(lambda self, tuple, more: None)),
+        one(Bolt, execute=staticmethod(lambda tuple: None)),
+        one(Bolt, execute=classmethod(lambda cls, tuple: None)),
+        one(Bolt, execute=functools.partialmethod(lambda self, n, tuple: None, 3)),
+        one(Bolt, execute=Mock()),
+        one(Bolt, execute=dict.fromkeys),  # a builtin
+        one(Bolt, execute=iter),  # a builtin without a signature
+        one(Bolt, execute=MethodType(iter, ())),
+    ],
+)
+def test_what_can_be_called_is_accepted_however_it_is_written(builder, bolt):
+    builder.bolt("x", bolt).shuffle("split")
+    assert builder.build()
+
+
+def test_a_method_of_the_instance_counts(builder):
+    bolt = one(Bolt)
+    bolt.execute = lambda tuple: None
+    builder.bolt("x", bolt).shuffle("split")
+    assert builder.build()
+
+
 # --- what a bolt says that it reads --------------------------------------------------------------
 
 
@@ -716,8 +845,11 @@ def test_inputs_that_do_not_come_in_are_refused(builder, make, source, wanted, m
 
 
 def test_inputs_on_the_class_hold_for_every_stream_that_is_read(builder, make):
-    class Adds(BatchBolt):
+    class Adds(type(make.batches())):
         inputs = pa.schema([("n", pa.int64())])
+
+        def __init__(self):
+            """Leave what the class says."""
 
     builder.bolt("p", make.batches({"a": make.counts, "b": make.words})).shuffle("lines")
     builder.bolt("x", Adds()).shuffle("p", stream="a").shuffle("p", stream="b")
