@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[set[str], set[str]], ...] = (
     ({"arrow"}, {"pyarrow"}),
     ({"topology"}, {"pyarrow"}),
     ({"spark"}, {"pyarrow", "pyspark", "py4j"}),
-    ({"examples"}, {"pyarrow", "pyspark", "rich", "typer"}),
+    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 
 

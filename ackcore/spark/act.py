@@ -89,7 +89,7 @@ def _insist(
         try:
             write()
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):
                 raise Stopped(f"stopped while {who} was failing: {said}") from error

@@ -226,16 +226,20 @@ class Engine:
         plan = self.state.plan(number)
         # One on record is that of a driver which ended before it decided.  Whatever marks its
         # workers left, nobody saw them die; but it may itself have died of what it ran.
-        plan = self.state.make_plan(number, self.clock()) if plan is None else self._bury(plan)
+        if plan is None:
+            plan = self._watched(self.state.make_plan(number, self.clock()))
+        else:
+            plan = self._bury(plan)
         self.state.write_plan(plan)
         reach("planned", number)
         watch.lap("plan")
         return plan
 
     def _bury(self, plan: Plan) -> Plan:
-        deaths = plan.deaths + 1
-        careful = deaths >= self.topology.settings.careful_after
-        return replace(plan, deaths=deaths, careful=careful)
+        return self._watched(replace(plan, deaths=plan.deaths + 1))
+
+    def _watched(self, plan: Plan) -> Plan:
+        return replace(plan, careful=plan.deaths >= self.topology.settings.careful_after)
 
     def _accepted_run(
         self, plan: Plan, inputs: Sequence[Input], watch: _Stopwatch

@@ -181,6 +181,19 @@ def default_shards(spark: SparkSession, size: int | None) -> int:
     return cores * math.ceil(size / (cores * _SHARD_BYTES))
 
 
+def has_fixed_rows(frame: DataFrame) -> bool:
+    """Whether a source computes the same rows if it is read again, as far as Spark can tell.
+
+    Not if it asks for the time or for chance; and nobody knows what Python code does.
+    """
+    plan = frame._jdf.queryExecution().analyzed()
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE())
+    return plan.deterministic() and not any(map(plan.containsPattern, may_differ))
+
+
 def has_fixed_order(frame: DataFrame) -> bool:
     """Whether the rows of each partition come in the same order if it is computed again.
 

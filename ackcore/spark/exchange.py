@@ -235,6 +235,8 @@ class Inbox:
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Take in what is for this level; return what is to be passed on, if there is any."""
+        if batch.schema.types != ROW_SCHEMA.types:
+            batch = batch.cast(ROW_SCHEMA)  # a setting of Spark's makes offsets wide
         levels = batch.column(1).to_numpy()
         mine = np.flatnonzero(levels == self._level).tolist()
         passed = None

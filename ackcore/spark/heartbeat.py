@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -34,6 +35,17 @@ Clock = Callable[[], int]
 def wall_clock_ms() -> int:
     """Milliseconds since 1970, as the machine's clock has them."""
     return time.time_ns() // 1_000_000
+
+
+def read_clock(clock: Clock) -> int:
+    """Return what a clock of the user's says, which must be whole milliseconds."""
+    now = clock()
+    if not isinstance(now, int | np.integer):
+        raise TypeError(
+            f"clock must return milliseconds since 1970 as an int, got {now!r}; "
+            "time.time_ns() // 1_000_000 is such a number"
+        )
+    return int(now)
 
 
 class SteadyClock:
@@ -56,7 +68,7 @@ class SteadyClock:
     def __call__(self) -> int:
         """Return milliseconds, never fewer than before."""
         with self._lock:
-            now = self._clock() + self._ahead
+            now = read_clock(self._clock) + self._ahead
             if now < self._last:
                 # The difference stays: else whatever is due would wait until the clock has
                 # caught up, an hour when it was set back by an hour.

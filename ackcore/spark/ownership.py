@@ -73,6 +73,11 @@ def claim(
             "structure": topology.structure,
         }
         write_meta(root, meta)
+    if not meta["begun"] and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
+        # Nothing was run on it yet: it may become another's.
+        about = {"fingerprint": topology.fingerprint, "structure": topology.structure}
+        meta |= {"kind": kind, **about}
+        write_meta(root, meta)
     if meta["kind"] != kind:
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "

@@ -44,7 +44,7 @@ def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
     if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
         return None
     return [
-        Input(_frame(one.frame, [str(directory / name) for name in each["files"]]), one.spout)
+        Input(_frame(one.frame, directory, each["files"]), one.spout, kept=True)
         for one, each in zip(inputs, record["inputs"], strict=True)
     ]
 
@@ -70,9 +70,9 @@ def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
     make_directory(directory)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
-        rows = one.frame.mapInArrow(_Write(str(directory)), "name string").collect()
-        names = sorted((row[0] for row in rows), key=lambda name: int(name.split("-")[0]))
-        record.append({"reads": reads, "files": names})
+        rows = one.map_in_arrow(_Write(str(directory)), "partition int, name string").collect()
+        # A record's place, and what it is called by it, goes by its partition.
+        record.append({"reads": reads, "files": [name for _, name in sorted(rows)]})
     # Files of attempts that do not count are named nowhere.
     write_record(directory / _RECORD, _RECORD, {"inputs": record})
     found = pinned(inputs, directory)
@@ -86,7 +86,7 @@ def _reads(inputs: Sequence[Input]) -> list[list[Any]]:
 
 
 class _Write:
-    """Writes a partition to a file, and returns its name; for ``mapInArrow``."""
+    """Writes a partition to a file if it has rows, and returns its name; for ``mapInArrow``."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -101,18 +101,23 @@ class _Write:
                     self._directory, batch.schema, context.partitionId(), context.taskAttemptId()
                 )
             file.write(batch)
-        if file is not None:
-            yield pa.RecordBatch.from_pydict({"name": [file.finish()[0]]})
+        columns = [pa.array([context.partitionId()], pa.int32())]
+        columns.append(pa.array([None if file is None else file.finish()[0]], pa.string()))
+        yield pa.RecordBatch.from_arrays(columns, ["partition", "name"])
 
 
-def _frame(frame: DataFrame, paths: list[str]) -> DataFrame:
-    """Return a DataFrame of the rows in files, a partition for each, like the one they are of."""
+def _frame(frame: DataFrame, directory: Path, names: list[str | None]) -> DataFrame:
+    """Return a DataFrame of what is in files, in the partitions of the one that they are of."""
     spark: SparkSession = frame.sparkSession
     schema: StructType = frame.schema
+    if not names:
+        return spark.createDataFrame([], schema)  # without a partition, as that was
+    paths = [None if name is None else str(directory / name) for name in names]
 
     def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in ids:
-            for i in batch.column(0).to_pylist():
-                yield from read_rows(paths[i])
+            for path in (paths[i] for i in batch.column(0).to_pylist()):
+                for rows in () if path is None else read_rows(path):
+                    yield rows.rename_columns(schema.names)
 
-    return spark.range(0, len(paths), 1, max(1, len(paths))).mapInArrow(read, schema)
+    return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, schema)

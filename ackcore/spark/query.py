@@ -18,14 +18,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine
-from ackcore.spark.checks import TRIGGERS, check, read_trigger
+from ackcore.spark.checks import check, check_trigger, read_trigger
 from ackcore.spark.dead_letters import DeadLetters
 from ackcore.spark.errors import one_line
 from ackcore.spark.files import local_path
@@ -33,6 +32,7 @@ from ackcore.spark.heartbeat import (
     Clock,
     Pacemaker,
     advance_beat,
+    read_clock,
     wall_clock_ms,
     with_heartbeat,
 )
@@ -97,6 +97,7 @@ def start(
     """
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
+    check_trigger(topology, options)
     place = local_path(checkpoint, "checkpoint")
     state = State.open(
         place,
@@ -104,7 +105,7 @@ def start(
         kind="stream",
         offsets=place / "spark" / "offsets",
         accept_changes=accept_changes,
-        clock_ms=clock(),
+        clock_ms=read_clock(clock),
     )
     try:
         _claim_sinks(topology, state)
@@ -167,7 +168,7 @@ def run_batch(
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with State.open(
-        place, topology, kind="batch", accept_changes=accept_changes, clock_ms=clock()
+        place, topology, kind="batch", accept_changes=accept_changes, clock_ms=read_clock(clock)
     ) as state:
         _claim_sinks(topology, state)
         _check_waiting(topology, state)
@@ -272,15 +273,11 @@ class Query:
         self._writer = (
             with_heartbeat(spark, frame, self._beat)
             .writeStream.foreachBatch(self._each)
-            .option("checkpointLocation", (checkpoint / "spark").as_uri())
+            # Hadoop takes what follows the scheme as it is: an escape would be another name.
+            .option("checkpointLocation", f"file://{checkpoint / 'spark'}")
         )
         if trigger:
-            try:
-                self._writer = self._writer.trigger(**trigger)
-            except PySparkException as error:
-                raise ValueError(
-                    f"trigger must be {TRIGGERS}; got {trigger}: {one_line(error)}"
-                ) from error
+            self._writer = self._writer.trigger(**trigger)
         if available_now and self._is_owed():
             # Retries of an earlier run, which no new data may come with.
             advance_beat(self._beat)
@@ -300,8 +297,11 @@ class Query:
         """What Spark calls with each micro-batch."""
         try:
             progress = self._engine.process(number, [Input(frame, self._spout)])
-        except Exception as error:
-            # Spark would show it as text in the midst of a Java stack.
+        except BaseException as error:
+            # Spark would show it as text in the midst of a Java stack; and wait for ever for an
+            # answer, were the thread that called us to end.
+            if not isinstance(error, Exception):
+                error = RuntimeError(f"{type(error).__name__} was raised: {error}")
             self._error = error
             raise _for_spark(error) from None
         self._recent.append(progress)

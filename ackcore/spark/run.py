@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from ackcore._records import Int64s
 from ackcore.ids import spout_key
-from ackcore.spark.events import has_fixed_order
+from ackcore.spark.events import has_fixed_order, has_fixed_rows
 from ackcore.spark.exchange import (
     ROW_TYPE,
     SETTLE,
@@ -38,6 +38,7 @@ from ackcore.spark.exchange import (
     read_sightings,
 )
 from ackcore.spark.reasons import FAILED
+from ackcore.spark.shards import MapInArrow
 from ackcore.spark.source import CLAIM, RETRIES, Source
 from ackcore.spark.stages import (
     ABOUT,
@@ -70,12 +71,24 @@ from ackcore.topology.tuples import Identity, Reason
 class Input:
     """Rows for the first stage.
 
-    ``spout`` is whose rows they are; None where each spout has a nullable struct column of its
-    name and each partition has rows of one of them.
+    ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
+    order of the topology, and each partition has rows of one of them.  ``kept`` rows are in files
+    of ours, so that they are there again whatever the source does.
     """
 
     frame: DataFrame
     spout: str | None
+    kept: bool = False
+
+    def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
+        """``frame.mapInArrow``, where columns have any names.
+
+        PySpark looks them up by name, and takes a dot for one of a field.
+        """
+        frame, names = self.frame, self.frame.columns
+        if any("." in name or "`" in name for name in names):
+            frame = frame.toDF(*(f"_{i}" for i in range(len(names))))
+        return frame.mapInArrow(function, schema)
 
 
 @dataclass(frozen=True)
@@ -172,7 +185,11 @@ class _Parts:
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
                 claims=spout.tracked and bool(spout.message_id) and not spout.unique,
-                spilled=spout.tracked and not all(has_fixed_order(one.frame) for one in frames),
+                spilled=spout.tracked
+                and not all(
+                    one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
+                    for one in frames
+                ),
                 key=spout_key(plan.key, spout.name, "", plan.number),
             )
             schemas[spout.name, DEFAULT_STREAM] = schema
@@ -232,7 +249,7 @@ def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPl
     work = parts.work
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
-        one.frame.mapInArrow(FirstStage(work, parts.sources, one.spout), columns) for one in inputs
+        one.map_in_arrow(FirstStage(work, parts.sources, one.spout), columns) for one in inputs
     ]
     slices = parts.slices()
     if slices:
@@ -412,9 +429,9 @@ def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.
     rows = []
     for spout, table in suspects.items():
         by_id = defaultdict(list)
-        columns = (table[name].to_pylist() for name in (ROOT_ID, MESSAGE_ID, ATTEMPT))
-        for root, message, attempt in zip(*columns, strict=True):
-            by_id[message].append((root, attempt))
+        columns = (table[name].to_pylist() for name in (ROOT_ID, MESSAGE_ID))
+        for root, message in zip(*columns, strict=True):
+            by_id[message].append(root)
         for message, found in by_id.items():
             if len(found) == 1:
                 continue  # two hashes have met
@@ -422,13 +439,9 @@ def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.
                 f"message id {message} is that of {len(found)} records of one micro-batch; drop "
                 "duplicates, or let positions be the ids: spout(...) without message_id"
             )
-            times = Counter(attempt for _, attempt in found)
-            for root, attempt in found:
-                if root not in failed:
-                    # Those of one attempt would wait equally long, and meet again.
-                    final = times[attempt] > 1
-                    reason = Reason(spout, "RepeatedMessageId", text, final)
-                    rows.append((root, spout, reason.encode()))
+            # They would wait equally long, and meet again.
+            reason = Reason(spout, "RepeatedMessageId", text, final=True).encode()
+            rows += [(root, spout, reason) for root in found if root not in failed]
     if not rows:
         return run.failed
     added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)
@@ -506,7 +519,8 @@ def _fetch(
         identity = Identity(ids, attempts, np.empty(0, np.int64))
         batch = source.rows(due.combine_chunks().to_batches()[0])
         some = Records(source, batch, RETRIES, 0, attempts, identity)
-        tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
+        # These make no claims.
+        tables[name].append(pa.Table.from_batches([pick(some, roots, {}, number)]))
     for name in sorted(wanted):
         for path in accepted.spilled.get(name, ()):
             place = os.path.join(plan.work, path)
@@ -520,7 +534,7 @@ def _fetch(
     there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
     if (claims or there < len(sought)) and not all(parts.sources[name].spilled for name in wanted):
         picked = [
-            one.frame.mapInArrow(
+            one.map_in_arrow(
                 PickStage(FirstStage(parts.work, parts.sources, one.spout), roots, claims),
                 RESULT_TYPE,
             )

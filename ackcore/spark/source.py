@@ -15,7 +15,7 @@ within the micro-batch would turn into an anomaly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +59,11 @@ class Source:
         """Return rows as they came from Spark in the types of the schema."""
         if batch.schema.equals(self.schema):
             return batch
+        columns = batch.columns  # in their order, whatever Spark was told that they are called
+        if len(columns) != len(self.schema):
+            columns = [batch.column(field.name) for field in self.schema]
         columns = [
-            batch.column(batch.schema.get_field_index(field.name)).cast(field.type)
-            for field in self.schema
+            column.cast(field.type) for column, field in zip(columns, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -96,7 +98,7 @@ class Source:
         # How a value reads must depend on it alone: not on what else is in the batch.
         if len(columns) == 1 and _reads(columns[0].type):
             return pc.fill_null(columns[0].cast(pa.string()), "null")
-        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        rows = zip(*(_values(column) for column in columns), strict=True)
         return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
 
     def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
@@ -122,6 +124,13 @@ def _reads(arrow_type: pa.DataType) -> bool:
     return not pa.types.is_nested(arrow_type) and not (
         pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
     )
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):  # Python knows no year beyond 9999
+        return [column.slice(row, 1).to_string() for row in range(len(column))]
 
 
 def _text(value: Any) -> str:
@@ -155,8 +164,8 @@ def chunked(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         yield one_batch(waiting)
 
 
-def by_spout(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Return the rows of each spout in a batch in which each spout has a struct column.
+def by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Return the rows of each spout in a batch in which each spout has a struct column, in order.
 
     A union puts partitions side by side, or one behind the other: rows of a spout are neighbours.
     """
@@ -172,4 +181,4 @@ def by_spout(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         column = batch.column(int(whose[start])).slice(start, end - start)
         fields = [column.type.field(j) for j in range(column.type.num_fields)]
         rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
-        yield batch.schema.names[whose[start]], rows
+        yield spouts[whose[start]], rows

@@ -127,7 +127,11 @@ class FirstStage:
         rows = self.work.chunk_rows if self.work.layout.settles else 1
         places = Counter[str]()
         for batch in chunked(batches, rows):
-            parts = by_spout(batch) if self.spout is None else [(self.spout, batch)]
+            parts = (
+                by_spout(batch, tuple(self.sources))
+                if self.spout is None
+                else [(self.spout, batch)]
+            )
             for name, some in parts:
                 source = self.sources[name]
                 yield Records(source, source.rows(some), partition, places[name])
@@ -182,7 +186,8 @@ class FirstStage:
             return roots, np.zeros(n, np.int64)
 
         chunk = task.chunks.add(n, load, source.number)
-        if source.claims:
+        # Two records of one id are the source's mistake; that a retry meets one is ours.
+        if source.claims and some.partition != RETRIES:
             task.claim(source.claim_ids(some.batch), CLAIM + source.number)
         owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
         rows = Rows(some.batch, owners, identity, chunk)
@@ -209,8 +214,11 @@ def sampled(batch: pa.RecordBatch, before: int) -> int:
 
     At hardly any cost it tells a source that is cut into other partitions when it is read again.
     """
-    ends = [len(batch), batch.slice(0, 1).to_pylist(), batch.slice(len(batch) - 1).to_pylist()]
-    return fingerprint(repr(ends).encode("utf-8", "surrogatepass"), before)
+    # As Arrow shows them: Python knows no year beyond 9999, nor what some bytes of text mean.
+    ends = [
+        column.slice(row, 1).to_string() for row in (0, len(batch) - 1) for column in batch.columns
+    ]
+    return fingerprint(repr([len(batch), *ends]).encode("utf-8", "surrogatepass"), before)
 
 
 def _spill(

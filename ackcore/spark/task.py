@@ -412,12 +412,7 @@ class Task:
         list of tuple
             Component, stream, path within the run's directory, rows.
         """
-        for name in self._work.layout.at(self._level):
-            box = self._boxes.get(name)
-            if box is not None:
-                self._take(box, box.executor.flush())
-                box.segments.clear()
-                box.executor.cleanup()
+        self._flush()
         self._send_events()
         files = []
         for (component, stream), written in self._files.items():
@@ -427,13 +422,25 @@ class Task:
                 files.append((component, stream, place, rows))
         return files
 
+    def _flush(self) -> None:
+        """End what components have open, in the order of data; whatever follows finds new ones."""
+        marked = self._work.careful and self._mark(self._open_roots())
+        for name in self._work.layout.at(self._level):
+            box = self._boxes.get(name)
+            if box is not None:
+                self._take(box, box.executor.flush())
+                box.executor.cleanup()
+                del self._boxes[name]
+        if marked:
+            os.remove(self._mark_path())
+
     # ---------------------------------------------------------------- after workers have died
 
     def _parts(self, rows: Rows) -> Iterator[Rows]:
         """Rows as they are handed over: all at once, and those of suspect roots one by one.
 
         In careful runs a file says which roots a task has in hand.  Should the worker die, it is
-        left behind.
+        left behind.  What a suspect leaves open is flushed before another comes in.
         """
         if not self._work.careful:
             yield rows
@@ -441,20 +448,37 @@ class Task:
         of_row, roots = self._roots_by_row(rows.owners)
         suspects = np.isin(roots, np.array(list(self._work.suspects), np.int64))
         alone = np.unique(of_row[suspects])
-        path = os.path.join(self._work.directory, "marks", f"{self._attempt}.mark")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         rest = np.setdiff1d(np.arange(len(rows)), alone)
-        parts = [rest] if len(rest) else []
-        parts += [
-            np.unique(of_row[suspects & (roots == root)]) for root in np.unique(roots[suspects])
-        ]
-        for part in parts:
-            in_hand = np.unique(roots[np.isin(of_row, part)])
-            with open(path, "wb") as mark:
-                mark.write(in_hand.tobytes())
-            yield rows if len(part) == len(rows) else some_rows(rows, part)
-        if os.path.exists(path):
-            os.remove(path)
+        if len(rest):
+            self._mark(roots[np.isin(of_row, rest)])
+            yield rows if len(rest) == len(rows) else some_rows(rows, rest)
+        for root in np.unique(roots[suspects]):
+            self._flush()
+            part = np.unique(of_row[suspects & (roots == root)])
+            self._mark(roots[np.isin(of_row, part)])
+            yield some_rows(rows, part)
+        if len(alone):
+            self._flush()
+        if os.path.exists(self._mark_path()):
+            os.remove(self._mark_path())
+
+    def _mark_path(self) -> str:
+        return os.path.join(self._work.directory, "marks", f"{self._attempt}.mark")
+
+    def _mark(self, roots: Int64s) -> bool:
+        """Note down which roots are in hand, if there are any."""
+        if not len(roots):
+            return False
+        os.makedirs(os.path.dirname(self._mark_path()), exist_ok=True)
+        with open(self._mark_path(), "wb") as mark:
+            mark.write(np.unique(roots).tobytes())
+        return True
+
+    def _open_roots(self) -> Int64s:
+        """Roots of the tuples that components may still have open."""
+        open_rows = [part.rows for box in self._boxes.values() for part in box.segments]
+        found = [self._roots_by_row(rows.owners)[1] for rows in open_rows]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
     def _roots_by_row(self, owners: Owners) -> tuple[Int64s, Int64s]:
         of_row, of_group = owners.pairs()

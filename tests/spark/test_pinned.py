@@ -59,6 +59,22 @@ def test_rows_are_the_same_each_time(restless, tmp_path):
     assert all(has_fixed_order(one.frame) for one in again)
 
 
+def test_a_record_keeps_its_place(spark, tmp_path):
+    """Partitions without rows count: places and stamped ids go by them."""
+    some = spark.range(0, 8, numPartitions=4).where("id % 4 < 2 AND id > 1")
+    inputs = [Input(some, "lines"), Input(spark.createDataFrame([], "id bigint"), "none")]
+    held = pin(inputs, tmp_path / "kept")
+    assert rows_of(held) == rows_of(inputs)
+    before, after = ([one.frame.rdd.getNumPartitions() for one in some] for some in (inputs, held))
+    assert before == after
+    assert before[0] == 4
+
+
+def test_columns_of_any_name(spark, tmp_path):
+    inputs = [Input(spark.range(3).selectExpr("id AS `a.b`", "id AS `c d`"), "lines")]
+    assert rows_of(pin(inputs, tmp_path / "kept")) == rows_of(inputs)
+
+
 def test_rows_of_another_source_are_not_taken_for_these(restless, tmp_path):
     pin([Input(restless, "lines")], tmp_path / "kept")
     for other in (Input(restless, "clicks"), Input(restless.drop("at"), "lines")):

@@ -19,7 +19,7 @@ from ackcore.spark.dead_letters import dead_letters, replay
 from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import SinkError, to_parquet
-from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,6 +49,13 @@ class Kill(BasicBolt):
         if tuple["line"] == "kill":
             os._exit(1)
         collector.emit((tuple["line"],))
+
+
+class PassOn(BatchBolt):
+    outputs = pa.schema([("id", pa.int32()), ("day", pa.date32())])
+
+    def process(self, batch, out):
+        out.emit(batch, parents=range(len(batch)))
 
 
 class Count(BatchBolt):
@@ -347,6 +354,7 @@ class Asking(Split):
     [
         ("id bigint, line string", Asking(), "ask for 'id: int32', and .* has 'id: int64'"),
         ("line string, nothing struct<>", Split(), "'nothing' of struct<>, which Parquet, the"),
+        ("line string, wait interval year", Split(), "'wait' of interval year, which Spark does"),
     ],
 )
 def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, columns, bolt, words):
@@ -354,6 +362,21 @@ def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, colum
     builder.spout("lines", spark.createDataFrame([], columns))
     builder.bolt("split", bolt).shuffle("lines")
     with pytest.raises(TypeError, match=words):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
+def test_columns_that_cannot_be_keys_are_refused(spark, tmp_path):
+    frame = spark.createDataFrame([], "line string, tags map<string, int>")
+    builder = TopologyBuilder()
+    builder.spout("lines", frame, message_id="tags")
+    builder.bolt("split", Split()).shuffle("lines")
+    with pytest.raises(TypeError, match=r"message_id of spout 'lines' must .* got 'tags' of map"):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+    builder = TopologyBuilder()
+    builder.spout("lines", frame)
+    builder.bolt("split", Split()).fields("lines", "tags")
+    with pytest.raises(TypeError, match=r"grouping of bolt 'split' must .* got 'tags' of map"):
         run_batch(builder.build(), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()
 
@@ -394,6 +417,104 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
         run_batch(topology(), spark, tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.plan"))
     assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "ü#1", "a%20b", "[x]"])
+def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, folder, name):
+    for line in ("a", "b"):
+        folder.add(line)
+        topology = word_count(folder.stream, store)
+        on = start(topology, spark, tmp_path / name, trigger={"availableNow": True})
+        assert on.await_termination(60)
+    assert on.books.acked == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
+
+
+@pytest.mark.parametrize("dotted", ["source", "spouts"])
+def test_dots_in_names(spark, tmp_path, store, folder, dotted):
+    folder.add("a", "b flaky")
+    builder = TopologyBuilder()
+    if dotted == "spouts":
+        builder.spout("in.a", folder.stream)
+        builder.spout("in.b", folder.stream)
+        builder.bolt("split", Split()).shuffle("in.a").shuffle("in.b")
+    else:
+        builder.spout("lines", folder.stream.selectExpr("line", "1 AS `a.u`"))
+        builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("count", Count()).fields("split", "word")
+    builder.sink("count", store)
+    topology = builder.build(backoff_ms=10, careful_after=0)
+    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert on.await_termination(120)
+    times = 2 if dotted == "spouts" else 1
+    assert sorted(store.words) == sorted(["a", "b", "flaky"] * times)
+    assert on.books.balanced
+
+
+def test_a_clock_must_give_whole_milliseconds(spark, tmp_path, store):
+    lines = spark.createDataFrame([("bad",)], LINE)
+    with pytest.raises(TypeError, match=r"clock must return milliseconds .* as an int, got 1\.5"):
+        run_batch(word_count(lines, store), spark, tmp_path / "cp", clock=lambda: 1.5)
+    assert run_batch(word_count(lines, store), spark, tmp_path / "cp").dead == 1
+
+
+def test_dates_that_python_does_not_know(spark, tmp_path, store):
+    dates = "SELECT i AS id, date_add(date'9999-12-31', i) AS day FROM VALUES (1), (2) AS t(i)"
+    builder = TopologyBuilder()
+    builder.spout("days", spark.sql(dates), message_id=("id", "day"))
+    builder.bolt("pass", PassOn()).shuffle("days")
+    builder.sink("pass", to_parquet(tmp_path / "out"))
+    assert run_batch(builder.build(), spark, tmp_path / "cp").acked == 2
+
+
+def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
+    conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    lines = spark.createDataFrame([("a flaky",), ("no",)], LINE)
+    books = run_batch(word_count(lines, store), spark, tmp_path / "cp")
+    assert (books.acked, books.dead, store.words) == (1, 1, ["a", "flaky"])
+
+
+def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
+    folder.add("a")
+    topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), sink_attempts=1)
+    on = start(topology, spark, tmp_path / "cp")
+    with pytest.raises(SinkError, match="SystemExit: enough"):
+        on.await_termination(60)
+    on.stop()
+
+
+class KillLate(Bolt):
+    """Kills the worker when its input ends, if there was ``kill``."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def prepare(self, context):
+        self.held = []
+
+    def execute(self, tuple):
+        self.held.append(tuple)
+
+    def flush(self):
+        for held in self.held:
+            if held["line"] == "kill":
+                os._exit(1)
+            self.collector.emit((held["line"],), anchors=held)
+            self.collector.ack(held)
+
+
+def test_a_record_that_kills_its_worker_in_flush_is_found(spark, tmp_path, store):
+    lines = [(f"line {n}",) for n in range(12)]
+    lines[7] = ("kill",)
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(lines, LINE).coalesce(2))
+    builder.bolt("kill", KillLate()).shuffle("lines")
+    builder.sink("kill", store)
+    topology = builder.build(careful_after=1, parallelism=2)
+    books = run_batch(topology, spark, tmp_path / "cp")
+    assert (books.acked, books.dead) == (11, 1)
+    assert len(store.words) == 11
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
+    assert (letter.payload.line, letter.error_type) == ("kill", "KilledWorker")
 
 
 def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):

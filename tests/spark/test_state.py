@@ -291,8 +291,20 @@ def test_a_killed_query_lets_go(checkpoint):
     OPEN(checkpoint).close()
 
 
+def test_a_checkpoint_on_which_nothing_ran_becomes_anothers(checkpoint):
+    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+    other = Topology(other=("value",))
+    with OPEN(checkpoint, topology=other, kind="stream") as state:
+        assert state.deployment_key == key  # sinks know it by now
+        state.write_plan(state.make_plan(0, 0))
+    with pytest.raises(CheckpointForeign):
+        OPEN(checkpoint)
+
+
 def test_a_refused_opening_holds_no_lock(checkpoint):
-    OPEN(checkpoint).close()
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
     with pytest.raises(CheckpointForeign):
         OPEN(checkpoint, topology=Topology(other=()))
     OPEN(checkpoint).close()
@@ -450,7 +462,8 @@ def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):
 
 
 def test_another_topology_is_told_what_differs(checkpoint):
-    OPEN(checkpoint).close()
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
     other = Topology(("count", "enrich"), lines=("value", "more"))
     with pytest.raises(CheckpointForeign) as caught:
         OPEN(checkpoint, topology=other)
@@ -481,7 +494,8 @@ def test_changes_that_leave_waiting_records_behind_are_refused(checkpoint, chang
 
 
 def test_a_stream_and_a_batch_do_not_share_a_checkpoint(checkpoint):
-    OPEN(checkpoint).close()
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
     with pytest.raises(CheckpointForeign, match=r"made by run_batch\(\), and start\(\) cannot"):
         OPEN(checkpoint, kind="stream")
 
