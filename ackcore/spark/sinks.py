@@ -3,7 +3,8 @@
 A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may
 be called again with the same batch id and the same rows, after a crash or when it raised, and must
 then replace what it wrote before: `to_parquet` does so with a directory for each micro-batch.  It
-is not called for a micro-batch that has no rows for it.
+is not called for a micro-batch in which nothing was emitted to it; if all of that hangs from
+records that are not ACKED, it is given no rows.
 
 The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
