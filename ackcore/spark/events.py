@@ -75,7 +75,7 @@ def refuse_frame(frame: Any, name: str) -> None:
         )
     if not isinstance(frame, DataFrame):
         raise TypeError(
-            f"{name} must be a pyspark DataFrame, got {module}.{type(frame).__qualname__}; "
+            f"{name} must be a pyspark DataFrame, got {type(frame).__name__}; "
             "spark.createDataFrame() makes one"
         )
 
