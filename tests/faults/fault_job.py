@@ -372,6 +372,7 @@ def run_job(spark, config):
                 query.stop()
             query.await_termination()
         finally:
+            query.stop()
             said["progress"] = [
                 {"batch_id": one.batch_id, "runs": one.runs, "retried": one.retried}
                 for one in query.recent_progress
