@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act
-from ackcore.spark.blame import blame, failed_attempt, read_marks
+from ackcore.spark.blame import blame, certainty, failed_attempt, read_marks
 from ackcore.spark.decide import (
     Disagreement,
     Outcome,
@@ -260,14 +260,14 @@ class Engine:
                     raise
                 if not _may_pass(error):
                     raise self._given_up(plan, runs, error) from error
-                condemned = len(plan.condemned)
+                known = certainty(plan)
                 if isinstance(error, Disagreement):
                     _log.warning("micro-batch %d is run again: %s", plan.number, error)
                 else:
                     plan = self._after_death(plan, work, error)
                     self.state.write_plan(plan)
-                # To have found who kills the workers is progress: there may be more of them.
-                in_vain = 0 if len(plan.condemned) > condemned else in_vain + 1
+                # To know more of who kills the workers is progress: there may be more of them.
+                in_vain = 0 if certainty(plan) > known else in_vain + 1
                 if in_vain >= self.topology.settings.run_attempts:
                     raise self._given_up(plan, runs, error) from error
                 waits = min(_PAUSE_S * 2 ** (in_vain - 1), _LONGEST_PAUSE_S) if in_vain else 0

@@ -4,9 +4,11 @@ Once a micro-batch has died a few times its tasks are *careful*: each keeps a fi
 names the roots it has in hand, and removes it when it is through.  What a job that failed leaves
 of marks is looked at before the next run:
 
-1. all roots of the dead task's mark become suspects, and are run one at a time;
-2. a suspect that was alone in hand when the worker died becomes the only one;
+1. all roots of the dead task's mark become suspects, beside those who are, and run one at a time;
+2. when a suspect was alone in hand as the worker died, those who never were are let off;
 3. when it dies alone a second time, it is condemned: not run any more, and decided DEAD.
+
+So whoever has been found alone stays under suspicion, though other tasks die faster.
 
 Twice, since a worker may also be killed by something outside, with an innocent record in hand.
 """
@@ -67,14 +69,17 @@ def blame(plan: Plan, marks: Mapping[int, frozenset[int]], attempt: int | None) 
         return plan
     alone = sorted({root for roots in in_hand if len(roots) == 1 for root in roots})
     together = sorted({root for roots in in_hand if len(roots) > 1 for root in roots})
-    if together and not (alone and len(in_hand) == 1):
-        return replace(plan, suspects=(*_held_back(plan), *together))
     times = Counter(plan.suspects)
+    if together and not (alone and len(in_hand) == 1):
+        new = [root for root in together if root not in times]
+        return replace(plan, suspects=(*plan.suspects, *new))
     times.update(dict.fromkeys(alone, 1))
     condemned = [root for root in alone if times[root] > _ALONE_ENOUGH]
     left = [root for root in alone if root not in condemned]
-    # Each counts as a suspect, and for having been alone.
-    suspects = [root for root in left for _ in range(max(times[root], 2))]
+    # Each counts as a suspect, and for having been alone; so do those of earlier runs.
+    counts = {root: n for root, n in times.items() if n > 1 and root not in {*alone, *known}}
+    counts |= {root: max(times[root], 2) for root in left}
+    suspects = [root for root, n in counts.items() for _ in range(n)]
     if len(in_hand) > 1:
         # One of them did it, and nothing tells which: they stay suspects, who are tried again.
         suspects += condemned
@@ -83,6 +88,12 @@ def blame(plan: Plan, marks: Mapping[int, frozenset[int]], attempt: int | None) 
         suspects=(*_held_back(plan), *suspects),
         condemned=(*plan.condemned, *condemned),
     )
+
+
+def certainty(plan: Plan) -> int:
+    """Return how much is known of who kills workers; it grows with each death of one alone."""
+    alone = sum(n - 1 for n in Counter(plan.suspects).values())
+    return len(plan.condemned) * (_ALONE_ENOUGH + 1) + alone
 
 
 def _held_back(plan: Plan) -> list[int]:

@@ -17,7 +17,7 @@ import pytest
 
 from ackcore.spark import act, batch
 from ackcore.spark.batch import Engine, RunFailed
-from ackcore.spark.blame import blame, failed_attempt
+from ackcore.spark.blame import blame, certainty, failed_attempt
 from ackcore.spark.files import CheckpointCorrupt
 from ackcore.spark.run import Run
 from ackcore.spark.sinks import SinkError, read_accepted
@@ -748,6 +748,23 @@ def test_blame_looks_at_the_task_that_failed_the_job():
     found = blame(blame(PLAN, marks, 3), marks, 3)
     assert (found.suspects, found.condemned) == ((), (1,))
     assert blame(PLAN, marks, 9).suspects == (2, 5)
+
+
+def test_killers_do_not_hide_each_other():
+    """A task that runs in bulk dies faster than one that runs its suspects one by one."""
+    tasks = {3: {1, 2, 4}, 4: {11, 12, 14}, 5: {21, 22}}
+    killers, plan, stuck = {1, 11, 21}, PLAN, 0
+    while stuck < 8 and not killers <= set(plan.condemned):
+        dying = {task: killer for task, rows in tasks.items() for killer in rows & killers}
+        dying = {task: one for task, one in dying.items() if one not in plan.condemned}
+        task = min(dying, key=lambda task: dying[task] in plan.suspects)
+        crowd = tasks[task] - set(plan.condemned) - set(plan.suspects)
+        mark = {dying[task]} if dying[task] in plan.suspects else crowd
+        before = certainty(plan)
+        plan = blame(plan, {task: frozenset(mark)}, task)
+        stuck = 0 if certainty(plan) > before else stuck + 1
+    assert set(plan.condemned) == killers
+    assert stuck == 0
 
 
 def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_buried():
