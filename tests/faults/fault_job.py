@@ -111,10 +111,9 @@ def losing(marks, partition, lose):
 
 def remove_shuffle_files(marks):
     """Remove what was shuffled, on all executors."""
-    # Spark gives its workers the directories of its blocks under this name.
-    for directory in map(Path, os.environ["SPARK_LOCAL_DIRS"].split(",")):
-        # Those of executors on one machine lie side by side.
-        place = directory.parent if directory.name.startswith("executor-") else directory
+    # Spark gives its workers the directories of its blocks under this name; those of a job in a
+    # process of its own, all executors', are in its temporary one.
+    for place in (*os.environ["SPARK_LOCAL_DIRS"].split(","), Path(marks).parent / "tmp"):
         for file in glob(f"{place}/**/shuffle_*", recursive=True):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(file)
