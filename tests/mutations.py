@@ -57,6 +57,7 @@ TABLE, LEDGER, KERNEL, LEDGER_PXI = (
 MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
 PROMISES = "tests/test_promises.py"
 STAGES, BATCH = "tests/spark/test_stages.py", "tests/spark/test_batch.py"
+BLAME = "tests/spark/test_blame.py"
 SPARK, PACKING = "tests/spark/test_settle.py", "tests/spark/test_packing.py"
 
 MUTATIONS = [
@@ -455,14 +456,14 @@ MUTATIONS = [
         "ackcore/spark/batch.py",
         "                plan = replace(plan, suspects=(), condemned=())\n",
         "                plan = replace(plan)\n",
-        f"{BATCH}::test_suspects_are_forgotten_with_their_rows",
+        f"{BLAME}::test_suspects_are_forgotten_with_their_rows",
     ),
     Mutation(
         "one lonely death condemns",
         "ackcore/spark/blame.py",
         "_ALONE_ENOUGH = 2",
         "_ALONE_ENOUGH = 0",
-        f"{BATCH}::test_a_record_that_kills_its_worker_is_found_and_buried",
+        f"{BLAME}::test_a_record_that_kills_its_worker_is_found_and_buried",
     ),
     Mutation(
         "one attempt too many",

@@ -239,9 +239,15 @@ def _chosen(store: Path, spout: str | None) -> dict[str, dict[int, Path]]:
     files = _files(store)
     if spout is None or not files:
         return files
-    if spout not in files:
-        raise ValueError(f"spout must have dead letters, as {', '.join(files)}; got {spout!r}")
-    return {spout: files[spout]}
+    if spout in files:
+        return {spout: files[spout]}
+    try:
+        known = {*files, *_owner(store)[1]}
+    except (FileNotFoundError, StateError):  # the letters can be read without their checkpoint
+        known = {*files}
+    if spout not in known:
+        raise ValueError(f"spout must be one of {', '.join(sorted(known))}, got {spout!r}")
+    return {}
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -278,7 +284,7 @@ def dead_letters(
         If the path is neither a checkpoint nor a store.
     ValueError
         If two spouts have a column of one name and of different types: ask for one spout; or if
-        there are letters but none of ``spout``.
+        the topology has no ``spout`` of that name.
     """
     store = _store_of(path)
     session = _session(spark)
@@ -353,8 +359,8 @@ def replay(
     FileNotFoundError
         If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
     ValueError
-        If ``request`` is not an id, ``where`` not a condition over these columns, or there are
-        letters but none of ``spout``.
+        If ``request`` is not an id, ``where`` not a condition over these columns, or the topology
+        has no ``spout`` of that name.
     CheckpointForeign
         If the store belongs to another checkpoint, or the topology has other columns by now.
     CheckpointCorrupt

@@ -73,8 +73,9 @@ def claim(
             "structure": topology.structure,
         }
         write_meta(root, meta)
-    if not meta["begun"] and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
-        # Nothing was run on it yet: it may become another's.
+    differs = (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint)
+    if differs and not meta["begun"] and not (log is not None and numbered(log)):
+        # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.
         about = {"fingerprint": topology.fingerprint, "structure": topology.structure}
         meta |= {"kind": kind, **about}
         write_meta(root, meta)

@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -64,6 +64,7 @@ from ackcore.spark.workfiles import ROOT_ID, read_rows
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Layout
+from ackcore.topology.parts import Spout
 from ackcore.topology.tuples import Identity, Reason
 
 
@@ -141,7 +142,7 @@ class Run:
     untracked_failures : int
         Tuples that failed and that nobody tracks.
     spilled : mapping from str to tuple of str
-        By spout: files of rows that cannot be read again by position.
+        By spout of which rows cannot be read again by position: the files that have them.
     content : mapping from int to mapping from str to int
         By partition of the first stage and spout: `stages.sampled` of what was read.
     """
@@ -165,7 +166,12 @@ class _Parts:
     """What `run` and `fetch` have in common: the sources, and the work."""
 
     def __init__(
-        self, topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPlan
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[Input],
+        plan: RunPlan,
+        spilled: Collection[str] | None = None,
     ) -> None:
         self.plan = plan
         self.inputs = inputs
@@ -185,10 +191,10 @@ class _Parts:
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
                 claims=spout.tracked and bool(spout.message_id) and not spout.unique,
-                spilled=spout.tracked
-                and not all(
-                    one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
-                    for one in frames
+                spilled=(
+                    spout.tracked and not all(_reads_alike(one, spout) for one in frames)
+                    if spilled is None
+                    else spout.name in spilled
                 ),
                 key=spout_key(plan.key, spout.name, "", plan.number),
             )
@@ -225,6 +231,11 @@ class _Parts:
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
+
+
+def _reads_alike(one: Input, spout: Spout) -> bool:
+    """Whether rows are the same, in the same order, each time that they are read."""
+    return one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
 
 
 def _schema_of(frames: Iterable[Input], spout: str) -> pa.Schema | None:
@@ -317,7 +328,9 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
             acked.update({int(number): count for number, count in json.loads(blob).items()})
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
-    spilled: dict[str, list[str]] = defaultdict(list)
+    spilled: dict[str, list[str]] = {
+        name: [] for name, source in parts.sources.items() if source.spilled
+    }
     untracked = 0
     for about in abouts:
         records.update(about.get("read", {}))
@@ -478,7 +491,8 @@ def fetch(
     RuntimeError
         If a record is not there any more.
     """
-    parts = _Parts(topology, layout, inputs, plan)
+    # Asking Spark again would take time, and might have another answer.
+    parts = _Parts(topology, layout, inputs, plan, accepted.spilled)
     spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
     unknown = failed["spout"].is_null().to_numpy()

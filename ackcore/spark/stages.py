@@ -125,13 +125,9 @@ class FirstStage:
             )
         # Small batches make small blobs.  Where nothing is sent they may be as they come.
         rows = self.work.chunk_rows if self.work.layout.settles else 1
-        places = Counter[str]()
+        places, spouts = Counter[str](), tuple(self.sources)
         for batch in chunked(batches, rows):
-            parts = (
-                by_spout(batch, tuple(self.sources))
-                if self.spout is None
-                else [(self.spout, batch)]
-            )
+            parts = by_spout(batch, spouts) if self.spout is None else [(self.spout, batch)]
             for name, some in parts:
                 source = self.sources[name]
                 yield Records(source, source.rows(some), partition, places[name])

@@ -12,8 +12,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-# `checkpoints` is no test, and tests are no package.
+# `checkpoints` and `worlds` are no tests, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
+
+from worlds import World
+
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -27,6 +30,12 @@ EVENT = StructType(
         StructField("reason", StringType()),
     ]
 )
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A made-up world around the protocol."""
+    return World(tmp_path)
 
 
 @pytest.fixture

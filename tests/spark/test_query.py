@@ -51,6 +51,25 @@ class Kill(BasicBolt):
         collector.emit((tuple["line"],))
 
 
+class KillLate(Bolt):
+    """Kills the worker when its input ends, if there was ``kill``."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def prepare(self, context):
+        self.held = []
+
+    def execute(self, tuple):
+        self.held.append(tuple)
+
+    def flush(self):
+        for held in self.held:
+            if held["line"] == "kill":
+                os._exit(1)
+            self.collector.emit((held["line"],), anchors=held)
+            self.collector.ack(held)
+
+
 class PassOn(BatchBolt):
     outputs = pa.schema([("id", pa.int32()), ("day", pa.date32())])
 
@@ -310,14 +329,15 @@ def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, s
     assert on.exception is not None
 
 
-def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store):
+@pytest.mark.parametrize("bolt", [Kill, KillLate], ids=["at once", "in flush"])
+def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store, bolt):
     lines = [(f"line {n}",) for n in range(20)]
     lines[7] = ("kill",)
     builder = TopologyBuilder()
     builder.spout("lines", spark.createDataFrame(lines, LINE))
-    builder.bolt("kill", Kill()).shuffle("lines")
+    builder.bolt("kill", bolt()).shuffle("lines")
     builder.sink("kill", store)
-    topology = builder.build(careful_after=1, parallelism=2)
+    topology = builder.build(careful_after=1, parallelism=2, run_attempts=3)
     books = run_batch(topology, spark, tmp_path / "cp")
     assert (books.acked, books.dead) == (19, 1)
     assert len(store.words) == 19
@@ -481,40 +501,6 @@ def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
     with pytest.raises(SinkError, match="SystemExit: enough"):
         on.await_termination(60)
     on.stop()
-
-
-class KillLate(Bolt):
-    """Kills the worker when its input ends, if there was ``kill``."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def prepare(self, context):
-        self.held = []
-
-    def execute(self, tuple):
-        self.held.append(tuple)
-
-    def flush(self):
-        for held in self.held:
-            if held["line"] == "kill":
-                os._exit(1)
-            self.collector.emit((held["line"],), anchors=held)
-            self.collector.ack(held)
-
-
-def test_a_record_that_kills_its_worker_in_flush_is_found(spark, tmp_path, store):
-    lines = [(f"line {n}",) for n in range(12)]
-    lines[7] = ("kill",)
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame(lines, LINE).coalesce(2))
-    builder.bolt("kill", KillLate()).shuffle("lines")
-    builder.sink("kill", store)
-    topology = builder.build(careful_after=1, parallelism=2)
-    books = run_batch(topology, spark, tmp_path / "cp")
-    assert (books.acked, books.dead) == (11, 1)
-    assert len(store.words) == 11
-    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
-    assert (letter.payload.line, letter.error_type) == ("kill", "KilledWorker")
 
 
 def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):

@@ -302,6 +302,15 @@ def test_a_checkpoint_on_which_nothing_ran_becomes_anothers(checkpoint):
         OPEN(checkpoint)
 
 
+def test_a_checkpoint_for_which_spark_has_read_stays_its_topologys(checkpoint):
+    """Offsets of one source must not become another's, though the driver died before its plan."""
+    OPEN(checkpoint, kind="stream").close()
+    offsets(checkpoint, 0)
+    with pytest.raises(CheckpointForeign, match="belongs to another topology"):
+        OPEN(checkpoint, topology=Topology(other=("value",)), kind="stream")
+    OPEN(checkpoint, kind="stream").close()
+
+
 def test_a_refused_opening_holds_no_lock(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0)

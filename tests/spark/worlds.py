@@ -1,0 +1,245 @@
+"""Sources, bolts, sinks and a Spark that are made up, for the protocol to be tried on."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.spark import act, batch
+from ackcore.spark.batch import Engine
+from ackcore.spark.run import Run
+from ackcore.spark.sinks import read_accepted
+from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile, State
+from ackcore.spark.workfiles import ROOT, ROOTS
+from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology.tuples import Reason
+
+LINES = pa.schema([("line", pa.string())])
+
+
+class Killed(BaseException):
+    """The driver is no more: nothing of its code may catch this."""
+
+
+class Upper(BasicBolt):
+    outputs = pa.schema([("line", pa.string())])
+
+    def execute(self, tuple, collector):
+        """Never called: the runs are made up."""
+
+
+class Source:
+    """As much of a DataFrame as a builder looks at."""
+
+    columns = ("line",)
+    schema = SimpleNamespace(names=["line"])
+
+
+def root_of(key, spout, line, attempt):
+    return zlib.crc32(f"{key}/{spout}/{line}/{attempt}".encode())
+
+
+@dataclass
+class World:
+    """Sources, bolts and sinks: everything outside of the driver, that outlives it."""
+
+    path: Path
+    settings: dict = field(default_factory=dict)
+    spouts: tuple = ("lines",)
+    now_ms: int = 1_000_000
+    #: What a line does: a function of (line, attempt) that returns None or a Reason, or raises.
+    behaves: object = lambda line, attempt: None
+    entangled: list = field(default_factory=list)
+    problems: list = field(default_factory=list)
+    runs: list = field(default_factory=list)
+    written: dict = field(default_factory=dict)
+    sink_fails: int = 0
+    dead: dict = field(default_factory=dict)
+    dead_letters_fail: int = 0
+    paused: list = field(default_factory=list)
+    stopping: bool = False
+    lost: int = 0
+
+    def __post_init__(self):
+        builder = TopologyBuilder()
+        for spout in self.spouts:
+            builder.spout(spout, Source())
+        bolt = builder.bolt("upper", Upper())
+        for spout in self.spouts:
+            bolt.shuffle(spout)
+        builder.sink("upper", self)
+        self.topology = builder.build(backoff_ms=10_000, **self.settings)
+
+    # what the sinks and the store of the dead do
+
+    def write(self, frame, batch_id):
+        raise AssertionError("the files are handed over")
+
+    def write_accepted(self, accepted):
+        if self.sink_fails:
+            self.sink_fails -= 1
+            self.written[accepted.batch_id] = ["half of it"]
+            raise ConnectionError("the sink is down")
+        rows = [
+            row
+            for path in accepted.paths
+            for some in read_accepted(path, accepted.nonacked)
+            for row in some["line"].to_pylist()
+        ]
+        self.written[accepted.batch_id] = rows
+
+    def write_dead_letters(self, number, dead):
+        if self.dead_letters_fail:
+            self.dead_letters_fail -= 1
+            raise OSError("the store is down")
+        self.dead[number] = [line for table in dead.values() for line in table["line"].to_pylist()]
+        act.reach("in-dead-letters", number)
+
+    # what Spark does
+
+    def _records(self, inputs, plan):
+        for spout, line in inputs:
+            yield root_of(plan.key, spout, line, 0), spout, line, 0
+        for spout, path in plan.retries.items():
+            with pa.ipc.open_file(path) as reader:
+                table = reader.read_all()
+            lines, attempts = table["line"].to_pylist(), table[ATTEMPT].to_pylist()
+            for line, attempt in zip(lines, attempts, strict=True):
+                yield root_of(plan.key, spout, line, attempt), spout, line, attempt
+
+    def pinned(self, inputs, directory):
+        rows = directory / "rows.json"
+        return [tuple(one) for one in json.loads(rows.read_text())] if rows.exists() else None
+
+    def pin(self, inputs, directory):
+        directory.mkdir()
+        (directory / "rows.json").write_text(json.dumps(list(inputs)))
+        return self.pinned(inputs, directory)
+
+    def run(self, topology, layout, inputs, plan):
+        self.runs.append(plan)
+        left = {path.name for path in Path(plan.work).iterdir()}
+        assert all(name.startswith("retries-") for name in left)  # and nothing of another run
+        records, retried, failed, rows = {}, {}, [], []
+        for root, spout, line, attempt in self._records(inputs, plan):
+            counted = retried if attempt or (spout, line) not in inputs else records
+            counted[spout] = counted.get(spout, 0) + 1
+            if root in plan.condemned:
+                failed.append((root, spout, Reason("x", "Killed", "condemned").encode()))
+                continue
+            reason = self._mark_and_run(plan, root, line, attempt)
+            if reason is not None:
+                failed.append((root, spout, reason.encode()))
+            rows.append((line.upper(), root))
+        work = Path(plan.work)
+        files = [self._file(work / "one.arrow", rows, pa.field(ROOT, pa.int64()))]
+        roots = dict(rows)
+        shared = [("&".join(some), [roots[line] for line in some]) for some in self.entangled]
+        files.append(self._file(work / "many.arrow", shared, pa.field(ROOTS, pa.list_(pa.int64()))))
+        columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
+        table = pa.table(columns, schema=pa.schema(batch.FAILED))
+        problems = (self.problems.pop(0),) if self.problems else ()
+        return Run(records, retried, table, tuple(files), problems, self.lost, {})
+
+    def _mark_and_run(self, plan, root, line, attempt):
+        if not plan.careful:
+            return self.behaves(line, attempt)
+        marks = Path(plan.work, "marks")
+        marks.mkdir(exist_ok=True)
+        in_hand = [root] if root in plan.suspects else [root, root + 1]
+        (marks / "7.mark").write_bytes(np.array(in_hand, np.int64).tobytes())
+        reason = self.behaves(line, attempt)
+        (marks / "7.mark").unlink()
+        return reason
+
+    def _file(self, path, rows, roots):
+        schema = LINES.append(roots)
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
+        with pa.ipc.new_stream(path, schema) as writer:
+            writer.write_table(pa.table(columns, schema=schema))
+        return SinkFile("upper", "default", path.name, len(rows))
+
+    def fetch(self, topology, layout, inputs, plan, accepted, failed):
+        wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))
+        found = {}
+        for root, spout, line, attempt in self._records(inputs, plan):
+            if root in wanted:
+                assert wanted[root] in (spout, None)
+                found.setdefault(spout, []).append((root, line, attempt, line))
+        schema = pa.schema(
+            [
+                ("_ackcore_root_id", pa.int64()),
+                (MESSAGE_ID, pa.string()),
+                (ATTEMPT, pa.int32()),
+                *LINES,
+            ]
+        )
+        return {
+            spout: pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+            for spout, rows in found.items()
+        }
+
+    # the driver
+
+    def pause(self, seconds):
+        if seconds:
+            self.paused.append(seconds)
+        return self.stopping
+
+    def driver(self):
+        state = State.open(self.path, self.topology, kind="batch", clock_ms=self.now_ms)
+        engine = Engine(
+            self.topology,
+            None,
+            state,
+            self.write_dead_letters,
+            clock=lambda: self.now_ms,
+            pause=self.pause,
+            run=self.run,
+            fetch=self.fetch,
+            pinned=self.pinned,
+            pin=self.pin,
+        )
+        return state, engine
+
+    def process(self, number, lines=()):
+        """Start a driver for one micro-batch, and end it."""
+        state, engine = self.driver()
+        inputs = [line if isinstance(line, tuple) else ("lines", line) for line in lines]
+        with state:
+            progress = engine.process(number, inputs)
+            return progress, engine.books
+
+    def drain(self, number):
+        """Run micro-batches without new rows until nothing waits."""
+        for n in range(number, number + 100):
+            self.now_ms += 400_000
+            _, books = self.process(n)
+            if not books.waiting:
+                return books
+        raise AssertionError("records wait for ever")
+
+    @property
+    def rows(self):
+        return sorted(row for rows in self.written.values() for row in rows)
+
+    @property
+    def parked(self):
+        return sorted(line for lines in self.dead.values() for line in lines)
+
+
+def fails(*lines, times=1, final=False):
+    """Lines that fail so many times."""
+
+    def behaves(line, attempt):
+        if line in lines and attempt < times:
+            return Reason("upper", "ValueError", f"no {line}", final)
+        return None
+
+    return behaves
