@@ -156,6 +156,8 @@ class Acker:
         self._next_turn_ms = read_clock(self._clock) + self._period_ms
         self._left: list[Entries] = []
 
+        # Guards what comes and goes with the thread, and is never held while one waits for it.
+        self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_error: BaseException | None = None
@@ -317,11 +319,13 @@ class Acker:
         RuntimeError
             If it runs already.
         """
-        if self._thread is not None:
-            raise RuntimeError("this acker's thread runs already; stop() it first")
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="ackcore-acker", daemon=True)
-        self._thread.start()
+        with self._starting:
+            if self._thread is not None:
+                raise RuntimeError("this acker's thread runs already; stop() it first")
+            self._stopping.clear()
+            thread = threading.Thread(target=self._run, name="ackcore-acker", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """Stop the thread of `start` and wait for it, unless this is it; else do nothing.
@@ -331,15 +335,19 @@ class Acker:
         Exception
             The first that a callback raised in the thread.
         """
-        thread = self._thread
-        if thread is None:
-            return
-        self._stopping.set()
+        with self._starting:
+            thread = self._thread
+            if thread is None:
+                return
+            self._stopping.set()
         if thread is threading.current_thread():
             return
         thread.join()
-        self._thread = None
-        error, self._thread_error = self._thread_error, None
+        with self._starting:
+            if self._thread is not thread:
+                return  # another stop() was quicker, and maybe start() after it
+            self._thread = None
+            error, self._thread_error = self._thread_error, None
         if error is not None:
             raise error
 

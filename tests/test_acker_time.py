@@ -1,5 +1,6 @@
 """How long the acker remembers, to the millisecond, and the thread that ticks; nothing sleeps."""
 
+import contextlib
 import threading
 
 import pytest
@@ -242,7 +243,62 @@ def test_thread_can_be_started_again_but_not_twice(make_acker):
     acker.stop()
     with acker:
         pass
-    assert not [each for each in threading.enumerate() if each.name == "ackcore-acker"]
+    assert not running()
+
+
+def running():
+    return [each for each in threading.enumerate() if each.name == "ackcore-acker"]
+
+
+def test_of_two_threads_that_start_it_one_is_refused(make_acker):
+    class Slow(threading.Event):
+        """Whoever is about to start waits here for another, if there can be one."""
+
+        both = threading.Barrier(2)
+
+        def clear(self):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.both.wait(timeout=0.2)
+            super().clear()
+
+    clock, refused = Clock(), []
+    acker = make_acker(clock=clock, wait=Waits(clock, times=0))
+    acker._stopping = Slow()
+
+    def starting():
+        try:
+            acker.start()
+        except RuntimeError as error:
+            refused.append(error)
+
+    starters = [threading.Thread(target=starting) for _ in range(2)]
+    for each in starters:
+        each.start()
+    for each in starters:
+        each.join()
+    assert (len(refused), len(running())) == (1, 1)
+    acker.stop()
+    assert not running()
+
+
+def test_stop_that_is_late_leaves_the_next_thread_alone(make_acker):
+    clock = Clock()
+    acker = make_acker(clock=clock, wait=Waits(clock, times=0))
+    acker.start()
+    first = acker._thread
+    join = first.join
+
+    def meanwhile():
+        first.join = join
+        acker.stop()
+        acker.start()
+
+    first.join = meanwhile
+    acker.stop()
+    with pytest.raises(RuntimeError, match="runs already"):
+        acker.start()
+    acker.stop()
+    assert not running()
 
 
 def test_real_wait_is_ended_by_stop(make_acker):
