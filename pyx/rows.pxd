@@ -270,7 +270,7 @@ cdef inline size_t cut_runs(
     for d in range(destinations):
         before = k
         stop = place + <size_t>counts[d]
-        last = <uint64_t>0 - 1  # is no group, so the first row begins a run
+        last = 0
         val = 0
         length = 0
         for i in range(place, stop):
@@ -280,7 +280,9 @@ cdef inline size_t cut_runs(
                 return k
             seen[row] = 1
             owner = owners[row]
-            same = <uint64_t>0 - <uint64_t>(owner == last)
+            # The first row begins a run whatever is in it: it was checked to be a group, but
+            # another thread may have written to the caller's column since.
+            same = <uint64_t>0 - <uint64_t>((owner == last) & (i != place))
             last = owner
             k += 1 + same
             val = (val & same) ^ edges[row]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -552,6 +554,42 @@ def test_threads_do_not_disturb_each_other(native):
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == 1
+
+
+OWNERS_THAT_CHANGE = """
+import threading
+import numpy as np
+from ackcore import _native as native
+
+owners, roots, over = np.zeros(100_000, np.int64), np.array([5]), threading.Event()
+
+def writing():
+    while not over.is_set():
+        owners[0] = -1
+        owners[0] = 0
+
+writer = threading.Thread(target=writing)
+writer.start()
+try:
+    for _ in range(500):
+        try:
+            _, groups, _, lengths, counts = native.pack_runs(1, "b", owners, roots, 0)
+        except ValueError as error:
+            assert "got -1 in row 0" in str(error), error
+        else:
+            assert counts.tolist() == [len(groups)], counts
+            assert lengths.sum() == len(owners), lengths
+finally:
+    over.set()
+    writer.join()
+"""
+
+
+def test_owners_that_another_thread_changes_write_nowhere_else(native):
+    """No owner is believed to be a group because it was one; apart, as it may crash."""
+    command = [sys.executable, "-c", OWNERS_THAT_CHANGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_backend_that_runs_is_behind_the_door():
