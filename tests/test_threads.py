@@ -183,6 +183,31 @@ def test_max_entries_holds_between_threads(Ledger):
         assert all(root not in ledger for root in roots.tolist())
 
 
+def test_four_threads_share_what_expired(Ledger):
+    """Each entry is taken by one of them, while another puts entries in and acks them."""
+    ledger, roots = Ledger(capacity=1, buckets=2), np.arange(60_000)
+    ledger.ack_many(roots, roots)
+    ledger.rotate()
+    ledger.rotate()
+    taken, done = [], []
+
+    def taking():
+        while len(entries := ledger.expired(9_000)):
+            taken.append(entries)
+
+    def traffic():
+        for at in range(60_000, 90_000, 1_000):
+            some = np.arange(at, at + 1_000)
+            ledger.init_many(some, some, int32s([7] * 1_000))
+            done.append(len(ledger.ack_many(some, some)))
+
+    run_threads(traffic, *[taking] * THREADS)
+    found = np.concatenate([entries.root_ids for entries in taken])
+    assert sorted(found.tolist()) == roots.tolist()
+    assert done == [1_000] * 30
+    assert (len(ledger), ledger.stats.expired_untaken) == (0, 0)
+
+
 def test_a_copy_is_of_one_moment(Ledger, often_switched):
     """Entries and counters that are saved while the wheel turns belong together."""
     for _ in range(5):
