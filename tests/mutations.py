@@ -48,9 +48,10 @@ def native(case: str) -> str:
 
 
 COLUMNS, TWIN = "ackcore/_columns.py", "ackcore/_reference.py"
-TABLE, LEDGER, KERNEL, LEDGER_PXI = (
+TABLE, LEDGER, BLOCK, KERNEL, LEDGER_PXI = (
     "pyx/table.h",
     "pyx/ledger.h",
+    "pyx/block.h",
     "pyx/kernel.h",
     "pyx/ledger.pxi",
 )
@@ -231,7 +232,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a slot keeps the marks of who was there before",
-        KERNEL,
+        BLOCK,
         "*mark = (uint8_t)((*stamp & MARKED ? *mark : 0) | bits);",
         "*mark = (uint8_t)(*mark | bits);",
         f"{MODEL}::test_long_random_traffic[False]",
@@ -260,7 +261,7 @@ MUTATIONS = [
     # The native ledger.
     Mutation(
         "swallow a FAIL before INIT, natively",
-        KERNEL,
+        BLOCK,
         "    } else if (task == TASK_FAIL)\n        add_mark(at, MARK_FAILED);",
         "    } else if (task == TASK_FAIL)\n"
         "        add_mark(at, b->not_tasks[at.s] < 0 ? MARK_FAILED : 0);",
@@ -275,7 +276,7 @@ MUTATIONS = [
     ),
     Mutation(
         "decide while folding, natively",
-        KERNEL,
+        BLOCK,
         "    if (!decide || b->not_tasks[at.s] >= 0) return 0;",
         "    if (!decide && b->not_tasks[at.s] < 0 && b->vals[at.s] == 0) ledger_erase(l, at);\n"
         "    if (!decide || b->not_tasks[at.s] >= 0) return 0;",
@@ -312,7 +313,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the greatest task does not stay in folding",
-        KERNEL,
+        BLOCK,
         "if (!decide && was < is) is = was;",
         "",
         f"{MODEL}::test_folding_is_merging_rows",
@@ -354,6 +355,20 @@ MUTATIONS = [
         "            ledger_migrate(l, rows); /* as many homes as rows",
         "            ledger_migrate(l, WHOLE); /* as many homes as rows",
         f"{PROMISES}::test_growth_moves_a_few_buckets_with_each_call",
+    ),
+    Mutation(
+        "a bucket that a row just before changes is looked at early",
+        BLOCK,
+        "w->slots[j] = (shared - 1) & ANY_SLOT;",
+        "w->slots[j] = ANY_SLOT + 0 * shared;",
+        f"{MODEL}::test_rows_close_together_in_crowded_buckets",
+    ),
+    Mutation(
+        "rows looked up early do not hear of an entry made apart",
+        BLOCK,
+        "            }\n            look_again(&w, j);\n        }\n",
+        "            }\n        }\n",
+        f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     # Spark.
     Mutation(

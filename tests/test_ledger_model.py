@@ -329,6 +329,40 @@ def test_long_random_traffic(native, reference, timed):
 
 
 @pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True}, {"clock": Clock(5)}])
+def test_rows_close_together_in_crowded_buckets(native, reference, options):
+    """A row finds what the rows just before it did to its bucket, and to those beside it."""
+
+    def home(root):
+        ledger = native.Ledger(capacity=1, seed=7)
+        ledger.ack(root, 1)
+        return int(np.argwhere(ledger.tables[0]["stamps"])[0][0])
+
+    # Neighbours: the first holds six of nine at most, and the next ones what goes past it.
+    of_bucket = {bucket: [root for root in range(400) if home(root) == bucket] for bucket in (4, 5)}
+    roots = int64s([*of_bucket[4][:9], *of_bucket[5][:7]])
+    chance = np.random.default_rng(3)
+    ledgers = [
+        native.Ledger(capacity=1, seed=7, **options),
+        reference.Ledger(capacity=1, **options),
+    ]
+    crowded = 0
+    for turn in range(1_500):
+        rows = int(chance.integers(1, 40))
+        some = chance.choice(roots, rows)
+        vals = chance.integers(0, 3, rows)
+        tasks = chance.choice([-1, -1, -1, 0, 5] if turn % 4 else [-1, -2, -3, 5], rows)
+        one, other = (ledger.apply(some, vals, tasks.astype(np.int32)) for ledger in ledgers)
+        assert list(one) == list(other)
+        if turn % 9 == 8:
+            for ledger in ledgers:
+                ledger.rotate()
+        assert snapshot(ledgers[0]) == snapshot(ledgers[1])
+        (table,) = ledgers[0].tables
+        crowded += bool(table["over"].any())
+    assert crowded > 300
+
+
+@pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True}, {"clock": Clock(5)}])
 def test_tables_beyond_the_caches(native, reference, options):
     """Batches that run through a table of tens of megabytes, and folds that do."""
     chance = np.random.default_rng(4)

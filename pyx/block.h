@@ -1,0 +1,336 @@
+/* block.h - rows: one message at a time, and the loop over columns of them.
+ *
+ * `row` is the meaning of a message (SEMANTICS 2 and 4) and handles every case.  `run_block` is
+ * the same for columns, with a straight path for what nearly every row is: an INIT or an ACK whose
+ * entry is in its home bucket or goes there.  What makes it fast, in order of effect (measured;
+ * bench/README.md):
+ *
+ *  1. No branch that data decides.  Found or not, init or not, complete or not are masks; a
+ *     mispredicted branch costs as much as the whole row.  Outcomes are written always and the
+ *     cursor advances by a mask.  `opaque` keeps the compiler from turning masks into branches.
+ *  2. A bucket is probed whole, so there is no walk whose length varies.
+ *  3. Buckets are prefetched a fixed distance ahead, and in a table beyond the caches the bucket
+ *     after a full one too (`PEEK`): a search that leaves its home finds it there.
+ *  4. A bucket is probed `EARLY` rows ahead of its row.  What follows from the probe is a long
+ *     chain of loads, and a processor that meets it row by row has room to wait for two of them.
+ *     Where a row in between may change the bucket, the probe is left to the row's own turn.
+ *  5. Few instructions and few registers: all that a row needs lies in one struct (`work_t`), to
+ *     which the block's columns are copied, and from which its outcomes are copied out.
+ *
+ * A PLAIN ledger has no dead entries, no move to another table under way, no clock and no refresh on
+ * ack; an AGED one has dead entries and is plain otherwise.  The GENERAL ones pay for all those tests,
+ * which go one way all the time.
+ */
+#ifndef ACKCORE_BLOCK_H
+#define ACKCORE_BLOCK_H
+
+#include "ledger.h"
+
+enum {
+    AHEAD = 32,        /* rows from prefetching a bucket to its row */
+    AHEAD_BEYOND = 64, /* in a table beyond the caches */
+    PEEK = 24,
+    EARLY = 4,
+    BLOCK = 512,
+    BIG_BLOCK = 1024,        /* in a table beyond the caches */
+    BEYOND_CACHES = 8 << 20, /* bytes */
+    LINE_OF_ROWS = 8         /* ids in a cache line */
+};
+enum { PLAIN, AGED, GENERAL }; /* ledgers, as the loop over a block sees them */
+
+INLINE uint32_t opaque(uint32_t x) {
+    __asm__("" : "+r"(x));
+    return x;
+}
+
+/* ---- one message ------------------------------------------------------------------------- */
+
+static void set_stamp(ledger_t *l, place_t at, int stamp) {
+    uint8_t *was = &at.table->buckets[at.i].stamps[at.s];
+    l->counts[*was & ~MARKED]--;
+    l->counts[stamp]++;
+    *was = (uint8_t)((*was & MARKED) | stamp);
+}
+static void add_mark(place_t at, uint8_t bits) {
+    uint8_t *stamp = &at.table->buckets[at.i].stamps[at.s];
+    uint8_t *mark = &at.table->marks[at.i].marks[at.s];
+    if (bits == 0) return;
+    *mark = (uint8_t)((*stamp & MARKED ? *mark : 0) | bits);
+    *stamp |= MARKED;
+}
+INLINE uint8_t mark_at(place_t at) {
+    return at.table->buckets[at.i].stamps[at.s] & MARKED ? at.table->marks[at.i].marks[at.s] : 0;
+}
+/* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1, at out[m]. */
+COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t time, int decide,
+                const outcomes_t *out, size_t m) {
+    place_t at;
+    bucket_t *b;
+    int reset = 0, kind = STATUS_OPEN;
+    if (!ledger_find(l, key, &at)) {
+        entry_t e = {key, 0, time, time, 0, (uint8_t)l->stamp, 0};
+        ledger_insert(l, e, &at);
+    }
+    b = &at.table->buckets[at.i];
+    if (task >= TASK_ACK) b->vals[at.s] ^= val;
+    if (task >= 0) {
+        int32_t was = b->not_tasks[at.s], is = ~task;
+        if (was < 0) {
+            l->second_inits++;
+            add_mark(at, (uint8_t)(MARK_INITS | (was != is ? MARK_TASKS_DIFFER : 0)));
+            if (!decide && was < is) is = was; /* folding keeps the greatest task */
+        }
+        b->not_tasks[at.s] = is;
+    } else if (task == TASK_FAIL)
+        add_mark(at, MARK_FAILED);
+    else if (task == TASK_RESET)
+        reset = 1;
+    if (task <= TASK_FAIL || l->refresh_on_ack || !decide) set_stamp(l, at, l->stamp);
+    if (at.table->times) {
+        times_t *t = &at.table->times[at.i];
+        if (decide || time > t->last[at.s]) t->last[at.s] = time;
+        if (!decide && time < t->first[at.s]) t->first[at.s] = time;
+    }
+    if (!decide || b->not_tasks[at.s] >= 0) return 0;
+    if (b->vals[at.s] == 0)
+        kind = STATUS_ACKED;
+    else if (mark_at(at) & MARK_FAILED)
+        kind = STATUS_FAILED;
+    else if (reset)
+        kind = STATUS_RESET_TIMEOUT;
+    else
+        return 0;
+    out->root_ids[m] = (int64_t)key;
+    out->tasks[m] = ~b->not_tasks[at.s];
+    out->kinds[m] = (uint8_t)kind;
+    if (out->elapsed) out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)at.table->times[at.i].first[at.s]);
+    if (kind != STATUS_RESET_TIMEOUT) ledger_erase(l, at);
+    return 1;
+}
+
+/* The times beside a bucket of either table. */
+INLINE times_t *times_of(const ledger_t *l, const bucket_t *b) {
+    const table_t *t = (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
+    return &t->times[b - t->buckets];
+}
+INLINE void prefetch_times(const times_t *t) {
+    __builtin_prefetch(t, 1, 3);
+    __builtin_prefetch(&t->last, 1, 3);
+}
+
+/* ---- a block of messages, between two looks at the table's size ---------------------------- */
+
+/* Slots of a bucket as bits: 0 to 5 where the root is, 8 to 13 where it may go. */
+enum { FREE_BITS = 8, ANY_SLOT = 0x3f3f };
+
+typedef struct { /* what the rows of a block need, by row; then their outcomes, by outcome */
+    uint8_t put[2 * FREE_BITS]; /* the stamp to put into a slot, by its bit: none, or the present one */
+    bucket_t *homes[BIG_BLOCK + AHEAD_BEYOND];
+    uint64_t ids[BIG_BLOCK + EARLY];
+    uint64_t vals[BIG_BLOCK];
+    int32_t inits[BIG_BLOCK];           /* ~task: negative for an INIT, 0 for an ACK */
+    uint32_t slots[BIG_BLOCK + EARLY];  /* which there are; before the probe: which may be seen */
+    uint32_t numbers[EARLY + BIG_BLOCK + EARLY]; /* of homes, and before them of nobody's */
+    uint64_t root_ids[BIG_BLOCK + 1];
+    int32_t not_tasks[BIG_BLOCK + 1];
+    uint8_t stamps[BIG_BLOCK + 1]; /* 0: counted already */
+} work_t;
+
+/* Which slots of a bucket a row may take, out of those asked for. */
+INLINE uint32_t look(const ledger_t *l, const bucket_t *b, uint64_t id, uint32_t asked, const int mode) {
+    uint32_t match, free_;
+    probe(b, id, &match, &free_);
+    if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
+    return (match | free_ << FREE_BITS) & asked;
+}
+/* An entry may have gone past its home, to where the next rows saw room: they look for themselves. */
+INLINE void look_again(work_t *w, size_t j) {
+    for (size_t k = 1; k <= EARLY; k++) w->slots[j + k] = 0;
+}
+/* Copy the rows in.  Every column is read once: should another thread write to the caller's, an id
+ * must still go to its own home, or a search would run into the hole. */
+INLINE void read_rows(work_t *w, const batch_t *in, size_t p, size_t n, const int has_tasks) {
+    memcpy(w->ids, in->root_ids + p, n * sizeof *w->ids);
+    if (in->vals)
+        memcpy(w->vals, in->vals + p, n * sizeof *w->vals);
+    else
+        memset(w->vals, 0, n * sizeof *w->vals);
+    if (has_tasks)
+        for (size_t j = 0; j < n; j++) w->inits[j] = ~in->tasks[p + j];
+    for (size_t j = n; j < n + EARLY; j++) w->ids[j] = 0;
+}
+/* Where the rows' homes are, and which of them one of the rows just before has too. */
+INLINE void find_homes(work_t *w, ledger_t *l, size_t n, size_t ahead, const int mode) {
+    uint32_t *const numbers = w->numbers + EARLY;
+    if (mode != GENERAL || l->old.n == 0) {
+        const seed_t seed = l->seed;
+        bucket_t *const buckets = l->cur.buckets;
+        const size_t in_table = l->cur.n;
+        for (size_t j = 0; j < n; j++) {
+            const size_t i = home_in(in_table, hash_of(seed, w->ids[j]));
+            w->homes[j] = &buckets[i];
+            numbers[j] = (uint32_t)i;
+        }
+    } else
+        for (size_t j = 0; j < n; j++) {
+            size_t i;
+            table_t *t = home_of(l, hash_of(l->seed, w->ids[j]), &i);
+            w->homes[j] = &t->buckets[i];
+            numbers[j] = (uint32_t)i;
+        }
+    for (size_t j = n; j < n + ahead; j++) w->homes[j] = w->homes[n - 1];
+    for (size_t j = 0; j < EARLY; j++) {
+        w->numbers[j] = UINT32_MAX; /* tables are smaller than that */
+        numbers[n + j] = numbers[n - 1];
+    }
+    for (size_t j = 0; j < n + EARLY; j++) {
+        uint32_t shared = 0;
+        for (size_t k = 1; k <= EARLY; k++) shared |= numbers[j] == w->numbers[EARLY + j - k];
+        w->slots[j] = (shared - 1) & ANY_SLOT;
+    }
+}
+/* The columns come from memory as well, and processors prefetch them no further than a page. */
+INLINE void prefetch_rows(const batch_t *in, size_t p) {
+    __builtin_prefetch(in->root_ids + p);
+    if (in->vals) __builtin_prefetch(in->vals + p);
+    if (in->tasks) __builtin_prefetch(in->tasks + p);
+}
+
+INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
+                        size_t m, const int has_tasks, const int decide, const int mode,
+                        const int beyond) {
+    const size_t ahead = beyond ? AHEAD_BEYOND : AHEAD;
+    const size_t next = p + (beyond ? BIG_BLOCK : BLOCK) + EARLY * LINE_OF_ROWS;
+    const uint32_t stamp = (uint32_t)l->stamp;
+    work_t w;
+    uint32_t at = 0;    /* outcomes so far */
+    uint32_t apart = 0; /* those that `row` wrote */
+    uint32_t fresh = 0; /* entries made on the straight path, times FREE_BITS */
+
+    for (int k = 0; k < 2 * FREE_BITS; k++) w.put[k] = k < FREE_BITS ? 0 : (uint8_t)stamp;
+    read_rows(&w, in, p, n, has_tasks);
+    find_homes(&w, l, n, ahead, mode);
+    for (size_t j = 0; j < ahead; j++) prefetch(w.homes[j]);
+    for (size_t j = 0; j < EARLY; j++) w.slots[j] = look(l, w.homes[j], w.ids[j], w.slots[j], mode);
+
+    for (size_t line = 0; line < n; line += LINE_OF_ROWS) {
+        const size_t end = line + LINE_OF_ROWS < n ? line + LINE_OF_ROWS : n;
+        prefetch_rows(in, next + line);
+        for (size_t j = line; j < end; j++) {
+            prefetch(w.homes[j + ahead]);
+            if (mode == GENERAL && l->cur.times) prefetch_times(times_of(l, w.homes[j + ahead]));
+            if (beyond) {
+                uint32_t match, free_;
+                const bucket_t *b = w.homes[j + PEEK];
+                probe(b, 0, &match, &free_);
+                prefetch(b + (free_ == 0));
+            }
+            const size_t e = j + EARLY;
+            w.slots[e] = look(l, w.homes[e], w.ids[e], w.slots[e], mode);
+
+            bucket_t *const b = w.homes[j];
+            const uint64_t id = w.ids[j];
+            const int32_t init = has_tasks ? w.inits[j] : ~in->kind;
+            uint32_t slots = w.slots[j];
+            if (UNLIKELY(slots == 0)) {
+                slots = look(l, b, id, ANY_SLOT, mode);
+                if (slots == 0) goto apart;
+            }
+            if (UNLIKELY(init > 0)) goto apart;
+            const uint32_t slot = opaque((uint32_t)__builtin_ctz(slots));
+            const size_t s = slot % FREE_BITS;
+            const uint32_t was_stamp = b->stamps[s]; /* of a free slot this is 0, and so is the rest */
+            const int32_t was = b->not_tasks[s];
+            if (UNLIKELY((int32_t)(was_stamp << 24 | (uint32_t)(was & init)) < 0)) goto apart;
+            const uint64_t val = b->vals[s] ^ w.vals[j];
+            const int32_t is = was | init;
+            b->keys[s] = id;
+            b->vals[s] = val;
+            fresh += slot & FREE_BITS;
+            uint32_t now_stamp = was_stamp | w.put[slot];
+            if (!decide || (mode == GENERAL && l->refresh_on_ack)) now_stamp = stamp;
+            if (!decide || mode == GENERAL) {
+                l->counts[was_stamp]--; /* counts[0] is nobody's */
+                l->counts[now_stamp]++;
+            }
+            if (mode == GENERAL && l->cur.times) {
+                times_t *t = times_of(l, b);
+                const int is_new = (slot & FREE_BITS) != 0;
+                const int64_t time = in->times ? in->times[p + j] : in->now;
+                const int64_t first = is_new ? time : t->first[s], last = is_new ? time : t->last[s];
+                t->first[s] = !decide && time < first ? time : first;
+                t->last[s] = decide || time > last ? time : last;
+                if (decide) out->elapsed[m + at] = (int64_t)((uint64_t)time - (uint64_t)first);
+            }
+            if (!decide) {
+                b->not_tasks[s] = is;
+                b->stamps[s] = (uint8_t)now_stamp;
+                continue;
+            }
+            /* All ones if the tree is complete: it has its init, and nothing is left of its values. */
+            const uint32_t done = opaque((uint32_t)((is & -(int32_t)(val == 0)) >> 31));
+            w.root_ids[at] = id;
+            w.not_tasks[at] = is;
+            w.stamps[at] = (uint8_t)now_stamp;
+            at -= done;
+            if (UNLIKELY(b->over & done)) {
+                size_t i;
+                table_t *t = home_of(l, hash_of(l->seed, id), &i);
+                b->stamps[s] = (uint8_t)now_stamp;
+                /* What it pulls back was found by nobody early, and goes to where nobody saw room. */
+                table_erase(t, l->seed, i, (unsigned)s);
+            } else {
+                b->stamps[s] = (uint8_t)(now_stamp & ~done); /* free again, if it is complete */
+                b->not_tasks[s] = is & (int32_t)~done;
+            }
+            continue;
+        apart:
+            if (row(l, id, w.vals[j], ~init, in->times ? in->times[p + j] : in->now, decide, out, m + at)) {
+                w.root_ids[at] = id;
+                w.not_tasks[at] = ~out->tasks[m + at];
+                w.stamps[at] = 0;
+                at++;
+                apart++;
+            }
+            look_again(&w, j);
+        }
+    }
+    fresh /= FREE_BITS;
+    if (decide) {
+        memcpy(out->root_ids + m, w.root_ids, at * sizeof *w.root_ids);
+        for (size_t k = 0; k < at; k++) out->tasks[m + k] = ~w.not_tasks[k];
+        for (size_t k = 0; k < at; k++) l->counts[w.stamps[k]]--;
+        if (mode != GENERAL) l->counts[stamp] += fresh;
+    }
+    l->used += (size_t)fresh - (at - apart);
+    return m + at;
+}
+
+typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t, size_t, const outcomes_t *, size_t);
+#define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, BEYOND)                                            \
+    static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, size_t n, \
+                                                 const outcomes_t *out, size_t m) {               \
+        return run_block(l, in, p, n, out, m, HAS_TASKS, DECIDE, MODE, BEYOND);                    \
+    }
+BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
+BLOCK_OF(apply_beyond, 1, 1, PLAIN, 1)
+BLOCK_OF(apply_aged, 1, 1, AGED, 1)
+BLOCK_OF(apply_general, 1, 1, GENERAL, 1)
+BLOCK_OF(kind_cached, 0, 1, PLAIN, 0)
+BLOCK_OF(kind_beyond, 0, 1, PLAIN, 1)
+BLOCK_OF(kind_aged, 0, 1, AGED, 1)
+BLOCK_OF(kind_general, 0, 1, GENERAL, 1)
+BLOCK_OF(fold_cached, 1, 0, PLAIN, 0)
+BLOCK_OF(fold_beyond, 1, 0, PLAIN, 1)
+BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
+
+static block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
+    static const block_t blocks[3][4] = {{kind_cached, kind_beyond, kind_aged, kind_general},
+                                         {apply_cached, apply_beyond, apply_aged, apply_general},
+                                         {fold_cached, fold_beyond, fold_general, fold_general}};
+    const int beyond = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES;
+    const int general = l->old.n || l->cur.times || l->refresh_on_ack;
+    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : l->dead ? 2 : beyond];
+}
+
+#endif
