@@ -112,15 +112,17 @@ def bench_maps(contest: Hold, stream: Stream, available: Available, report_ratio
     """Against hash maps: the best of C++ in each turn, and numba's typed Dict."""
     maps = available(*(partial(peers.CxxMap, stream, kind) for kind in peers.CxxMap.NAMES))
     numba = available(partial(peers.NumbaDict, stream))
-    figures = contest([*maps, *numba])
+    sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.in_flight)
+    figures = contest([*maps, *numba, sized] if maps else numba)
     for each in (*maps, *numba):
         bound = NUMBA_BOUNDS.get(stream.in_flight) if each in numba else None
         ratios = figures.ratios(each.name)
         report_ratio(figures.label(each.name), ratios, bound)
     if maps:
         best = max(maps, key=lambda each: figures.rate(each.name)).name
-        label = f"{stream.in_flight:,} in flight: ackcore / the best C++ map here, {best}"
-        report_ratio(label, figures.ratios(best), MAP_BOUNDS[stream.in_flight])
+        label = f"{stream.in_flight:,} in flight: {{}} / the best C++ map here, {best}"
+        report_ratio(label.format("ackcore"), figures.ratios(best), MAP_BOUNDS[stream.in_flight])
+        report_ratio(label.format(sized.name), figures.ratios(best, sized.name))
 
 
 def bench_groups(contest: Hold, stream: Stream, available: Available, report_ratio: Report) -> None:
