@@ -143,12 +143,7 @@ class Packer:
     def _choose_table(self, events: Events) -> Ledger | None:
         """Open a ledger of the size that suits, going by the first rows; None if none does."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
-        half = min(PROBE_ROWS, len(events.root_ids)) // 2
-        probe = new_ledger(self._seed, self._timed, 2 * half)
-        fold(probe, events, 0, half)
-        first = len(probe)
-        fold(probe, events, half, 2 * half)
-        crowd = Crowd.guess(half, first, len(probe))
+        crowd = Crowd.among(events, self._seed, self._timed)
         if not self._fixed_order:
             return self._open_ledger(HELD_ROOTS, crowd.roots_in(likely))
         costs = {0: float(SHIP_NS)}
@@ -233,6 +228,16 @@ class Crowd(NamedTuple):
     first: int
     pool: float
     again: float
+
+    @classmethod
+    def among(cls, events: Events, seed: int, timed: bool) -> Crowd:
+        """Go by the first of these rows."""
+        half = min(PROBE_ROWS, len(events.root_ids)) // 2
+        probe = new_ledger(seed, timed, 2 * half)
+        fold(probe, events, 0, half)
+        first = len(probe)
+        fold(probe, events, half, 2 * half)
+        return cls.guess(half, first, len(probe))
 
     @classmethod
     def guess(cls, half: int, first: int, both: int) -> Crowd:

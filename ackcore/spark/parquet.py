@@ -1,8 +1,11 @@
 """Settling a table that lies in Parquet files: the workers read them, and no event meets the JVM.
 
-The driver lists files and row groups and deals these out; a task reads its own by pyarrow, a batch
-at a time, and folds and packs them as `ackcore.spark.settle` does.  What crosses into the JVM is
-names, blobs and results.
+There are two plans, and what crosses into the JVM is names, blobs and results:
+
+- *shares*, for few cores: each task reads all files and settles its share of the roots.  To read a
+  row once more costs less than to fold it, pack it, and have the JVM carry it to another task.
+- *blobs*, for the rest: the driver deals row groups out; a task reads its own, and folds and packs
+  them as `ackcore.spark.settle` does.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,18 +22,30 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore._backend import Ledger
+from ackcore._records import Int64s
 from ackcore.arrow import is_text
 from ackcore.spark.events import refuse_session
-from ackcore.spark.packing import Batches, Packer
+from ackcore.spark.packing import HELD_ROOTS, Batches, Crowd, Packer, new_ledger
+from ackcore.spark.reasons import earliest
 from ackcore.spark.settle import Job
-from ackcore.spark.shards import MapInArrow, read_events
-from ackcore.spark.wire import BLOB_DDL
+from ackcore.spark.settled import Narrow
+from ackcore.spark.shards import MapInArrow, read_events, results
+from ackcore.spark.wire import BLOB_DDL, MAX_SHARDS, Events, split_by_shard
 
 #: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
 #: more rows meet their root again and need not be shipped.
 _TASK_BYTES = 256 << 20
 #: Rows that are decoded at a time.
 _READ_ROWS = 1 << 16
+#: Cores up to which all read all.  Each but one pays 16 ns a row for it (11 to read, 5 to pick its
+#: share); carrying costs all of them together, for each row of the table, 40 ns where a tree's rows
+#: lie together and 130 where they are scattered, and a stage more.  (Measured with two cores.)
+MOST_READERS = 4
+#: Rows of such a share at most: where each is a root of its own, it is read in some five passes.
+SHARE_ROWS = 1 << 24
+#: Tables of reasons that are kept until they are made into one, which has but one of each root.
+_READINGS = 64
 #: Footers that the driver reads at a time: it waits for storage, not for its core.
 _LISTING_THREADS = 16
 #: Bytes of one event in memory, as `default_shards` counts them.
@@ -103,7 +118,8 @@ def settle_parquet(
     filesystem : pyarrow.fs.FileSystem, optional
         What the paths belong to, if not told by URIs: with credentials, say.
     shards, open_before, now_ms, timeout_ms
-        As for `settle`.
+        As for `settle`.  Without the first two, up to 4 cores read all of local files each, and
+        there is no shuffle.
 
     Returns
     -------
@@ -129,21 +145,102 @@ def settle_parquet(
     job = Job(
         spark,
         timed=timed,
+        reasons="reason" in names,
         shards=shards,
         open_before=open_before,
         now_ms=now_ms,
         timeout_ms=timeout_ms,
         size=lambda: rows * (_EVENT_BYTES + timed * _TIME_BYTES),
     )
-    tasks = _deal_out(files, spark.sparkContext.defaultParallelism)
+    cores = spark.sparkContext.defaultParallelism
+    if shards is None and open_before is None and _is_read_by_all(files, rows, cores):
+        readers = min(cores, job.shards)
+        settle_share = settle_shares(
+            files,
+            names,
+            readers,
+            seed=job.seed,
+            now_ms=job.now_ms,
+            timeout_ms=job.timeout_ms,
+            narrow=job.narrow,
+        )
+        numbers = spark.range(0, readers, 1, readers)
+        return job.narrow.widen(numbers.mapInArrow(settle_share, job.narrow.ddl))
+    tasks = _deal_out(files, cores)
     pack = _pack_pieces(tasks, names, job.shards, job.seed)
     numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
     return job.settle(numbers.mapInArrow(pack, BLOB_DDL))
 
 
+def _is_read_by_all(files: list[_File], rows: int, cores: int) -> bool:
+    """Whether each core had better read all files: they are near, and neither is too many."""
+    near = all(isinstance(file.source.filesystem, pa.fs.LocalFileSystem) for file in files)
+    return near and cores <= MOST_READERS and 0 < rows <= cores * SHARE_ROWS
+
+
+def settle_shares(
+    files: list[_File],
+    names: list[str],
+    shares: int,
+    *,
+    seed: int,
+    now_ms: int,
+    timeout_ms: int | None,
+    narrow: Narrow | None = None,
+    held_roots: int = HELD_ROOTS,
+) -> MapInArrow:
+    """Return what maps the numbers of shares to what becomes of their roots.
+
+    Each share has all roots that `split_by_shard` gives to it, so nothing is left to be merged.
+    One of more than ``held_roots`` is settled in several passes, each of which reads all again.
+    """
+    timed = "ts_ms" in names
+    everything = [
+        _Piece(file.source, 0, len(file.group_rows), sum(file.group_rows)) for file in files
+    ]
+    rows = sum(piece.rows for piece in everything)
+
+    def settle(numbers: Batches) -> Batches:
+        todo = [(n, shares) for batch in numbers for n in batch.column(0).to_pylist()]
+        while todo:
+            share, of = todo.pop()
+            ledger: Ledger | None = None
+            texts: list[pa.Table] = []
+            for events, found in _events_of(everything, names):
+                if ledger is None:
+                    roots = Crowd.among(events, seed, timed).roots_in(rows) / of
+                    ledger = new_ledger(seed, timed, math.ceil(min(roots, held_roots)))
+                mine = _rows_of(events.root_ids, share, of)
+                times = None if events.times_ms is None else events.times_ms[mine]
+                ledger.fold(events.root_ids[mine], events.vals[mine], events.tasks[mine], times)
+                if found is not None:
+                    texts.append(found.take(_rows_of(found["root_id"].to_numpy(), share, of)))
+                if len(texts) == _READINGS:
+                    texts = [earliest(texts)]
+                if len(ledger) > held_roots and 2 * of <= MAX_SHARDS:
+                    # This pass goes on with half of its roots; the others get one of their own.
+                    share, of = 2 * share, 2 * of
+                    todo.append((share + 1, of))
+                    entries = ledger.entries()
+                    ledger = new_ledger(seed, timed, held_roots)
+                    ledger.merge(entries.take(_rows_of(entries.root_ids, share, of)))
+            if ledger is not None:
+                kept = earliest(texts)
+                yield from results(ledger, timed, kept, now_ms, timeout_ms, narrow)
+
+    return settle
+
+
+def _rows_of(root_ids: Int64s, share: int, of: int) -> Int64s:
+    """Return the numbers of the rows whose roots are in a share."""
+    order, counts = split_by_shard(root_ids, of)
+    start = int(counts[:share].sum())
+    return order[start : start + int(counts[share])]
+
+
 def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed: int) -> MapInArrow:
     """Return what maps the numbers of tasks to blobs of what they read."""
-    timed, reasons = "ts_ms" in names, "reason" in names
+    timed = "ts_ms" in names
 
     def pack(numbers: Batches) -> Batches:
         # A file's rows always come in the same order.
@@ -152,14 +249,19 @@ def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed:
         ]
         rows = sum(piece.rows for piece in mine)
         packer = Packer(shards, seed=seed, timed=timed, fixed_order=True, rows=rows)
-        for piece in mine:
-            name = f"{piece.source.path}, row groups {piece.first} to {piece.end - 1}"
-            for events, found in read_events(_read(piece, names), timed, reasons, name):
-                yield from packer.add(events)
-                yield from packer.add_reasons(found)
+        for events, found in _events_of(mine, names):
+            yield from packer.add(events)
+            yield from packer.add_reasons(found)
         yield from packer.finish()
 
     return pack
+
+
+def _events_of(pieces: list[_Piece], names: list[str]) -> Iterator[tuple[Events, pa.Table | None]]:
+    timed, reasons = "ts_ms" in names, "reason" in names
+    for piece in pieces:
+        name = f"{piece.source.path}, row groups {piece.first} to {piece.end - 1}"
+        yield from read_events(_read(piece, names), timed, reasons, name)
 
 
 def _read(piece: _Piece, names: list[str]) -> Batches:

@@ -25,9 +25,9 @@ from ackcore.spark.events import (
     estimated_bytes,
     has_fixed_order,
 )
+from ackcore.spark.settled import Narrow
 from ackcore.spark.shards import (
     COMBINED_DDL,
-    SETTLED_DDL,
     combine_events,
     pack_entries,
     pack_events,
@@ -121,6 +121,7 @@ def settle(
     job = Job(
         events.sparkSession,
         timed=columns.timed,
+        reasons=columns.reasons,
         shards=shards,
         open_before=open_before,
         now_ms=now_ms,
@@ -149,6 +150,8 @@ class Job:
         Where it runs.
     timed : bool or None
         Whether the events have times; None if only the rows can tell.
+    reasons : bool
+        Whether the events may have reasons.
     shards, open_before, now_ms, timeout_ms
         As for `settle`.
     size : callable
@@ -160,6 +163,7 @@ class Job:
         spark: SparkSession,
         *,
         timed: bool | None,
+        reasons: bool,
         shards: int | None,
         open_before: DataFrame | None,
         now_ms: int | None,
@@ -169,9 +173,9 @@ class Job:
         self._timed = timed
         self._open_before = open_before
         self._open_names = [] if open_before is None else check_open_before(open_before)
-        self._timeout_ms = None
+        self.timeout_ms = None
         if timeout_ms is not None:
-            self._timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
+            self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
             if timed is False:
                 raise ValueError(
                     "timeout_ms was given and events has no times; add a column ts_ms bigint "
@@ -179,8 +183,10 @@ class Job:
                 )
         # Fixed here, so that an action that runs it all again decides alike.
         now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        self._now_ms = _columns.as_ms(now, "now_ms")
+        self.now_ms = _columns.as_ms(now, "now_ms")
         self.seed = secrets.randbits(64)
+        # Rows that were open before may bring reasons, though the events have none.
+        self.narrow = Narrow(timed is not False, reasons or open_before is not None)
         if shards is None:
             self.shards = default_shards(spark, size())
         else:
@@ -193,7 +199,8 @@ class Job:
             rows = self._open_before.select(self._open_names)
             blobs = blobs.union(rows.mapInArrow(pack, BLOB_DDL))
         settle_shard = settle_blobs(
-            seed=self.seed, now_ms=self._now_ms, timeout_ms=self._timeout_ms
+            seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
         )
         # Partition n holds shard n; if Spark joins small partitions, it joins whole ones.
-        return blobs.repartitionById(self.shards, "dest").mapInArrow(settle_shard, SETTLED_DDL)
+        shards = blobs.repartitionById(self.shards, "dest")
+        return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))

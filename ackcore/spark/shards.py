@@ -27,6 +27,7 @@ from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settle
 from ackcore.spark import wire
 from ackcore.spark.packing import Batches, Packer, fold, new_ledger
 from ackcore.spark.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.settled import Narrow
 from ackcore.spark.wire import Events
 
 #: The columns that settling and combining give.
@@ -129,7 +130,11 @@ def pack_entries(
 
 
 def settle_blobs(
-    *, seed: int, now_ms: int | None = None, timeout_ms: int | None = None
+    *,
+    seed: int,
+    now_ms: int | None = None,
+    timeout_ms: int | None = None,
+    narrow: Narrow | None = None,
 ) -> MapInArrow:
     """Return a function that settles the blobs of one shard, or of several whole ones.
 
@@ -139,6 +144,8 @@ def settle_blobs(
         As given to `pack_events`.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
+    narrow : ackcore.spark.settled.Narrow, optional
+        The form of the results; by default `SETTLED_DDL`.
 
     Returns
     -------
@@ -171,7 +178,7 @@ def settle_blobs(
                 else:
                     ledger.merge(rows)
         if ledger is not None:
-            yield from _results(ledger, timed, earliest(reasons), now_ms, timeout_ms)
+            yield from results(ledger, timed, earliest(reasons), now_ms, timeout_ms, narrow)
 
     return settle
 
@@ -255,8 +262,8 @@ def settle_partitions(
                 texts.append(found)
         read += len(batch)
     if ledger is not None:
-        for results in _results(ledger, timed, earliest(texts), now_ms, timeout_ms):
-            yield from zip(*(column.to_pylist() for column in results.columns), strict=True)
+        for batch in results(ledger, timed, earliest(texts), now_ms, timeout_ms):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 _TUPLE_SCHEMA = pa.schema(
@@ -376,14 +383,15 @@ def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
     return reasons_of(root_ids, times.to_numpy(), texts)
 
 
-def _results(
+def results(
     ledger: Ledger,
     timed: bool,
     reasons: pa.Table,
     now_ms: int | None,
     timeout_ms: int | None,
+    narrow: Narrow | None = None,
 ) -> Batches:
-    """Batches of `SETTLED_DDL`: what a ledger decides, and what it does not."""
+    """Return batches of `SETTLED_DDL` or of a narrow form: what is decided, and what is not."""
     if timeout_ms is not None and not timed:
         raise ValueError(
             "timeout_ms was given and the events have no times; give them ts_ms, or leave it out"
@@ -394,8 +402,11 @@ def _results(
     columns = still_open.columns()
     del columns["ages"]
     for settled in (decided, Settled(statuses=names, **columns)):
-        batch = settled_to_batch(settled)
-        for start in range(0, len(batch), RESULT_ROWS):
-            texts, _ = look_up(reasons, settled.root_ids[start : start + RESULT_ROWS])
-            rows = batch.slice(start, RESULT_ROWS).append_column("reason", texts)
-            yield rows.select(_SETTLED_NAMES)
+        for start in range(0, len(settled), RESULT_ROWS):
+            rows = settled.take(slice(start, start + RESULT_ROWS))
+            texts, _ = look_up(reasons, rows.root_ids)
+            if narrow is not None:
+                yield narrow.batch(rows, texts)
+                continue
+            batch = settled_to_batch(rows).append_column("reason", texts)
+            yield batch.select(_SETTLED_NAMES)

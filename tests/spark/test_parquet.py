@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackcore.spark import parquet, settle, settle_parquet
+from ackcore.spark.settled import Narrow
 
 TYPES = {
     "root_id": pa.int64(),
@@ -59,6 +61,77 @@ def test_the_same_as_from_a_data_frame(spark, write, random_events, expected, fo
     assert found(settle_parquet(spark, directory, **options)) == outcomes
     assert found(settle(spark.read.parquet(str(directory)), **options)) == outcomes
     assert found(settle_parquet(spark, str(directory), shards=5, **options)) == outcomes
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+@pytest.mark.parametrize("plan", ["shares", "blobs"])
+def test_both_plans(spark, write, random_events, expected, found, monkeypatch, plan, columns):
+    """Few cores read all files and shuffle nothing; many, or far files, do not."""
+    events = random_events(46, 800)
+    for n in range(3):
+        directory = write(f"part-{n}.parquet", events[n::3], columns)
+    monkeypatch.setattr(parquet, "MOST_READERS", 1 << 10 if plan == "shares" else 0)
+    # All of this is less than a MiB, and would be one share.
+    module = sys.modules["ackcore.spark.settle"]
+    monkeypatch.setattr(module, "default_shards", lambda spark, size: 3)
+    settled = settle_parquet(spark, directory, now_ms=1000)
+    assert found(settled) == expected([event[:columns] for event in events], 1000)
+    shuffles = "Exchange" in settled._jdf.queryExecution().executedPlan().toString()
+    assert shuffles == (plan == "blobs")
+
+
+def test_which_files_are_read_by_all(write):
+    write("a.parquet", EVENT)
+    directory = write("b.parquet", EVENT)
+    below = pa.fs.SubTreeFileSystem(str(directory), pa.fs.LocalFileSystem())
+    near = [parquet._read_footer(s) for s in parquet._list_files(directory, None)]
+    far = [parquet._read_footer(s) for s in parquet._list_files("a.parquet", below)]
+    read_by_all = parquet._is_read_by_all
+    assert read_by_all(near, 2, 1)
+    assert read_by_all(near, 2, parquet.MOST_READERS)
+    assert not read_by_all(near, 2, parquet.MOST_READERS + 1)
+    assert not read_by_all([*near, *far], 3, 1)
+    assert not read_by_all(near, 0, 1)
+    assert read_by_all(near, 2 * parquet.SHARE_ROWS, 2)
+    assert not read_by_all(near, 2 * parquet.SHARE_ROWS + 1, 2)
+
+
+@pytest.mark.parametrize("shares", [1, 2, 5])
+@pytest.mark.parametrize("held_roots", [1, 40, 10_000])
+def test_shares_of_many_roots_take_several_passes(
+    write, random_events, expected, shares, held_roots
+):
+    """Each root is settled once and with all of its rows, whatever the passes."""
+    events = random_events(47, 500)
+    write("a.parquet", events[::2])
+    directory = write("b.parquet", events[1::2])
+    files = [parquet._read_footer(s) for s in parquet._list_files(directory, None)]
+    settle_share = parquet.settle_shares(
+        files, list(TYPES), shares, seed=1, now_ms=1000, timeout_ms=300, held_roots=held_roots
+    )
+    rows = []
+    for share in range(shares):
+        numbers = pa.RecordBatch.from_pydict({"id": [share]})
+        batches = list(settle_share(iter([numbers])))
+        again = list(settle_share(iter([numbers])))
+        assert [batch.to_pydict() for batch in batches] == [batch.to_pydict() for batch in again]
+        rows += [row for batch in batches for row in batch.to_pylist()]
+    outcomes = expected(events, 1000, 300)
+    names = next(iter(outcomes.values()))._fields
+    by_root = {row["root_id"]: tuple(row[name] for name in names) for row in rows}
+    assert len(by_root) == len(rows)
+    assert by_root == outcomes
+
+
+@pytest.mark.parametrize("columns", [3, 4, 5])
+def test_the_schema_is_the_same_whatever_crosses(spark, write, frame, columns):
+    """All columns may be null, formally, as they were when each of them crossed."""
+    directory = write("a.parquet", EVENT, columns)
+    settled = settle_parquet(spark, directory)
+    assert all(field.nullable for field in settled.schema)
+    assert settled.schema == settle(frame(EVENT, 5)).schema == settle(frame(EVENT, 3)).schema
+    crossed = Narrow(columns > 3, columns > 4).ddl
+    assert ("last_ms" in crossed, "reason" in crossed) == (columns > 3, columns > 4)
 
 
 def test_files_that_spark_wrote(spark, frame, tmp_path, random_events, expected, found):
