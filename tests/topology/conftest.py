@@ -76,3 +76,9 @@ def make():
         words=WORDS,
         counts=COUNTS,
     )
+
+
+@pytest.fixture
+def builder(make):
+    """A word count, to be spoilt by one more declaration."""
+    return make.word_count()

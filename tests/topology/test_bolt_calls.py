@@ -1,0 +1,299 @@
+"""What a bolt may call, give and return, and what is said of the rest."""
+
+import pickle
+import re
+
+import pyarrow as pa
+import pytest
+from acting import OUT, Basically, Doing, batch_of, emit_and_ack, run
+from results import emitted, failed, whys
+
+from ackcore import topology
+from ackcore.topology import row_bolts
+from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Component
+from ackcore.topology.executors import executor_for
+from ackcore.topology.tuples import Identity, Reason
+
+
+def test_emitting_after_the_ack_fails_the_tuple():
+    def execute(bolt, t):
+        c = bolt.collector
+        c.ack(t)
+        if t[0] == 1:
+            c.emit((1,), t)
+        if t[0] == 2:
+            with pytest.raises(ValueError, match="emit first and ack afterwards"):
+                c.emit((2,), [t, t])  # caught, and yet its tree is not complete
+        if t[0] == 4:  # of an earlier batch: told already, so that nothing can be taken back
+            c.emit((4,), bolt.seen[2])
+
+    results = run(executor_for("b", Doing(execute)), [1, 2, 3], [4])
+    assert emitted(results) == []
+    assert sorted(failed(results)) == [0, 1, 3]
+    assert all("must not have been acked before" in why for why in whys(results).values())
+
+
+def test_emitting_for_a_failed_tuple_is_emitting():
+    def execute(bolt, t):
+        bolt.collector.fail(t, "no")
+        bolt.collector.emit((1,), t)
+
+    results = run(executor_for("b", Doing(execute)), [1])
+    assert (emitted(results), whys(results)) == ([(1, [0])], {0: "no"})
+
+
+BAD_CALLS = [
+    (lambda c, t: c.emit((1,), t, "sid"), ValueError, "got 'sid'; did you mean 'side'?"),
+    (
+        lambda c, t: c.emit((1, 2), t),
+        ValueError,
+        r"values must be 1 for b's stream 'default' \(x\)",
+    ),
+    (lambda c, t: c.emit("1", t), TypeError, "must be a tuple, a list or a dict"),
+    (lambda c, t: c.emit(t, t), TypeError, "got Tuple; pass tuple.values"),
+    (lambda c, t: c.emit(("a",)), ValueError, "'x' of b's stream 'default' must be int64, got str"),
+    (lambda c, t: c.emit((1,), 5), TypeError, "anchors must be a Tuple that the bolt was given"),
+    (lambda c, t: c.emit((1,), [t, 5]), TypeError, "got int"),
+    (lambda c, t: c.ack(None), TypeError, "tuple must be a Tuple .* got NoneType"),
+    (lambda c, t: c.fail("t"), TypeError, "got str"),
+    (lambda c, t: c.fail(t, 5), TypeError, "reason must be an exception, a text or a Reason"),
+    (lambda c, t: pickle.dumps(c), TypeError, "a collector lives in its task"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), BAD_CALLS)
+def test_a_wrong_call_raises_where_it_is_made(call, error, match):
+    def execute(bolt, t):
+        with pytest.raises(error, match=match):
+            call(bolt.collector, t)
+        call(bolt.collector, t)
+
+    results = run(executor_for("b", Doing(execute)), [1])
+    assert failed(results)[0].type == error.__name__
+    assert emitted(results) == []
+
+
+@pytest.mark.parametrize("values", [1, "a", None])
+def test_values_one_by_one_are_refused_before_the_stream_that_one_of_them_is_taken_for(values):
+    wrong = [
+        Basically(lambda t, c: c.emit(values, "y")),
+        Doing(lambda b, t: b.collector.emit(values, t, "y")),
+    ]
+    for bolt in wrong:
+        assert whys(run(executor_for("b", bolt), [1])) == {
+            0: f"values must be a tuple, a list or a dict of values for b, got "
+            f"{type(values).__name__}; put all values of a row in one tuple or list, or in a "
+            "dict by field"
+        }
+
+
+def test_a_tuple_of_another_task_is_refused():
+    other = Doing(emit_and_ack)
+    run(executor_for("other", other), [1])
+    (stranger,) = other.seen
+    calls = [
+        lambda c, t: c.emit((1,), stranger),
+        lambda c, t: c.emit((1,), [t, stranger]),
+        lambda c, t: c.ack(stranger),
+        lambda c, t: c.fail(stranger),
+    ]
+    for call in calls:
+        bolt = Doing(lambda b, t, call=call: call(b.collector, t))
+        results = run(executor_for("b", bolt), [1])
+        assert "which another task or component was given" in whys(results)[0]
+        assert emitted(results) == []
+
+
+def test_a_bolt_without_outputs_cannot_emit():
+    bolt = Doing(emit_and_ack)
+    bolt.outputs = None
+    assert "declares no outputs" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+@pytest.mark.parametrize("slice_rows", [1, 3])
+def test_what_arrow_cannot_convert_fails_the_tuples_that_it_hangs_from(slice_rows, monkeypatch):
+    monkeypatch.setattr(row_bolts, "SLICE_ROWS", slice_rows)
+
+    def execute(bolt, t):
+        c = bolt.collector
+        c.emit((t[0],), t)
+        if t[0] == 2:
+            c.emit((2**63,), t)
+        if t[0] == 4:
+            c.emit(("x",), [bolt.seen[0], t], "side")
+        if t[0] != 1:
+            c.ack(t)
+
+    results = run(executor_for("b", Doing(execute)), [1, 2, 3], [4, 5])
+    assert emitted(results) == [(1, [0]), (2, [1]), (3, [2]), (4, [3]), (5, [4])]
+    assert emitted(results, "side") == []
+    assert sorted(failed(results)) == [0, 1, 3]
+    assert whys(results)[0].startswith("'x' of b's stream 'side' must be int64, got str")
+    assert [result.open for result in results] == [1, 0, 0]
+
+
+def test_a_bad_value_beats_not_acked():
+    bolt = Doing(lambda b, t: None, lambda b: b.collector.emit(("x",), b.seen[0]))
+    assert "must be int64" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+def test_an_input_that_python_cannot_show_fails_by_itself():
+    text = pa.Array.from_buffers(
+        pa.string(), 3, [*pa.array(["ab", "cd", "ef"]).buffers()[:2], pa.py_buffer(b"ab\xff\xfeef")]
+    )
+    seen = []
+    executor = executor_for("b", Basically(lambda t, c: seen.append(t[0])))
+    results = [executor.process("s", "default", pa.record_batch({"t": text}), None)]
+    assert seen == ["ab", "ef"]
+    assert "Python has no value for" in whys(results)[1]
+
+
+def test_a_call_that_has_not_run_is_not_taken_for_done():
+    def generator():
+        yield
+
+    results = run(executor_for("b", Basically(lambda t, c: generator())), [1])
+    assert "got generator, which has not run" in whys(results)[0]
+    bolt = Doing(lambda b, t: None, lambda b: None)
+    bolt.execute = lambda t: generator()
+    assert "got generator" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+class Returning(Doing):
+    """A bolt whose methods return what its functions do."""
+
+    def execute(self, tuple):
+        return self.do(self, tuple)
+
+    def flush(self):
+        return self.at_end(self)
+
+
+@pytest.mark.parametrize("result", [7, False, [(1,)], "x"])
+def test_what_is_returned_is_not_taken_for_emitted(result):
+    """It would be lost, and its input acked."""
+
+    def execute(t, c):
+        c.emit((t[0],))
+        return result if t[0] == 2 else None
+
+    said = f"a bolt's methods must return None, got {type(result).__name__}; emit it by "
+    results = run(executor_for("b", Basically(execute)), [1, 2, 3])
+    assert emitted(results) == [(1, [0]), (3, [2])]
+    assert failed(results) == {1: Reason("b", "TypeError", f"{said}collector.emit(...)")}
+
+    def acks(bolt, t):
+        bolt.collector.ack(t)
+        return result
+
+    results = run(executor_for("b", Returning(acks, lambda b: None)), [1])
+    assert whys(results) == {0: f"{said}self.collector.emit(...)"}
+    results = run(executor_for("b", Returning(lambda b, t: None, lambda b: result)), [1])
+    assert whys(results) == {0: f"{said}self.collector.emit(...)"}
+
+
+def test_what_a_collector_returns_may_be_returned():
+    """As one writes a method of one line."""
+    results = run(executor_for("b", Basically(lambda t, c: c.emit((t[0],)))), [1])
+    assert (emitted(results), failed(results)) == ([(1, [0])], {})
+    bolt = Returning(lambda b, t: b.collector.ack(t), lambda b: None)
+    assert failed(run(executor_for("b", bolt), [1])) == {}
+    bolt = Returning(lambda b, t: b.collector.fail(t, "no"), lambda b: None)
+    assert whys(run(executor_for("b", bolt), [1])) == {0: "no"}
+
+
+def test_methods_that_would_not_run_are_refused():
+    class Lazy(BasicBolt):
+        def execute(self, tuple, collector):
+            yield
+
+    class Later(Bolt):
+        async def execute(self, tuple):
+            pass
+
+    for bolt in (Lazy(), Later()):
+        with pytest.raises(TypeError, match="execute must be a plain method, got one with 'yield'"):
+            executor_for("b", bolt)
+    for other, name in ((Lazy, "the class Lazy"), (Component(), "Component"), (7, "int")):
+        with pytest.raises(TypeError, match=f"must be an instance of .*, got {name}"):
+            executor_for("b", other)
+
+
+def test_what_bolts_are_handed_can_be_looked_up():
+    """help() of a bolt names them, and each can be imported from where the bolt is."""
+    handed = {
+        Bolt: ["Collector", "Tuple"],
+        BasicBolt: ["BasicCollector", "Tuple"],
+        BatchBolt: ["BatchOutput", "Identity"],
+    }
+    for shape, names in handed.items():
+        for name in [*names, "pyarrow.Schema"]:
+            assert name in shape.__doc__
+            assert name in (*topology.__all__, "pyarrow.Schema")
+    assert topology.Identity is Identity
+    for member in ("message_ids", "attempts", "stable_ids"):
+        assert re.search(rf"{member} : .*(string|int32|int64), shape \(n,\)", Identity.__doc__)
+
+
+@pytest.mark.parametrize("shape", [Bolt, BasicBolt])
+def test_a_bolt_without_execute_says_so(shape):
+    reason = failed(run(executor_for("b", shape()), [1]))[0]
+    assert (reason.type, "must define execute(self, tuple" in reason.message) == (
+        "NotImplementedError",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "match"),
+    [
+        ([("x", int)], TypeError, "must be a pyarrow.Schema or a mapping .* got list"),
+        ({"a": OUT, "b": 1}, TypeError, "must map streams to pyarrow.Schema, got 'b': int"),
+        ({1: OUT}, TypeError, "got 1: Schema"),
+        ({"a": pa.schema([])}, ValueError, r"outputs\['a'\] must have a field at least"),
+    ],
+)
+def test_outputs_that_are_none_are_refused(outputs, error, match):
+    bolt = Doing(emit_and_ack)
+    bolt.outputs = outputs
+    with pytest.raises(error, match=match):
+        executor_for("b", bolt)
+
+
+def test_nothing_is_possible_after_flush():
+    bolt = Doing(lambda b, t: None)
+    executor = executor_for("b", bolt)
+    assert sorted(failed(run(executor, [1]))) == [0]
+    (t,) = bolt.seen
+    calls = [
+        lambda: bolt.collector.ack(t),
+        lambda: bolt.collector.fail(t),
+        lambda: bolt.collector.emit((1,), t),
+        lambda: bolt.collector.emit((1,), [t, t]),
+        lambda: bolt.collector.emit((1,)),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"flush\(\) has returned"):
+            call()
+    with pytest.raises(RuntimeError, match="there can be no more input"):
+        executor.process("s", "default", batch_of(1), None)
+    with pytest.raises(RuntimeError, match="was flushed before"):
+        executor.flush()
+
+
+def test_a_basic_collector_ends_with_its_input():
+    kept = []
+
+    def execute(t, collector):
+        for old in kept:
+            with pytest.raises(ValueError, match=r"acked when its execute returns|failed"):
+                old.emit((0,))
+        collector.emit((t[0],))
+        kept.append(collector)
+        if t[0] == 2:
+            raise ValueError("two")
+
+    results = run(executor_for("b", Basically(execute)), [1, 2], [3])
+    # The first emitted once more in the batch it came in: its tree would never be complete.
+    assert emitted(results) == [(1, [0]), (3, [2])]
+    assert sorted(failed(results)) == [0, 1]

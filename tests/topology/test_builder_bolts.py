@@ -1,0 +1,257 @@
+"""Methods and inputs of bolts, as build looks at them; several mistakes at once."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from types import MethodType
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pytest
+from declared import refusal
+
+from ackcore.topology import (
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    TopologyBuilder,
+    TopologyError,
+    Tuple,
+)
+
+# --- methods that nobody could call --------------------------------------------------------------
+
+
+def one(base, **methods):
+    """A bolt of these methods."""
+    return type("Split", (base,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("bolt", "problem"),
+    [
+        (
+            one(Bolt),
+            "bolt 'x' must have a method execute(self, tuple), as it is a Bolt, and Split has none",
+        ),
+        (
+            one(BasicBolt, process=lambda self, batch, out: None),
+            "bolt 'x' must have a method execute(self, tuple, collector), as it is a BasicBolt, "
+            "and Split has process, which is a BatchBolt's; rename it or derive from that",
+        ),
+        (
+            one(BatchBolt, execute=lambda self, tuple: None),
+            "bolt 'x' must have a method process(self, batch, out), as it is a BatchBolt, "
+            "and Split has execute, which is a Bolt's or a BasicBolt's; "
+            "rename it or derive from that",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple, collector: None),
+            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, "
+            "got (self, tuple, collector)",
+        ),
+        (
+            one(BasicBolt, execute=lambda self, tuple: None),
+            "bolt 'x': Split.execute must take (self, tuple, collector), as in a BasicBolt, "
+            "got (self, tuple)",
+        ),
+        (
+            one(BatchBolt, process=lambda self, batch: None),
+            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
+            "got (self, batch)",
+        ),
+        (
+            one(BatchBolt, process=lambda self, batch, *, out: None),
+            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
+            "got (self, batch, *, out)",
+        ),
+        (
+            one(Bolt, execute=lambda: None),
+            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, got ()",
+        ),
+        (
+            one(Bolt, execute=staticmethod(lambda: None)),
+            "bolt 'x': Split.execute must take (tuple), as in a Bolt, got ()",
+        ),
+        (one(Bolt, execute=5), "bolt 'x': Split.execute must be a method, got int"),
+        (
+            one(BatchBolt, process=lambda self, batch, out: None, flush=lambda self: None),
+            "bolt 'x': Split.flush must take (self, out), as in a BatchBolt, got (self)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, flush=lambda self, out: None),
+            "bolt 'x': Split.flush must take (self), as in a Bolt, got (self, out)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, prepare=lambda self: None),
+            "bolt 'x': Split.prepare must take (self, context), as in a Bolt, got (self)",
+        ),
+        (
+            one(Bolt, execute=lambda self, tuple: None, cleanup=lambda self, why: None),
+            "bolt 'x': Split.cleanup must take (self), as in a Bolt, got (self, why)",
+        ),
+    ],
+)
+def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
+    builder.bolt("x", bolt).shuffle("split")
+    assert refusal(builder) == problem
+
+
+def test_a_refused_method_is_shown_without_its_types(builder):
+    class Split(BasicBolt):
+        def execute(self, tuple: Tuple, n: int = 3, *, loud: bool) -> None:
+            """Never called."""
+
+    builder.bolt("x", Split()).shuffle("split")
+    assert refusal(builder).endswith("got (self, tuple, n=3, *, loud)")
+
+
+def decorated(method):
+    @functools.wraps(method)
+    def call(self, *inputs):
+        return method(self, *inputs, "more")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "bolt",
+    [
+        one(Bolt, execute=lambda self, tuple, n=3: None),
+        one(BasicBolt, execute=lambda self, *inputs: None),
+        one(BasicBolt, execute=lambda me, t, out: None),
+        one(BatchBolt, process=lambda self, batch, out: None, execute=lambda self: None),
+        one(Bolt, execute=decorated(lambda self, tuple, more: None)),
+        one(Bolt, execute=staticmethod(lambda tuple: None)),
+        one(Bolt, execute=classmethod(lambda cls, tuple: None)),
+        one(Bolt, execute=functools.partialmethod(lambda self, n, tuple: None, 3)),
+        one(Bolt, execute=Mock()),
+        one(Bolt, execute=dict.fromkeys),  # a builtin
+        one(Bolt, execute=iter),  # a builtin without a signature
+        one(Bolt, execute=MethodType(iter, ())),
+    ],
+)
+def test_what_can_be_called_is_accepted_however_it_is_written(builder, bolt):
+    builder.bolt("x", bolt).shuffle("split")
+    assert builder.build()
+
+
+def test_a_method_of_the_instance_counts(builder):
+    bolt = one(Bolt)
+    bolt.execute = lambda tuple: None
+    builder.bolt("x", bolt).shuffle("split")
+    assert builder.build()
+
+
+# --- what a bolt says that it reads --------------------------------------------------------------
+
+
+def test_inputs_that_come_in_are_accepted_beside_others(make):
+    builder = make.word_count()
+    builder.bolt("x", make.batches(inputs=make.words)).shuffle("count")
+    builder.bolt("y", make.batches(inputs=pa.schema([("line", pa.string())]))).shuffle("lines")
+    assert builder.build()
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "message"),
+    [
+        (
+            "count",
+            pa.schema([("n", pa.int32())]),
+            "inputs of bolt 'x' ask for 'n: int32', and 'count' has 'n: int64'; "
+            "change the one or the other",
+        ),
+        (
+            "count",
+            pa.schema([("words", pa.string())]),
+            "inputs of bolt 'x' ask for 'words: string', and 'count' has no such field; "
+            "did you mean 'word'?",
+        ),
+        (
+            "lines",
+            pa.schema([("text", pa.string())]),
+            "inputs of bolt 'x' ask for 'text: string', and 'lines' has no such field; "
+            "the fields are 'line'",
+        ),
+        (
+            "lines",
+            ["line"],
+            "inputs of bolt 'x' must be a pyarrow.Schema or None, got list; "
+            "pyarrow.schema(...) makes one",
+        ),
+    ],
+)
+def test_inputs_that_do_not_come_in_are_refused(builder, make, source, wanted, message):
+    builder.bolt("x", make.batches(inputs=wanted)).shuffle(source)
+    assert refusal(builder) == message
+
+
+def test_inputs_on_the_class_hold_for_every_stream_that_is_read(builder, make):
+    class Adds(type(make.batches())):
+        inputs = pa.schema([("n", pa.int64())])
+
+        def __init__(self):
+            """Leave what the class says."""
+
+    builder.bolt("p", make.batches({"a": make.counts, "b": make.words})).shuffle("lines")
+    builder.bolt("x", Adds()).shuffle("p", stream="a").shuffle("p", stream="b")
+    assert refusal(builder) == (
+        "inputs of bolt 'x' ask for 'n: int64', and stream 'b' of 'p' has no such field; "
+        "the fields are 'word'"
+    )
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_is_said_at_once(builder, make):
+    builder.bolt("x", make.batches(), parallelism=0).fields("split", "wrod")
+    builder.spout("clicks", make.frame("user"))
+    with pytest.raises(TopologyError) as caught:
+        builder.build()
+    assert len(caught.value.problems) == 3
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "3 things are wrong:"
+    assert lines[1].startswith("1. parallelism of bolt 'x'")
+    assert lines[2].startswith("2. fields grouping of bolt 'x' names field 'wrod'")
+    assert lines[3].startswith("3. nobody reads spout 'clicks'")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.problems) == (TopologyError, caught.value.problems)
+
+
+def test_what_hangs_from_a_mistake_is_not_said_beside_it(make):
+    builder = TopologyBuilder()
+    builder.spout("lines", make.frame("line"))
+    builder.bolt("split", make.batches(make.words)).fields("lnies", "lnie")
+    assert refusal(builder).startswith("bolt 'split' reads 'lnies', which is not declared")
+
+
+def test_a_long_list_of_names_is_cut(make):
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame(*(f"c{n}" for n in range(20))))
+    builder.bolt("x", make.batches()).fields("s", "zebra")
+    assert refusal(builder).endswith("'c10', 'c11' and 8 more")
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        pa.struct([("a", pa.string_view())]),
+        pa.binary_view(),
+        pa.run_end_encoded(pa.int32(), pa.int64()),
+        pa.dense_union([pa.field("a", pa.int64())]),
+    ],
+    ids=str,
+)
+def test_types_that_cannot_be_sent_row_by_row_are_refused(make, builder, type_):
+    """They would be found out by a sink, when everything is decided."""
+    schema = pa.schema([("n", pa.int64()), ("odd", type_)])
+    builder.bolt("more", make.batches(schema)).shuffle("split")
+    problem = refusal(builder)
+    assert "field 'odd' of" in problem
+    assert "must be of a type whose rows can be cut" in problem
+    assert "declare the values' own type" in problem
