@@ -136,12 +136,24 @@ typedef struct { /* what the rows of a block need, by row; then their outcomes, 
     uint8_t stamps[BIG_BLOCK + 1]; /* 0: counted already */
 } work_t;
 
-/* Which slots of a bucket a row may take, out of those asked for. */
+/* Which slots of a bucket a row may take, early; none if a row in between may change that. */
 INLINE uint32_t look(const ledger_t *l, const bucket_t *b, uint64_t id, uint32_t asked, const int mode) {
     uint32_t match, free_;
     probe(b, id, &match, &free_);
     if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
     return (match | free_ << FREE_BITS) & asked;
+}
+/* The same in a row's own turn, when a row just before may have changed the bucket.  Slot by slot: what has
+ * just been stored can be read back as it was stored, but as part of a vector only after a long wait. */
+INLINE uint32_t look_late(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
+    uint32_t match = 0, free_ = 0;
+    for (unsigned s = 0; s < SLOTS; s++) {
+        const uint32_t empty = opaque(b->stamps[s] == 0);
+        match |= (opaque(b->keys[s] == id) & ~empty) << s;
+        free_ |= empty << s;
+    }
+    if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
+    return match | free_ << FREE_BITS;
 }
 /* An entry may have gone past its home, to where the next rows saw room: they look for themselves. */
 INLINE void look_again(work_t *w, size_t j) {
@@ -233,7 +245,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             const int32_t init = has_tasks ? w.inits[j] : ~in->kind;
             uint32_t slots = w.slots[j];
             if (UNLIKELY(slots == 0)) {
-                slots = look(l, b, id, ANY_SLOT, mode);
+                slots = look_late(l, b, id, mode);
                 if (slots == 0) goto apart;
             }
             if (UNLIKELY(init > 0)) goto apart;
