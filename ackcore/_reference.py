@@ -46,7 +46,7 @@ from ackcore._reference_ids import (
     root_ids,
     xor_by_parent,
 )
-from ackcore._reference_pack import split_by_shard
+from ackcore._reference_pack import split_by_shard, take_shard
 from ackcore._reference_rows import (
     fingerprint,
     gather_binary,
@@ -69,6 +69,7 @@ __all__ = [
     "root_id",
     "root_ids",
     "split_by_shard",
+    "take_shard",
     "xor_by_parent",
 ]
 

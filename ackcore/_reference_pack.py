@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ackcore._columns import as_count, id_column
-from ackcore._records import Int64s
+from ackcore._columns import as_count, id_column, same_length, task_column
+from ackcore._records import Int32s, Int64s
 
 MAX_SHARDS = 1 << 20
 
@@ -54,3 +54,47 @@ def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
     of_row = (((mixed >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
     order = np.argsort(of_row, kind="stable").astype(np.int64, copy=False)
     return order, np.bincount(of_row, minlength=shards).astype(np.int64, copy=False)
+
+
+def take_shard(
+    root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
+) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
+    """Copy the messages of one shard's roots, in their order.
+
+    Parameters
+    ----------
+    root_ids, vals : column of int64 or uint64, shape (m,)
+        Of messages, as for `Ledger.fold`.
+    tasks : column of int32, shape (m,)
+        Likewise.
+    times_ms : column of int64, shape (m,), or None
+        Likewise.
+    shard : int
+        Which of the shards that `split_by_shard` tells apart, in 0..n-1.
+    n : int
+        Number of shards, in 1..2**20.
+
+    Returns
+    -------
+    tuple
+        ``(root_ids, vals, tasks, times_ms)`` of k <= m rows: arrays of int64, int64, int32, and
+        int64, or None without times.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a column is of another type, shape or length, or a number out of range.
+    """
+    roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
+    kinds = task_column(tasks, "tasks")
+    shards = as_count(n, "n", 1, MAX_SHARDS)
+    wanted = as_count(shard, "shard", 0, shards - 1)
+    times = None if times_ms is None else id_column(times_ms, "times_ms")
+    same_length(root_ids=roots, vals=xors, tasks=kinds)
+    if times is not None:
+        same_length(root_ids=roots, times_ms=times)
+    order, counts = split_by_shard(roots, shards)
+    start = int(counts[:wanted].sum())
+    mine = order[start : start + int(counts[wanted])]
+    found = None if times is None else times[mine].view(np.int64)
+    return roots[mine].view(np.int64), xors[mine].view(np.int64), kinds[mine], found

@@ -5,7 +5,7 @@
 # the same in every process and version: what one job wrote for a shard another may read.
 # The twin is ackcore/_reference_pack.py.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef enum:
     MAX_SHARDS = 1 << 20
@@ -52,3 +52,25 @@ cdef inline void order_by_shard(
         place = next_place[shards[i]]
         next_place[shards[i]] = place + 1
         order[place] = <int64_t>i
+
+
+cdef inline size_t take_rows_of_shard(
+    const uint64_t *root_ids, const uint64_t *vals, const int32_t *tasks, const int64_t *times,
+    size_t rows, uint32_t shard, uint64_t n, int64_t *out_roots, int64_t *out_vals,
+    int32_t *out_tasks, int64_t *out_times
+) noexcept nogil:
+    """Copy the rows of one shard, and return how many; every column out has room for all.
+
+    A row is always copied, and the cursor goes on if it was wanted: which are, nothing foretells.
+    """
+    cdef size_t i, k = 0
+    cdef uint64_t root_id
+    for i in range(rows):
+        root_id = root_ids[i]
+        out_roots[k] = <int64_t>root_id
+        out_vals[k] = <int64_t>vals[i]
+        out_tasks[k] = tasks[i]
+        if times != NULL:
+            out_times[k] = times[i]
+        k += shard_of(root_id, n) == shard
+    return k

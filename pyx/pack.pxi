@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from pack cimport MAX_SHARDS, find_shards, order_by_shard
+from pack cimport MAX_SHARDS, find_shards, order_by_shard, take_rows_of_shard
 
 
 def split_by_shard(root_ids, n):
@@ -51,3 +51,70 @@ def split_by_shard(root_ids, n):
             place[i] = place[i - 1] + count[i - 1]
         order_by_shard(shard, m, place, to)
     return order, counts
+
+
+def take_shard(root_ids, vals, tasks, times_ms, shard, n):
+    """Copy the messages of one shard's roots, in their order.
+
+    Parameters
+    ----------
+    root_ids, vals : column of int64 or uint64, shape (m,)
+        Of messages, as for `Ledger.fold`.
+    tasks : column of int32, shape (m,)
+        Likewise.
+    times_ms : column of int64, shape (m,), or None
+        Likewise.
+    shard : int
+        Which of the shards that `split_by_shard` tells apart, in 0..n-1.
+    n : int
+        Number of shards, in 1..2**20.
+
+    Returns
+    -------
+    tuple
+        ``(root_ids, vals, tasks, times_ms)`` of k <= m rows: arrays of int64, int64, int32, and
+        int64, or None without times.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a column is of another type, shape or length, or a number out of range.
+    """
+    cdef cnp.ndarray root_column = id_column(root_ids, "root_ids")
+    cdef cnp.ndarray val_column = id_column(vals, "vals")
+    cdef cnp.ndarray kinds = task_column(tasks, "tasks")
+    cdef cnp.ndarray time_column = None
+    cdef int64_t shards = as_count(n, "n", 1, MAX_SHARDS)
+    cdef int64_t wanted = as_count(shard, "shard", 0, shards - 1)
+    cdef Py_ssize_t m = rows(root_column)
+    if times_ms is None:
+        _columns.same_length(root_ids=root_column, vals=val_column, tasks=kinds)
+    else:
+        time_column = id_column(times_ms, "times_ms")
+        _columns.same_length(
+            root_ids=root_column, vals=val_column, tasks=kinds, times_ms=time_column
+        )
+    cdef cnp.ndarray out_roots = new_column(m, cnp.NPY_INT64)
+    cdef cnp.ndarray out_vals = new_column(m, cnp.NPY_INT64)
+    cdef cnp.ndarray out_kinds = new_column(m, cnp.NPY_INT32)
+    cdef cnp.ndarray out_times = None if times_ms is None else new_column(m, cnp.NPY_INT64)
+    cdef const uint64_t *of = ids_of(root_column)
+    cdef const uint64_t *xors = ids_of(val_column)
+    cdef const int32_t *task = tasks_of(kinds)
+    cdef const int64_t *at = NULL
+    cdef int64_t *to_roots = <int64_t *>cnp.PyArray_DATA(out_roots)
+    cdef int64_t *to_vals = <int64_t *>cnp.PyArray_DATA(out_vals)
+    cdef int32_t *to_kinds = <int32_t *>cnp.PyArray_DATA(out_kinds)
+    cdef int64_t *to_times = NULL
+    cdef size_t k
+    if time_column is not None:
+        at = <const int64_t *>cnp.PyArray_DATA(time_column)
+        to_times = <int64_t *>cnp.PyArray_DATA(out_times)
+    with nogil:
+        k = take_rows_of_shard(
+            of, xors, task, at, m, <uint32_t>wanted, shards, to_roots, to_vals, to_kinds, to_times
+        )
+    return (
+        shortened(out_roots, k), shortened(out_vals, k), shortened(out_kinds, k),
+        shortened(out_times, k),
+    )

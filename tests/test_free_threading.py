@@ -69,6 +69,7 @@ def use_functions():
     native.acker_task(roots, native.root_id(1, 2, 3, 4) % 7 + 1)
     native.xor_by_parent(roots, roots, 1_000)
     order, counts = native.split_by_shard(roots, 4)
+    native.take_shard(roots, roots, roots.astype(np.int32), None, 1, 4)
     native.pack_runs(1, "b", roots, roots, native.edge_id(1, 2, "b", 3, 4), order, counts)
     native.hash_fixed(np.zeros(1_000, np.int64), roots, 8)
     native.hash_binary(np.zeros(2, np.int64), np.array([0, 1, 3]), b"abc")

@@ -78,6 +78,55 @@ def test_shards_are_independent_of_acker_tasks(split_by_shard):
     assert abs(counts - len(roots) / 4).max() < 6 * (len(roots) / 4) ** 0.5
 
 
+@pytest.fixture(params=["native", "reference"])
+def take_shard(request):
+    if request.param == "native":
+        return request.getfixturevalue("native").take_shard
+    return _reference_pack.take_shard
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("n", [1, 2, 7, 20_000])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_shard_is_taken_out_of_the_columns(take_shard, name, n, timed):
+    roots = PATTERNS[name]
+    vals, tasks = roots * 3 + 1, (roots % 5 - 1).astype(np.int32)
+    times = roots ^ 7 if timed else None
+    order, counts = _reference_pack.split_by_shard(roots, n)
+    for shard in {0, n // 2, n - 1}:
+        start = counts[:shard].sum()
+        mine = order[start : start + counts[shard]]
+        taken = take_shard(roots, vals.view(np.uint64), tasks, times, shard, n)
+        wanted = (roots, vals, tasks, times)
+        for column, whole in zip(taken, wanted, strict=True):
+            if whole is None:
+                assert column is None
+                continue
+            assert column.dtype == whole.dtype
+            assert column.flags.c_contiguous
+            np.testing.assert_array_equal(column, whole[mine])
+
+
+def test_no_other_shard_is_taken(take_shard):
+    roots, tasks = np.arange(5), np.zeros(5, np.int32)
+    for shard in (-1, 3):
+        with pytest.raises(ValueError, match=rf"shard must be in 0\.\.2, got {shard}"):
+            take_shard(roots, roots, tasks, None, shard, 3)
+    with pytest.raises(ValueError, match=r"n must be in 1\.\.1048576, got 0"):
+        take_shard(roots, roots, tasks, None, 0, 0)
+    for columns, words in [
+        ((roots, roots[:4], tasks, None), "root_ids has 5 rows and vals has 4"),
+        ((roots, roots, tasks[:4], None), "root_ids has 5 rows and tasks has 4"),
+        ((roots, roots, tasks, roots[:4]), "root_ids has 5 rows and times_ms has 4"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            take_shard(*columns, 0, 3)
+    with pytest.raises(TypeError, match="tasks"):
+        take_shard(roots, roots, roots, None, 0, 3)
+    with pytest.raises(TypeError, match="times_ms"):
+        take_shard(roots, roots, tasks, [1] * 5, 0, 3)
+
+
 def test_what_is_refused(split_by_shard):
     roots = np.arange(5)
     with pytest.raises(TypeError, match="root_ids"):

@@ -31,7 +31,7 @@ from ackcore.spark.reasons import earliest
 from ackcore.spark.settle import Job
 from ackcore.spark.settled import Narrow
 from ackcore.spark.shards import MapInArrow, read_events, results
-from ackcore.spark.wire import BLOB_DDL, MAX_SHARDS, Events, split_by_shard
+from ackcore.spark.wire import BLOB_DDL, MAX_SHARDS, Events, split_by_shard, take_shard
 
 #: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
 #: more rows meet their root again and need not be shipped.
@@ -210,9 +210,7 @@ def settle_shares(
                 if ledger is None:
                     roots = Crowd.among(events, seed, timed).roots_in(rows) / of
                     ledger = new_ledger(seed, timed, math.ceil(min(roots, held_roots)))
-                mine = _rows_of(events.root_ids, share, of)
-                times = None if events.times_ms is None else events.times_ms[mine]
-                ledger.fold(events.root_ids[mine], events.vals[mine], events.tasks[mine], times)
+                ledger.fold(*take_shard(*events, share, of))
                 if found is not None:
                     texts.append(found.take(_rows_of(found["root_id"].to_numpy(), share, of)))
                 if len(texts) == _READINGS:

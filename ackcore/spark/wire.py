@@ -34,8 +34,10 @@ from ackcore.spark.reasons import REASON_SCHEMA
 
 if backend == "native":
     from ackcore._native import split_by_shard as split_by_shard
+    from ackcore._native import take_shard as take_shard
 else:
     from ackcore._reference_pack import split_by_shard as split_by_shard
+    from ackcore._reference_pack import take_shard as take_shard
 
 EVENTS, ENTRIES, REASONS = 1, 2, 3
 VERSION = 1
