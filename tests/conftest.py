@@ -96,7 +96,7 @@ def run_readme():
         report = []
         for session in sessions:
             test = doctest.DocTestParser().get_doctest(session, dict(names), "README.md", None, 0)
-            doctest.DocTestRunner().run(test, out=report.append)
+            doctest.DocTestRunner(verbose=False).run(test, out=report.append)
         assert not report, "".join(report)
 
     return run_readme

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from pyspark.sql import SparkSession
 
 import ackcore
 from ackcore.spark.errors import one_line
+
+logger = logging.getLogger(__name__)
 
 # A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
@@ -76,6 +79,16 @@ def _said_elsewhere(log: Path) -> Iterator[None]:
         for stream, was in zip((1, 2), saved, strict=True):
             os.dup2(was, stream)
             os.close(was)
+
+
+def _stop(spark: SparkSession, log: Path) -> None:
+    """Stop a session, also one whose JVM has died: what came of the work within is known by now."""
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        said = log.read_text(errors="replace").strip().splitlines()[-1:]
+        logger.warning("Spark's JVM ended before its session did: %s", *said or ["it said nothing"])
+        spark.sparkContext.stop()  # the first call forgot the JVM; this one does the rest
 
 
 @contextmanager
@@ -156,7 +169,7 @@ def spark_session(
             # Now, while there is a JVM that can be asked for the error's text.
             raise SparkError(one_line(error)) from None
         finally:
-            spark.stop()
+            _stop(spark, Path(directory, "spark.log"))
             # The JVM removes its own directories as it ends: wait, or it finds them gone.
             if gateway is not None:
                 gateway.shutdown()

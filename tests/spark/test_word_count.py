@@ -329,6 +329,29 @@ for _ in range(2):
     assert ran.stdout.split() == ["3", "3"], ran.stderr
 
 
+@pytest.mark.spark
+def test_a_jvm_that_dies_is_told_in_a_line_and_another_session_may_follow():
+    program = """
+import os, signal
+from ackcore.examples.quiet_spark import SparkError, spark_session
+try:
+    with spark_session("local[1]") as (spark, _):
+        os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+        spark.range(3).count()
+except SparkError as error:
+    print(str(error).count(chr(10)))
+with spark_session("local[1]") as (spark, _):
+    os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+with spark_session("local[1]") as (spark, _):
+    print(spark.range(3).count())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, cwd=ROOT
+    )
+    assert ran.stdout.split() == ["0", "3"], ran.stderr
+    assert ran.stderr.count("Spark's JVM ended before its session did") == 2
+
+
 def command(*options):
     return [sys.executable, "-m", "ackcore.examples.word_count", *map(str, options)]
 
