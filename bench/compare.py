@@ -16,6 +16,7 @@ import sys
 import tarfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from bench.streams import CALL
 from bench.workers import ROOT, Worker
@@ -56,16 +57,18 @@ def built(commit: str | None) -> Path:
     return folder
 
 
-def jobs(rounds: int, large: bool) -> dict[str, tuple[str, dict[str, int]]]:
+def jobs(rounds: int, large: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     """What is compared: a job of jobs.py and its arguments, by the name it is printed under."""
     sizes = [1_000, 100_000, 1_000_000] + [10_000_000] * large
-    turns = {"rows": ROWS, "turns": rounds}
+    turns: dict[str, Any] = {"rows": ROWS, "turns": rounds}
     compared = {
         f"apply by 8192, {n:,} in flight": ("apply_rows", {"in_flight": n, **turns}) for n in sizes
     }
     for size in (10, 100, 1_000):
         arguments = {"in_flight": 100_000, "size": size, **turns}
         compared[f"apply by {size:,}, 100,000 in flight"] = ("apply_rows", arguments)
+    arguments = {"in_flight": 100_000, "whole": True, **turns}
+    compared["whole trees back to back, 100,000 in flight"] = ("apply_rows", arguments)
     compared["ack(), 10,000 live roots"] = ("ack_one_by_one", {"roots": 10_000})
     compared["merge and settle, 1,000,000 roots"] = ("merge_and_settle", {"roots": 1_000_000})
     return compared
@@ -97,7 +100,7 @@ def main() -> None:
         ratios = [a / b for a, b in zip(seconds["base"], seconds["other"], strict=True)]
         low, *_, high = statistics.quantiles(ratios, n=4)
         print(
-            f"{name:<36} {statistics.median(ratios):6.3f} x   quartiles {low:.3f} .. {high:.3f}   "
+            f"{name:<44} {statistics.median(ratios):6.3f} x   quartiles {low:.3f} .. {high:.3f}   "
             f"all {min(ratios):.3f} .. {max(ratios):.3f}",
             flush=True,
         )

@@ -51,9 +51,11 @@ class Turns:
         return span
 
 
-def apply_rows(in_flight: int, rows: int, turns: int, size: int = CALL, seed: int = 3) -> Turns:
-    """`Ledger.apply` on churning trees."""
-    return Turns(tree_stream(in_flight, rows * turns, seed=seed), rows, size)
+def apply_rows(
+    in_flight: int, rows: int, turns: int, size: int = CALL, seed: int = 3, *, whole: bool = False
+) -> Turns:
+    """`Ledger.apply` on churning trees, or on ``whole`` ones back to back."""
+    return Turns(tree_stream(in_flight, rows * turns, seed=seed, whole=whole), rows, size)
 
 
 class Threads:

@@ -212,7 +212,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
                         size_t m, const int has_tasks, const int decide, const int mode,
                         const int beyond) {
     const size_t ahead = beyond ? AHEAD_BEYOND : AHEAD;
-    const size_t next = p + (beyond ? BIG_BLOCK : BLOCK) + EARLY * LINE_OF_ROWS;
+    const size_t next = p + (beyond ? BIG_BLOCK : BLOCK) + AHEAD; /* of the columns to prefetch */
     const uint32_t stamp = (uint32_t)l->stamp;
     work_t w;
     uint32_t at = 0;    /* outcomes so far */

@@ -18,10 +18,15 @@ PATTERNS = {
 
 
 @pytest.fixture(params=["native", "reference"])
-def split_by_shard(request):
+def pack(request):
     if request.param == "native":
-        return request.getfixturevalue("native").split_by_shard
-    return _reference_pack.split_by_shard
+        return request.getfixturevalue("native")
+    return _reference_pack
+
+
+@pytest.fixture
+def split_by_shard(pack):
+    return pack.split_by_shard
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -78,11 +83,9 @@ def test_shards_are_independent_of_acker_tasks(split_by_shard):
     assert abs(counts - len(roots) / 4).max() < 6 * (len(roots) / 4) ** 0.5
 
 
-@pytest.fixture(params=["native", "reference"])
-def take_shard(request):
-    if request.param == "native":
-        return request.getfixturevalue("native").take_shard
-    return _reference_pack.take_shard
+@pytest.fixture
+def take_shard(pack):
+    return pack.take_shard
 
 
 @pytest.mark.parametrize("name", PATTERNS)
