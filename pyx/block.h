@@ -8,12 +8,13 @@
  *  1. No branch that data decides.  Found or not, init or not, complete or not are masks; a
  *     mispredicted branch costs as much as the whole row.  Outcomes are written always and the
  *     cursor advances by a mask.  `opaque` keeps the compiler from turning masks into branches.
- *  2. A bucket is probed whole, so there is no walk whose length varies.
+ *  2. A bucket is a cache line and is probed whole, so there is no walk whose length varies.
  *  3. Buckets are prefetched a fixed distance ahead, and in a table beyond the caches the bucket
- *     after a full one too (`PEEK`): a search that leaves its home finds it there.
+ *     after one that entries went past too (`PEEK`): a search that leaves its home finds it there.
  *  4. A bucket is probed `EARLY` rows ahead of its row.  What follows from the probe is a long
  *     chain of loads, and a processor that meets it row by row has room to wait for two of them.
- *     Where a row in between may change the bucket, the probe is left to the row's own turn.
+ *     What is not at home is nearly always in the bucket after that, which is the only branch.
+ *     Where a row in between may change either, the probe is left to the row's own turn.
  *  5. Few instructions and few registers: all that a row needs lies in one struct (`work_t`), to
  *     which the block's columns are copied, and from which its outcomes are copied out.
  *
@@ -52,14 +53,9 @@ static void set_stamp(ledger_t *l, place_t at, int stamp) {
     *was = (uint8_t)((*was & MARKED) | stamp);
 }
 static void add_mark(place_t at, uint8_t bits) {
-    uint8_t *stamp = &at.table->buckets[at.i].stamps[at.s];
-    uint8_t *mark = &at.table->marks[at.i].marks[at.s];
     if (bits == 0) return;
-    *mark = (uint8_t)((*stamp & MARKED ? *mark : 0) | bits);
-    *stamp |= MARKED;
-}
-INLINE uint8_t mark_at(place_t at) {
-    return at.table->buckets[at.i].stamps[at.s] & MARKED ? at.table->marks[at.i].marks[at.s] : 0;
+    mark_put(at.table, at.i, at.s, mark_in(at.table, at.i, at.s) | bits);
+    at.table->buckets[at.i].stamps[at.s] |= MARKED;
 }
 /* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1, at out[m]. */
 COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t time, int decide,
@@ -94,7 +90,7 @@ COLD size_t row(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t t
     if (!decide || b->not_tasks[at.s] >= 0) return 0;
     if (b->vals[at.s] == 0)
         kind = STATUS_ACKED;
-    else if (mark_at(at) & MARK_FAILED)
+    else if (mark_in(at.table, at.i, at.s) & MARK_FAILED)
         kind = STATUS_FAILED;
     else if (reset)
         kind = STATUS_RESET_TIMEOUT;
@@ -120,28 +116,42 @@ INLINE void prefetch_times(const times_t *t) {
 
 /* ---- a block of messages, between two looks at the table's size ---------------------------- */
 
-/* Slots of a bucket as bits: 0 to 5 where the root is, 8 to 13 where it may go. */
-enum { FREE_BITS = 8, ANY_SLOT = 0x3f3f };
+/* Slots of a bucket as bits: 0 to 2 where the root is, 8 to 10 where it may go; and whether the bucket is
+ * not the row's home, which is full, but the one after it. */
+enum { FREE_BITS = 8, ANY_SLOT = 0x707, PAST_BIT = 16, PAST = 1 << PAST_BIT };
 
 typedef struct { /* what the rows of a block need, by row; then their outcomes, by outcome */
     uint8_t put[2 * FREE_BITS]; /* the stamp to put into a slot, by its bit: none, or the present one */
     bucket_t *homes[BIG_BLOCK + AHEAD_BEYOND];
     uint64_t ids[BIG_BLOCK + EARLY];
     uint64_t vals[BIG_BLOCK];
-    int32_t inits[BIG_BLOCK];           /* ~task: negative for an INIT, 0 for an ACK */
-    uint32_t slots[BIG_BLOCK + EARLY];  /* which there are; before the probe: which may be seen */
+    int32_t inits[BIG_BLOCK + EARLY];   /* ~task: negative for an INIT, 0 for an ACK */
+    uint32_t slots[BIG_BLOCK + EARLY];  /* which there are; before the look: which may be seen */
     uint32_t numbers[EARLY + BIG_BLOCK + EARLY]; /* of homes, and before them of nobody's */
     uint64_t root_ids[BIG_BLOCK + 1];
     int32_t not_tasks[BIG_BLOCK + 1];
     uint8_t stamps[BIG_BLOCK + 1]; /* 0: counted already */
 } work_t;
 
-/* Which slots of a bucket a row may take, early; none if a row in between may change that. */
+/* Which of the slots asked for a row may take. */
 INLINE uint32_t look(const ledger_t *l, const bucket_t *b, uint64_t id, uint32_t asked, const int mode) {
     uint32_t match, free_;
-    probe(b, id, &match, &free_);
+    probe_raw(b, id, &match, &free_);
     if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
     return (match | free_ << FREE_BITS) & asked;
+}
+/* Look early: at a row's home, and if there is nothing, past it, where the rest nearly always is. */
+INLINE void look_early(const ledger_t *l, work_t *w, size_t e, const int mode) {
+    const uint32_t asked = w->slots[e];
+    uint32_t slots = look(l, w->homes[e], w->ids[e], asked, mode);
+    if (UNLIKELY(slots == 0) && asked) {
+        slots = look(l, w->homes[e] + 1, w->ids[e], asked, mode);
+        if (slots) {
+            w->homes[e]++;
+            slots |= PAST;
+        }
+    }
+    w->slots[e] = slots;
 }
 /* The same in a row's own turn, when a row just before may have changed the bucket.  Slot by slot: what has
  * just been stored can be read back as it was stored, but as part of a vector only after a long wait. */
@@ -155,9 +165,16 @@ INLINE uint32_t look_late(const ledger_t *l, const bucket_t *b, uint64_t id, con
     if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
     return match | free_ << FREE_BITS;
 }
-/* An entry may have gone past its home, to where the next rows saw room: they look for themselves. */
-INLINE void look_again(work_t *w, size_t j) {
-    for (size_t k = 1; k <= EARLY; k++) w->slots[j + k] = 0;
+/* Row j moved entries, perhaps to where the next rows saw room, or from where they saw them: what was
+ * found is looked for again.  In a tangled table nothing is found early, so that `over` of a bucket
+ * counts no more than the entries of `CHAIN_LIMIT` buckets, but by `row`. */
+INLINE void look_again(const ledger_t *l, work_t *w, size_t j, const int mode) {
+    const uint32_t any = l->tangled ? 0 : ANY_SLOT;
+    for (size_t e = j + 1; e <= j + EARLY; e++) {
+        w->homes[e] -= w->slots[e] >> PAST_BIT;
+        w->slots[e] = w->slots[e] ? any : 0;
+        look_early(l, w, e, mode);
+    }
 }
 /* Copy the rows in.  Every column is read once: should another thread write to the caller's, an id
  * must still go to its own home, or a search would run into the hole. */
@@ -169,11 +186,22 @@ INLINE void read_rows(work_t *w, const batch_t *in, size_t p, size_t n, const in
         memset(w->vals, 0, n * sizeof *w->vals);
     if (has_tasks)
         for (size_t j = 0; j < n; j++) w->inits[j] = ~in->tasks[p + j];
-    for (size_t j = n; j < n + EARLY; j++) w->ids[j] = 0;
+    for (size_t j = n; j < n + EARLY; j++) {
+        w->ids[j] = 0;
+        w->inits[j] = 0;
+    }
 }
-/* Where the rows' homes are, and which of them one of the rows just before has too. */
-INLINE void find_homes(work_t *w, ledger_t *l, size_t n, size_t ahead, const int mode) {
+/* Whether a bucket is the last of a table, or might be: the one after that is the first. */
+INLINE uint32_t is_last(const ledger_t *l, uint32_t number) {
+    return (number == (uint32_t)(l->cur.n - 1)) | (number == (uint32_t)(l->old.n - 1));
+}
+/* Where the rows' homes are, and which rows may see nothing early: those beside whose home a row just before
+ * is at work, those of the last bucket, as the one after that is the first, and those that `row` must
+ * do; in a tangled table, all. */
+INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, size_t ahead, const int has_tasks,
+                       const int mode) {
     uint32_t *const numbers = w->numbers + EARLY;
+    const uint32_t any = l->tangled || (!has_tasks && ~in->kind > 0) ? 0 : ANY_SLOT;
     if (mode != GENERAL || l->old.n == 0) {
         const seed_t seed = l->seed;
         bucket_t *const buckets = l->cur.buckets;
@@ -192,13 +220,14 @@ INLINE void find_homes(work_t *w, ledger_t *l, size_t n, size_t ahead, const int
         }
     for (size_t j = n; j < n + ahead; j++) w->homes[j] = w->homes[n - 1];
     for (size_t j = 0; j < EARLY; j++) {
-        w->numbers[j] = UINT32_MAX; /* tables are smaller than that */
+        w->numbers[j] = UINT32_MAX - 1; /* tables are smaller than that */
         numbers[n + j] = numbers[n - 1];
     }
     for (size_t j = 0; j < n + EARLY; j++) {
-        uint32_t shared = 0;
-        for (size_t k = 1; k <= EARLY; k++) shared |= numbers[j] == w->numbers[EARLY + j - k];
-        w->slots[j] = (shared - 1) & ANY_SLOT;
+        uint32_t unseen = is_last(l, numbers[j]);
+        if (has_tasks) unseen |= w->inits[j] > 0;
+        for (size_t k = 1; k <= EARLY; k++) unseen |= numbers[j] - w->numbers[EARLY + j - k] + 1 <= 2;
+        w->slots[j] = (unseen - 1) & any;
     }
 }
 /* The columns come from memory as well, and processors prefetch them no further than a page. */
@@ -217,38 +246,41 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
     work_t w;
     uint32_t at = 0;    /* outcomes so far */
     uint32_t apart = 0; /* those that `row` wrote */
-    uint32_t fresh = 0; /* entries made on the straight path, times FREE_BITS */
+    uint32_t fresh = 0; /* entries made on the straight path */
 
     for (int k = 0; k < 2 * FREE_BITS; k++) w.put[k] = k < FREE_BITS ? 0 : (uint8_t)stamp;
     read_rows(&w, in, p, n, has_tasks);
-    find_homes(&w, l, n, ahead, mode);
+    find_homes(&w, l, in, n, ahead, has_tasks, mode);
     for (size_t j = 0; j < ahead; j++) prefetch(w.homes[j]);
-    for (size_t j = 0; j < EARLY; j++) w.slots[j] = look(l, w.homes[j], w.ids[j], w.slots[j], mode);
+    for (size_t j = 0; j < EARLY; j++) look_early(l, &w, j, mode);
 
     for (size_t line = 0; line < n; line += LINE_OF_ROWS) {
         const size_t end = line + LINE_OF_ROWS < n ? line + LINE_OF_ROWS : n;
         prefetch_rows(in, next + line);
         for (size_t j = line; j < end; j++) {
-            prefetch(w.homes[j + ahead]);
-            if (mode == GENERAL && l->cur.times) prefetch_times(times_of(l, w.homes[j + ahead]));
             if (beyond) {
-                uint32_t match, free_;
                 const bucket_t *b = w.homes[j + PEEK];
-                probe(b, 0, &match, &free_);
-                prefetch(b + (free_ == 0));
-            }
-            const size_t e = j + EARLY;
-            w.slots[e] = look(l, w.homes[e], w.ids[e], w.slots[e], mode);
+                prefetch_far(w.homes[j + ahead]);
+                prefetch(b + (b->over != 0));
+            } else
+                prefetch(w.homes[j + ahead]);
+            if (mode == GENERAL && l->cur.times) prefetch_times(times_of(l, w.homes[j + ahead]));
+            look_early(l, &w, j + EARLY, mode);
 
-            bucket_t *const b = w.homes[j];
+            bucket_t *b = w.homes[j];
             const uint64_t id = w.ids[j];
             const int32_t init = has_tasks ? w.inits[j] : ~in->kind;
             uint32_t slots = w.slots[j];
             if (UNLIKELY(slots == 0)) {
+                if (init > 0) goto apart;
                 slots = look_late(l, b, id, mode);
+                if (slots == 0 && !l->tangled && !is_last(l, w.numbers[EARLY + j])) {
+                    slots = look_late(l, ++b, id, mode);
+                    slots |= slots ? PAST : 0;
+                }
                 if (slots == 0) goto apart;
+                w.slots[j] = slots;
             }
-            if (UNLIKELY(init > 0)) goto apart;
             const uint32_t slot = opaque((uint32_t)__builtin_ctz(slots));
             const size_t s = slot % FREE_BITS;
             const uint32_t was_stamp = b->stamps[s]; /* of a free slot this is 0, and so is the rest */
@@ -258,7 +290,6 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             const int32_t is = was | init;
             b->keys[s] = id;
             b->vals[s] = val;
-            fresh += slot & FREE_BITS;
             uint32_t now_stamp = was_stamp | w.put[slot];
             if (!decide || (mode == GENERAL && l->refresh_on_ack)) now_stamp = stamp;
             if (!decide || mode == GENERAL) {
@@ -277,6 +308,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             if (!decide) {
                 b->not_tasks[s] = is;
                 b->stamps[s] = (uint8_t)now_stamp;
+                if (UNLIKELY(slots & PAST)) b[-1].over += (slot & FREE_BITS) != 0;
                 continue;
             }
             /* All ones if the tree is complete: it has its init, and nothing is left of its values. */
@@ -289,14 +321,16 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
                 size_t i;
                 table_t *t = home_of(l, hash_of(l->seed, id), &i);
                 b->stamps[s] = (uint8_t)now_stamp;
-                /* What it pulls back was found by nobody early, and goes to where nobody saw room. */
-                table_erase(t, l->seed, i, (unsigned)s);
+                table_erase(t, l->seed, i + (slots >> PAST_BIT), (unsigned)s);
+                look_again(l, &w, j, mode);
             } else {
                 b->stamps[s] = (uint8_t)(now_stamp & ~done); /* free again, if it is complete */
                 b->not_tasks[s] = is & (int32_t)~done;
+                if (UNLIKELY(slots & PAST)) b[-1].over += (uint8_t)(((slot & FREE_BITS) != 0) + done);
             }
             continue;
         apart:
+            w.slots[j] = 0;
             if (row(l, id, w.vals[j], ~init, in->times ? in->times[p + j] : in->now, decide, out, m + at)) {
                 w.root_ids[at] = id;
                 w.not_tasks[at] = ~out->tasks[m + at];
@@ -304,10 +338,11 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
                 at++;
                 apart++;
             }
-            look_again(&w, j);
+            look_again(l, &w, j, mode);
+            if (UNLIKELY(l->tangled)) memset(w.slots + j + 1, 0, (n + EARLY - j - 1) * sizeof *w.slots);
         }
     }
-    fresh /= FREE_BITS;
+    for (size_t j = 0; j < n; j++) fresh += (w.slots[j] & ALL_SLOTS) == 0 & w.slots[j] != 0;
     if (decide) {
         memcpy(out->root_ids + m, w.root_ids, at * sizeof *w.root_ids);
         for (size_t k = 0; k < at; k++) out->tasks[m + k] = ~w.not_tasks[k];

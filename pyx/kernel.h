@@ -15,7 +15,7 @@ static size_t next_block(ledger_t *l, size_t rest) {
     size_t rows = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES ? BIG_BLOCK : BLOCK;
     if (rows > rest) rows = rest;
     /* A table that is left for a smaller one is nearly empty: go through it faster. */
-    ledger_migrate(l, l->old.n > l->cur.n ? rows * 16 : rows);
+    ledger_migrate(l, l->old.n > l->cur.n ? rows * 32 : rows * 2);
     if (UNLIKELY(l->used + rows > l->limit)) {
         size_t room = l->limit > l->used ? l->limit - l->used : 0;
         table_t t;
@@ -29,11 +29,11 @@ static size_t next_block(ledger_t *l, size_t rest) {
         else if (take_spare(l, l->used + rows, &t)) {
             lay_out_in(l, t);
             l->growths++;
-            ledger_migrate(l, rows); /* as many homes as rows, always: the old table cannot fill */
+            ledger_migrate(l, rows * 2); /* two homes a row, always: done before the new table is full */
         }
     }
     /* Leisurely while there is room, so that a batch costs little more; dead entries take it up. */
-    ledger_sweep(l, l->used + l->limit / 8 < l->limit ? (rows + 1) / 2 : rows * 2);
+    ledger_sweep(l, l->used + l->limit / 8 < l->limit ? rows : rows * 4);
     if (UNLIKELY(l->tangled)) {
         table_t t;
         if (take_spare(l, l->used + rows, &t)) reseed_in(l, t);

@@ -60,7 +60,7 @@ cdef extern from "layout.h" nogil:
     size_t table_bytes(size_t n, int timed) noexcept
     table_t table_over(void *memory, size_t n, int timed, void *owner) noexcept
     size_t buckets_for(size_t entries) noexcept
-    size_t limit_of(size_t n) noexcept
+    size_t limit_of(size_t n, size_t least) noexcept
     size_t live(const ledger_t *l) noexcept
     int64_t takeable(const ledger_t *l) noexcept
 

@@ -1,15 +1,15 @@
 /* layout.h - what a ledger is in memory, and what its kernel offers.
  *
- * Layout.  A bucket is two cache lines and holds six entries, probed all at once:
+ * Layout.  A bucket is a cache line and holds three entries, probed all at once:
  *
- *     keys[6] | stamps[6] over | not_tasks[6] | vals[6]          48 + 8 + 24 + 48 = 128 bytes
+ *     keys[3] | stamps[3] over | not_tasks[3] | vals[3]          24 + 4 + 12 + 24 = 64 bytes
  *
  * stamps[s] is 0 when slot s is free - occupancy is a mark of its own, so root 0 and value 0 are
- * like any other - and then its task and value are 0 too.  Its low seven bits are the turn (1..127) in which the entry was last put, its
- * high bit says that the entry has something in the side array `marks` (a second init, a fail, ...).
- * not_tasks[s] is ~task, negative once the init was seen, and 0 before.  Beside the buckets lie
- * `marks`, eight bytes a bucket that ordinary traffic never touches (untouched pages of zeros cost
- * nothing), and, only in a ledger with a clock, `times`.
+ * like any other - and then its task and value are 0 too.  Its low seven bits are the turn (1..127)
+ * in which the entry was last put, its high bit says that the entry has something in the side array
+ * `marks` (a second init, a fail, ...).  not_tasks[s] is ~task, negative once the init was seen, and
+ * 0 before.  After the buckets come `times`, only in a ledger with a clock, and `marks`, four bytes a
+ * bucket that ordinary traffic never touches (untouched pages of zeros cost nothing).
  *
  * Placement.  An entry's home is its hash scaled to 0..n-1; it lives there or, when that is full,
  * in the nearest later bucket with room (the last is followed by the first).  `over` of a bucket
@@ -23,8 +23,9 @@
  * walking the old one from front to end, a few buckets at a time.  While that goes on, homes before
  * `front` are found in the new table and the others in the old one.
  *
- * Costs.  Load is at most half: 43 to 91 bytes an entry, with the marks.  An operation touches one
- * bucket, seldom two.  The hash has a secret seed and spreads ids that follow a rule as well as
+ * Costs.  A ledger that was sized up front takes 48 bytes an entry, with the marks, when it is full;
+ * one that grew 62 to 94.  An operation touches one cache line; for an entry in twenty, or in ten when
+ * the table is full, the next one as well.  The hash has a secret seed and spreads ids that follow a rule as well as
  * random ones; a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until
  * the table is laid out anew everything stays correct.
  */
@@ -40,11 +41,14 @@
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 enum {
-    SLOTS = 6,
-    LOADED = 3,        /* entries a bucket, at most, on average */
-    CHAIN_LIMIT = 32,  /* buckets from home; at half load chance alone does not get to ten */
+    SLOTS = 3,
+    SIZED = 92,       /* 64ths of an entry a bucket, on average, that a table sized up front takes */
+    GROWN = 70,       /* and one that took over from a smaller or larger one */
+    CHAIN_LIMIT = 32, /* buckets from home; chance alone does not get that far */
     STAMPS = 127,
-    MARKED = 0x80
+    MARKED = 0x80,
+    MARK_BITS = 4,
+    OVER_MOST = 255 /* chains are cut long before; the fast path counts on it */
 };
 /* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
 enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
@@ -52,14 +56,14 @@ enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
 typedef struct {
     uint64_t keys[SLOTS];
     uint8_t stamps[SLOTS];
-    uint16_t over;
+    uint8_t over;
     int32_t not_tasks[SLOTS];
     uint64_t vals[SLOTS];
 } bucket_t;
 
 typedef struct {
-    uint8_t marks[SLOTS];
-    uint16_t over_high; /* counts 65535s, should `over` ever not suffice */
+    uint32_t marks : MARK_BITS * SLOTS;
+    uint32_t over_rest : 32 - MARK_BITS * SLOTS; /* of `over`, what is beyond OVER_MOST */
 } marks_t;
 
 typedef struct {
@@ -88,11 +92,11 @@ typedef struct { /* a place in a table */
     unsigned s;
 } place_t;
 
-_Static_assert(sizeof(bucket_t) == 128 && sizeof(marks_t) == 8, "two cache lines and eight bytes");
+_Static_assert(sizeof(bucket_t) == 64 && sizeof(marks_t) == 4, "a cache line and four bytes");
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-enum { TABLE_ALIGN = 128 };
+enum { TABLE_ALIGN = 64 };
 
 INLINE size_t table_bytes(size_t n, int timed) {
     return n * (sizeof(bucket_t) + sizeof(marks_t) + (timed ? sizeof(times_t) : 0)) + TABLE_ALIGN;
@@ -102,8 +106,8 @@ INLINE table_t table_over(void *memory, size_t n, int timed, void *owner) {
     uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
     table_t t;
     t.buckets = (bucket_t *)start;
-    t.marks = (marks_t *)(t.buckets + n);
-    t.times = timed ? (times_t *)(t.marks + n) : NULL;
+    t.times = timed ? (times_t *)(t.buckets + n) : NULL;
+    t.marks = timed ? (marks_t *)(t.times + n) : (marks_t *)(t.buckets + n);
     t.n = n;
     t.owner = owner;
     return t;
@@ -125,7 +129,7 @@ enum { /* Status of _records.py */
     STATUS_ORPHAN = 5,
     STATUS_ANOMALY = 6
 };
-enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 16384 };
+enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 32768 };
 #define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
 
 typedef struct {
@@ -184,12 +188,17 @@ typedef struct retired { /* written over the table that it retires */
     void *owner;
 } retired_t;
 
-INLINE size_t limit_of(size_t n) { return n * LOADED; }
-/* Some room above what was asked for, so that a full ledger still takes blocks of rows whole. */
+/* n * times / by, for numbers whose product would be too large. */
+INLINE size_t scaled(size_t n, size_t times, size_t by) { return n / by * times + n % by * times / by; }
+/* Entries that a table of n buckets takes.  The fewer there are to a bucket the faster it is, and what that
+ * costs is memory: a table that was sized up front keeps to its size, those that follow have room. */
+INLINE size_t limit_of(size_t n, size_t least) { return scaled(n, n <= least ? SIZED : GROWN, 64); }
+/* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger still
+ * takes blocks of rows whole; what is small anyway is four times as large, and so much the faster. */
 INLINE size_t buckets_for(size_t entries) {
-    size_t slack = entries / 32;
-    slack = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
-    return (entries + slack + LOADED - 1) / LOADED;
+    const size_t roomy = entries < 1024 ? 4 * entries : 4096;
+    const size_t tight = entries + (entries < 1024 ? 64 : 1024);
+    return scaled(roomy > tight ? roomy : tight, 64, SIZED) + 1;
 }
 
 INLINE int age_of(const ledger_t *l, int stamp) {

@@ -25,13 +25,12 @@
 INLINE uint32_t aged_slots(const bucket_t *b, int now, int age) {
 #if SIMD >= 1
     const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
-    const __m128i raw = _mm_loadl_epi64((const __m128i *)b->stamps);
-    const __m128i stamps = _mm_and_si128(raw, seven);
+    const __m128i stamps = _mm_and_si128(stamps_of(b), seven);
     const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, stamp), seven);
     const __m128i ages = _mm_add_epi8(_mm_sub_epi8(stamp, stamps), wrapped);
     const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(age - 1)));
     const __m128i free_ = _mm_cmpeq_epi8(stamps, _mm_setzero_si128());
-    return (uint32_t)_mm_movemask_epi8(_mm_andnot_si128(free_, old)) & 63;
+    return (uint32_t)_mm_movemask_epi8(_mm_andnot_si128(free_, old)) & ALL_SLOTS;
 #else
     uint32_t aged = 0;
     for (int s = 0; s < SLOTS; s++) {
@@ -164,7 +163,7 @@ static void lay_out_in(ledger_t *l, table_t t) {
     l->old = l->cur;
     l->cur = t;
     l->front = l->given_back = 0;
-    l->limit = limit_of(t.n);
+    l->limit = limit_of(t.n, l->least);
     l->sweep = l->taking = 0;
 }
 static void reseed_in(ledger_t *l, table_t t) {
@@ -174,7 +173,7 @@ static void reseed_in(ledger_t *l, table_t t) {
     l->secret = mix64(l->secret + 1);
     l->seed = seed_from(l->secret);
     l->cur = t;
-    l->limit = limit_of(t.n);
+    l->limit = limit_of(t.n, l->least);
     l->sweep = l->taking = 0;
     l->tangled = 0;
     l->growths++;
@@ -186,7 +185,7 @@ static void reseed_in(ledger_t *l, table_t t) {
 /* The first spare with room for that many entries, taken out; smaller ones are of no more use. */
 static int take_spare(ledger_t *l, size_t entries, table_t *t) {
     size_t k = 0;
-    while (k < l->n_spares && limit_of(l->spares[k].n) < entries) k++;
+    while (k < l->n_spares && limit_of(l->spares[k].n, l->least) < entries) k++;
     if (k == l->n_spares) return 0;
     *t = l->spares[k];
     for (size_t j = 0; j < k; j++) retire(l, &l->spares[j]);
@@ -194,15 +193,20 @@ static int take_spare(ledger_t *l, size_t entries, table_t *t) {
     memmove(l->spares, l->spares + k + 1, l->n_spares * sizeof *t);
     return 1;
 }
-/* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare doubles the one
- * before, so that growth stops near what the rows turn out to need; the last one is sure to do.
+/* Buckets that hold so many entries once the table has grown. */
+static size_t grown_for(const ledger_t *l, size_t entries) {
+    return entries <= limit_of(l->least, l->least) ? l->least : scaled(entries, 64, GROWN) + 1;
+}
+/* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare is half as large again as the
+ * one before, so that growth stops near what the rows turn out to need; the last one is sure to do.
  * A long batch also gets one for a new seed.  `frugal`, where memory is short: what must be. */
 static size_t spare_needed(const ledger_t *l, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
     size_t most = l->n_spares ? l->spares[l->n_spares - 1].n : l->cur.n;
-    if (l->used + n <= limit_of(most))
+    if (l->used + n <= limit_of(most, l->least))
         return n >= LONG_BATCH && l->n_spares == 0 && !frugal ? l->cur.n * 2 : 0;
-    return frugal || l->n_spares == MAX_SPARES - 1 ? buckets_for(l->used + n) : most * 2;
+    return frugal || l->n_spares == MAX_SPARES - 1 ? grown_for(l, l->used + n)
+                                                   : limit_of(most, l->least) * 11 / 8;
 }
 static void ledger_lay_in(ledger_t *l, table_t t) {
     if (l->n_spares == MAX_SPARES || (l->n_spares && l->spares[l->n_spares - 1].n >= t.n))
@@ -215,8 +219,7 @@ static void ledger_weigh(ledger_t *l) {
     if (l->work < 4 * l->limit || l->old.n) return;
     l->shrink_to = 0;
     if (l->peak * LOW_WATER < l->limit && l->cur.n > l->least) {
-        l->shrink_to = buckets_for(2 * l->peak);
-        if (l->shrink_to < l->least) l->shrink_to = l->least;
+        l->shrink_to = grown_for(l, 2 * l->peak);
     }
     l->work = 0;
     l->peak = l->used;
@@ -227,9 +230,9 @@ static size_t ledger_wants(const ledger_t *l) {
 }
 /* Take over such a table, unless things have changed since. */
 static void ledger_relay(ledger_t *l, table_t t) {
-    if (l->tangled && limit_of(t.n) >= l->used)
+    if (l->tangled && limit_of(t.n, l->least) >= l->used)
         reseed_in(l, t);
-    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n) >= 2 * l->used && l->old.n == 0) {
+    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n, l->least) >= 2 * l->used && l->old.n == 0) {
         for (size_t k = 0; k < l->n_spares; k++) retire(l, &l->spares[k]);
         l->n_spares = 0;
         lay_out_in(l, t);
@@ -241,8 +244,8 @@ static void ledger_relay(ledger_t *l, table_t t) {
 static void ledger_open(ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret) {
     memset(l, 0, sizeof *l);
     l->cur = t;
-    l->limit = limit_of(t.n);
     l->least = t.n;
+    l->limit = limit_of(t.n, t.n);
     l->stamp = 1;
     l->turns = turns;
     l->refresh_on_ack = refresh_on_ack;

@@ -84,13 +84,13 @@ cdef class Ledger:
         cdef cnp.ndarray memory
         cdef cnp.npy_intp size
         if n >= <size_t>1 << 32:  # as many as a home can tell apart
-            raise MemoryError(NO_ROOM.format(limit_of(n)))
+            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least)))
         size = table_bytes(n, self.timed)
         try:
             # numpy asks for huge pages, and pages that are never written cost nothing.
             memory = cnp.PyArray_ZEROS(1, &size, cnp.NPY_UINT8, 0)
         except MemoryError:
-            raise MemoryError(NO_ROOM.format(limit_of(n))) from None
+            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least))) from None
         Py_INCREF(memory)
         return table_over(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
@@ -599,7 +599,7 @@ cdef class Ledger:
 
     @property
     def tables(self):
-        """The one or two tables as read-only arrays of 128-byte buckets; stale after growth."""
+        """The one or two tables as read-only arrays of 64-byte buckets; stale after growth."""
         return views_of(self)
 
     def __reduce__(self):

@@ -31,34 +31,33 @@ INLINE size_t home_in(size_t n, uint64_t hash) {
     return (size_t)(((hash >> 32) * (uint32_t)n) >> 32);
 }
 
-/* One bit a slot: which hold `key` (free ones never do), and which are free. */
-INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
+enum { ALL_SLOTS = (1 << SLOTS) - 1 };
+#if SIMD >= 1
+INLINE __m128i stamps_of(const bucket_t *b) { /* and `over`, which callers mask out */
+    int32_t w;
+    memcpy(&w, b->stamps, sizeof w);
+    return _mm_cvtsi32_si128(w);
+}
+#endif
+/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits say nothing. */
+INLINE void probe_raw(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
     uint32_t equal, empty;
 #if SIMD >= 1
-    const __m128i stamps = _mm_loadl_epi64((const __m128i *)b->stamps);
-    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(stamps, _mm_setzero_si128())) & 63;
+    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(stamps_of(b), _mm_setzero_si128()));
 #else
-    uint64_t w;
-    memcpy(&w, b->stamps, 8); /* exact test for zero bytes, then their flags side by side */
-    w = ~(((w & 0x7f7f7f7f7f7f7f7fu) + 0x7f7f7f7f7f7f7f7fu) | w | 0x7f7f7f7f7f7f7f7fu);
-    empty = (uint32_t)(((w >> 7) * 0x0102040810204080u) >> 56) & 63;
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#error "the table packs stamps little-endian"
-#endif
+    empty = 0;
+    for (int s = 0; s < SLOTS; s++) empty |= (uint32_t)(b->stamps[s] == 0) << s;
 #endif
 #if SIMD >= 3
-    equal = _mm512_cmpeq_epi64_mask(_mm512_load_si512((const void *)b->keys),
-                                    _mm512_set1_epi64((long long)key));
+    equal = _mm256_cmpeq_epi64_mask(_mm256_load_si256((const __m256i *)b->keys),
+                                    _mm256_set1_epi64x((long long)key));
 #elif SIMD >= 2
-    const __m256i wanted = _mm256_set1_epi64x((long long)key);
-    const __m256i low = _mm256_load_si256((const __m256i *)b->keys);
-    const __m256i high = _mm256_load_si256((const __m256i *)&b->keys[4]);
-    equal = (uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(low, wanted)) |
-            (((uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(high, wanted)) & 3) << 4);
+    equal = (uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(
+        _mm256_load_si256((const __m256i *)b->keys), _mm256_set1_epi64x((long long)key)));
 #elif SIMD >= 1
     const __m128i wanted = _mm_set1_epi64x((long long)key);
     equal = 0;
-    for (int k = 0; k < 3; k++) { /* no 64-bit compare below SSE4.1: both halves must agree */
+    for (int k = 0; k < 2; k++) { /* no 64-bit compare below SSE4.1: both halves must agree */
         __m128i e = _mm_cmpeq_epi32(_mm_load_si128((const __m128i *)&b->keys[2 * k]), wanted);
         e = _mm_and_si128(e, _mm_shuffle_epi32(e, 0xb1));
         equal |= (uint32_t)_mm_movemask_pd((__m128d)e) << (2 * k);
@@ -67,13 +66,18 @@ INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *fr
     equal = 0;
     for (int s = 0; s < SLOTS; s++) equal |= (uint32_t)(b->keys[s] == key) << s;
 #endif
-    *match = equal & (empty ^ 63);
+    *match = equal & ~empty;
     *free_ = empty;
 }
-INLINE void prefetch(const bucket_t *b) {
-    __builtin_prefetch(b, 1, 3);
-    __builtin_prefetch((const char *)b + 64, 1, 3);
+/* The same, and higher bits are 0. */
+INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
+    probe_raw(b, key, match, free_);
+    *match &= ALL_SLOTS;
+    *free_ &= ALL_SLOTS;
 }
+INLINE void prefetch(const bucket_t *b) { __builtin_prefetch(b, 1, 3); }
+/* Into the second cache, which has room for more that is on its way. */
+INLINE void prefetch_far(const bucket_t *b) { __builtin_prefetch(b, 1, 2); }
 
 /* ---- one table --------------------------------------------------------------------------- */
 
@@ -83,19 +87,25 @@ INLINE size_t steps(const table_t *t, size_t from, size_t to) {
 }
 INLINE void over_add(table_t *t, size_t i) {
     bucket_t *b = &t->buckets[i];
-    if (UNLIKELY(b->over == UINT16_MAX)) {
-        t->marks[i].over_high++;
-        b->over = 1;
-    } else
+    if (UNLIKELY(b->over == OVER_MOST))
+        t->marks[i].over_rest++;
+    else
         b->over++;
 }
 INLINE void over_sub(table_t *t, size_t i) {
     bucket_t *b = &t->buckets[i];
-    if (UNLIKELY(b->over == 1 && t->marks[i].over_high)) {
-        t->marks[i].over_high--;
-        b->over = UINT16_MAX;
-    } else
+    if (UNLIKELY(b->over == OVER_MOST && t->marks[i].over_rest))
+        t->marks[i].over_rest--;
+    else
         b->over--;
+}
+INLINE uint8_t mark_in(const table_t *t, size_t i, unsigned s) {
+    const uint32_t all = t->buckets[i].stamps[s] & MARKED ? t->marks[i].marks : 0;
+    return (uint8_t)(all >> MARK_BITS * s & ((1 << MARK_BITS) - 1));
+}
+INLINE void mark_put(table_t *t, size_t i, unsigned s, uint8_t mark) {
+    uint32_t others = t->marks[i].marks & ~((((uint32_t)1 << MARK_BITS) - 1) << MARK_BITS * s);
+    t->marks[i].marks = others | (uint32_t)mark << MARK_BITS * s;
 }
 INLINE entry_t entry_at(const table_t *t, size_t i, unsigned s) {
     const bucket_t *b = &t->buckets[i];
@@ -104,7 +114,7 @@ INLINE entry_t entry_at(const table_t *t, size_t i, unsigned s) {
     e.val = b->vals[s];
     e.not_task = b->not_tasks[s];
     e.stamp = b->stamps[s] & ~MARKED;
-    e.mark = b->stamps[s] & MARKED ? t->marks[i].marks[s] : 0;
+    e.mark = mark_in(t, i, s);
     e.first = t->times ? t->times[i].first[s] : 0;
     e.last = t->times ? t->times[i].last[s] : 0;
     return e;
@@ -115,7 +125,7 @@ INLINE void entry_put(table_t *t, size_t i, unsigned s, entry_t e) {
     b->vals[s] = e.val;
     b->not_tasks[s] = e.not_task;
     b->stamps[s] = (uint8_t)(e.stamp | (e.mark ? MARKED : 0));
-    if (e.mark) t->marks[i].marks[s] = e.mark;
+    if (e.mark) mark_put(t, i, s, e.mark);
     if (t->times) {
         t->times[i].first[s] = e.first;
         t->times[i].last[s] = e.last;
@@ -148,16 +158,17 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     slot_clear(&t->buckets[i], s);
     while (UNLIKELY(t->buckets[i].over != 0)) {
         size_t j = i, distance = 0;
-        unsigned q = SLOTS;
-        while (q == SLOTS) { /* ends: over > 0 says that there is one */
+        uint32_t q = 0; /* of the entries there, those that went past i */
+        while (q == 0) { /* ends: over > 0 says that there is one */
             j = after(t, j);
             distance++;
-            for (q = 0; q < SLOTS; q++) {
-                const bucket_t *b = &t->buckets[j];
-                if (b->stamps[q] == 0) continue;
-                if (steps(t, home_in(t->n, hash_of(seed, b->keys[q])), j) >= distance) break;
+            const bucket_t *b = &t->buckets[j];
+            for (unsigned k = 0; k < SLOTS; k++) {
+                const size_t from = home_in(t->n, hash_of(seed, b->keys[k]));
+                q |= (uint32_t)((b->stamps[k] != 0) & (steps(t, from, j) >= distance)) << k;
             }
         }
+        q = (unsigned)__builtin_ctz(q);
         entry_put(t, i, s, entry_at(t, j, q));
         for (size_t x = i; x != j; x = after(t, x)) over_sub(t, x);
         slot_clear(&t->buckets[j], q);

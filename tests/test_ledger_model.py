@@ -337,9 +337,16 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
         ledger.ack(root, 1)
         return int(np.argwhere(ledger.tables[0]["stamps"])[0][0])
 
-    # Neighbours: the first holds six of nine at most, and the next ones what goes past it.
-    of_bucket = {bucket: [root for root in range(400) if home(root) == bucket] for bucket in (4, 5)}
-    roots = int64s([*of_bucket[4][:9], *of_bucket[5][:7]])
+    # Neighbours: a bucket holds three entries, and the next ones what goes past it. The last one's next is
+    # the first.
+    last = len(native.Ledger(capacity=1, seed=7).tables[0]) - 1
+    homes = {root: home(root) for root in range(600)}
+    wanted = {4: 6, 5: 4, 6: 1, 7: 3, last - 1: 2, last: 5, 0: 2}
+    roots = int64s(
+        root
+        for bucket, some in wanted.items()
+        for root in [root for root, at in homes.items() if at == bucket][:some]
+    )
     chance = np.random.default_rng(3)
     ledgers = [
         native.Ledger(capacity=1, seed=7, **options),

@@ -5,7 +5,7 @@ import pytest
 
 from ackcore.testing.scripts import Clock, int32s
 
-BYTES_AN_ENTRY = 100  # a table at half load, with its marks; growing doubles it for a while
+BYTES_AN_ENTRY = 100  # with its marks; growing more than doubles it for a while
 
 
 def births_and_deaths(ledger, trees, pending, sequential=False, start=0):
