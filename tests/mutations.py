@@ -232,7 +232,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a slot keeps the marks of who was there before",
-        BLOCK,
+        TABLE,
         "t->buckets[i].stamps[s] & MARKED ? t->marks[i].marks : 0;",
         "t->marks[i].marks;",
         f"{MODEL}::test_long_random_traffic[False]",
@@ -399,18 +399,11 @@ MUTATIONS = [
         f"{MODEL}::test_long_random_traffic[False]",
     ),
     Mutation(
-        "an entry that comes back from past its home is counted there for ever",
-        BLOCK,
-        "b[-1].over += (uint8_t)(((slot & FREE_BITS) != 0) + done);",
-        "b[-1].over += (slot & FREE_BITS) != 0;",
-        f"{MODEL}::test_rows_close_together_in_crowded_buckets",
-    ),
-    Mutation(
         "an entry that goes past its home while folding is not counted there",
         BLOCK,
         "if (UNLIKELY(slots & PAST)) b[-1].over += (slot & FREE_BITS) != 0;",
         "",
-        f"{MODEL}::test_folding_is_merging_rows",
+        f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     # Spark.
     Mutation(

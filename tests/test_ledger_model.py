@@ -337,8 +337,8 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
         ledger.ack(root, 1)
         return int(np.argwhere(ledger.tables[0]["stamps"])[0][0])
 
-    # Neighbours: a bucket holds three entries, and the next ones what goes past it. The last one's next is
-    # the first.
+    # Neighbours: a bucket holds three entries, and the next ones what goes past it. After the last
+    # one comes the first.
     last = len(native.Ledger(capacity=1, seed=7).tables[0]) - 1
     homes = {root: home(root) for root in range(600)}
     wanted = {4: 6, 5: 4, 6: 1, 7: 3, last - 1: 2, last: 5, 0: 2}
@@ -358,8 +358,9 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
         some = chance.choice(roots, rows)
         vals = chance.integers(0, 3, rows)
         tasks = chance.choice([-1, -1, -1, 0, 5] if turn % 4 else [-1, -2, -3, 5], rows)
-        one, other = (ledger.apply(some, vals, tasks.astype(np.int32)) for ledger in ledgers)
-        assert list(one) == list(other)
+        how = "fold" if turn % 9 == 5 else "apply"
+        one, other = (getattr(ledger, how)(some, vals, tasks.astype(np.int32)) for ledger in ledgers)
+        assert how == "fold" or list(one) == list(other)
         if turn % 9 == 8:
             for ledger in ledgers:
                 ledger.rotate()
