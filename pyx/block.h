@@ -2,7 +2,7 @@
  *
  * `row` is the meaning of a message (SEMANTICS 2 and 4) and handles every case.  `run_block` is
  * the same for columns, with a straight path for what nearly every row is: an INIT or an ACK whose
- * entry is in its home bucket or goes there.  What makes it fast, in order of effect (measured;
+ * entry is in its home bucket or the one after that, or goes there.  What makes it fast, in order of effect (measured;
  * bench/README.md):
  *
  *  1. No branch that data decides.  Found or not, init or not, complete or not are masks; a
@@ -220,7 +220,7 @@ INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, size
         }
     for (size_t j = n; j < n + ahead; j++) w->homes[j] = w->homes[n - 1];
     for (size_t j = 0; j < EARLY; j++) {
-        w->numbers[j] = UINT32_MAX - 1; /* tables are smaller than that */
+        w->numbers[j] = UINT32_MAX - 1; /* no home beside which anybody is at work */
         numbers[n + j] = numbers[n - 1];
     }
     for (size_t j = 0; j < n + EARLY; j++) {

@@ -29,11 +29,11 @@ static size_t next_block(ledger_t *l, size_t rest) {
         else if (take_spare(l, l->used + rows, &t)) {
             lay_out_in(l, t);
             l->growths++;
-            ledger_migrate(l, rows * 2); /* two homes a row, always: done before the new table is full */
+            ledger_migrate(l, rows * 2); /* two homes a row: done before a table half as large again is full */
         }
     }
     /* Leisurely while there is room, so that a batch costs little more; dead entries take it up. */
-    ledger_sweep(l, l->used + l->limit / 8 < l->limit ? rows : rows * 4);
+    ledger_sweep(l, l->used + l->limit / 8 < l->limit ? (rows + 1) / 2 : rows * 4);
     if (UNLIKELY(l->tangled)) {
         table_t t;
         if (take_spare(l, l->used + rows, &t)) reseed_in(l, t);

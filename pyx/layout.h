@@ -24,7 +24,7 @@
  * `front` are found in the new table and the others in the old one.
  *
  * Costs.  A ledger that was sized up front takes 48 bytes an entry, with the marks, when it is full;
- * one that grew 62 to 94.  An operation touches one cache line; for an entry in twenty, or in ten when
+ * one that grew 62 to 94, until entries leave.  An operation touches one cache line; for an entry in twenty, or in ten when
  * the table is full, the next one as well.  The hash has a secret seed and spreads ids that follow a rule as well as
  * random ones; a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until
  * the table is laid out anew everything stays correct.
@@ -43,7 +43,7 @@
 enum {
     SLOTS = 3,
     SIZED = 92,       /* 64ths of an entry a bucket, on average, that a table sized up front takes */
-    GROWN = 70,       /* and one that took over from a smaller or larger one */
+    GROWN = 70,       /* and one that is larger than that was */
     CHAIN_LIMIT = 32, /* buckets from home; chance alone does not get that far */
     STAMPS = 127,
     MARKED = 0x80,
@@ -141,7 +141,7 @@ typedef struct {
     size_t n_spares;
     struct retired *retired;    /* tables that the Ledger may free */
     size_t used, limit;         /* entries, the dead included; how many before growth */
-    size_t least;               /* buckets below which it never shrinks */
+    size_t least;               /* buckets that were asked for: it never has fewer */
     uint64_t secret;
     seed_t seed;
     int64_t counts[STAMPS + 1]; /* entries by stamp */

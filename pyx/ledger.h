@@ -173,7 +173,7 @@ static void reseed_in(ledger_t *l, table_t t) {
     l->secret = mix64(l->secret + 1);
     l->seed = seed_from(l->secret);
     l->cur = t;
-    l->limit = limit_of(t.n, l->least);
+    if (t.n != from.n) l->limit = limit_of(t.n, l->least);
     l->sweep = l->taking = 0;
     l->tangled = 0;
     l->growths++;
@@ -193,20 +193,23 @@ static int take_spare(ledger_t *l, size_t entries, table_t *t) {
     memmove(l->spares, l->spares + k + 1, l->n_spares * sizeof *t);
     return 1;
 }
-/* Buckets that hold so many entries once the table has grown. */
-static size_t grown_for(const ledger_t *l, size_t entries) {
-    return entries <= limit_of(l->least, l->least) ? l->least : scaled(entries, 64, GROWN) + 1;
+/* Buckets of a table that takes over so many entries, with some room for what follows. */
+static size_t taking_over(const ledger_t *l, size_t entries) {
+    const size_t slack = entries / 32;
+    const size_t room = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
+    const size_t n = scaled(entries + room, 64, GROWN) + 1;
+    return n < l->least ? l->least : n;
 }
 /* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare is half as large again as the
- * one before, so that growth stops near what the rows turn out to need; the last one is sure to do.
- * A long batch also gets one for a new seed.  `frugal`, where memory is short: what must be. */
+ * one before (as a table sized up front: twice), so that growth stops near what the rows turn out to
+ * need; the last one is sure to do.  A long batch also gets one for a new seed.  `frugal`, where memory
+ * is short: what must be. */
 static size_t spare_needed(const ledger_t *l, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
-    size_t most = l->n_spares ? l->spares[l->n_spares - 1].n : l->cur.n;
-    if (l->used + n <= limit_of(most, l->least))
-        return n >= LONG_BATCH && l->n_spares == 0 && !frugal ? l->cur.n * 2 : 0;
-    return frugal || l->n_spares == MAX_SPARES - 1 ? grown_for(l, l->used + n)
-                                                   : limit_of(most, l->least) * 11 / 8;
+    const size_t limit = l->n_spares ? limit_of(l->spares[l->n_spares - 1].n, l->least) : l->limit;
+    const size_t next = scaled(limit, 11, 8);
+    if (l->used + n <= limit) return n >= LONG_BATCH && l->n_spares == 0 && !frugal ? next : 0;
+    return frugal || l->n_spares == MAX_SPARES - 1 ? taking_over(l, l->used + n) : next;
 }
 static void ledger_lay_in(ledger_t *l, table_t t) {
     if (l->n_spares == MAX_SPARES || (l->n_spares && l->spares[l->n_spares - 1].n >= t.n))
@@ -219,7 +222,7 @@ static void ledger_weigh(ledger_t *l) {
     if (l->work < 4 * l->limit || l->old.n) return;
     l->shrink_to = 0;
     if (l->peak * LOW_WATER < l->limit && l->cur.n > l->least) {
-        l->shrink_to = grown_for(l, 2 * l->peak);
+        l->shrink_to = taking_over(l, 2 * l->peak);
     }
     l->work = 0;
     l->peak = l->used;
@@ -230,7 +233,7 @@ static size_t ledger_wants(const ledger_t *l) {
 }
 /* Take over such a table, unless things have changed since. */
 static void ledger_relay(ledger_t *l, table_t t) {
-    if (l->tangled && limit_of(t.n, l->least) >= l->used)
+    if (l->tangled && (t.n == l->cur.n || limit_of(t.n, l->least) >= l->used))
         reseed_in(l, t);
     else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n, l->least) >= 2 * l->used && l->old.n == 0) {
         for (size_t k = 0; k < l->n_spares; k++) retire(l, &l->spares[k]);

@@ -67,7 +67,8 @@ cdef class Ledger:
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
         secret &= UINT64_MAX
-        t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))
+        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))
+        t = self.new_table(self.l.least)
         kernel.open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
     def __dealloc__(self):

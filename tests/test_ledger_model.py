@@ -359,7 +359,8 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
         vals = chance.integers(0, 3, rows)
         tasks = chance.choice([-1, -1, -1, 0, 5] if turn % 4 else [-1, -2, -3, 5], rows)
         how = "fold" if turn % 9 == 5 else "apply"
-        one, other = (getattr(ledger, how)(some, vals, tasks.astype(np.int32)) for ledger in ledgers)
+        columns = some, vals, tasks.astype(np.int32)
+        one, other = (getattr(ledger, how)(*columns) for ledger in ledgers)
         assert how == "fold" or list(one) == list(other)
         if turn % 9 == 8:
             for ledger in ledgers:

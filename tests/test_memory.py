@@ -1,5 +1,7 @@
 """Memory follows what is pending, not what has passed; the native ledger alone has tables."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,26 @@ def test_a_ledger_grows_and_says_so(native):
     assert ledger.capacity >= 100_000
     assert 5 <= ledger.stats.growths <= 20
     assert set(ledger.entries().root_ids.tolist()) == set(roots.tolist())
+
+
+def test_a_copy_beyond_its_capacity_grows_as_any_ledger(native):
+    """It has room for what its original held, and one move is over before the next begins."""
+    roots = np.arange(1_000_000)
+    ledger = native.Ledger(capacity=1_000)
+    ledger.ack_many(roots[:200_000], roots[:200_000] + 1)
+    copied = pickle.loads(pickle.dumps(ledger))
+    assert copied.capacity >= 200_000
+    at, growths = 200_000, copied.stats.growths
+    for moves in (1, 2):
+        while copied.stats.growths == growths:
+            copied.ack_many(roots[at : at + 1_000], roots[at : at + 1_000] + 1)
+            at += 1_000
+        growths += 1
+        while len(copied.tables) == 2:
+            copied.ack_many(roots[at : at + 1_000], roots[at : at + 1_000] + 1)
+            at += 1_000
+        assert copied.stats.growths == growths, moves
+    assert len(copied) == at
 
 
 def test_memory_an_entry(native):
