@@ -64,9 +64,9 @@ def bench_expiry(entries: int, report_ratio: Report) -> None:
     acks = np.full(CALL, -1, np.int32)
     rotations, slices, ratios = [], [], []
     for _ in range(3):
-        ledger = ledger_class()(capacity=2 * half, buckets=2)
+        ledger = ledger_class()(capacity=2 * half, buckets=3)
         ledger.apply(roots[:half], ones, tasks)
-        rotations.append(milliseconds(ledger.rotate)[0])
+        rotations.extend(milliseconds(ledger.rotate)[0] for _ in range(2))
         ledger.apply(roots[half:], ones, tasks)
         young = roots[half:]
         columns = [
@@ -83,6 +83,7 @@ def bench_expiry(entries: int, report_ratio: Report) -> None:
         rotations.append(milliseconds(ledger.rotate)[0])  # which drops the other quarter
         assert ledger.stats.expired_untaken == half - taken
         busy = [milliseconds(ledger.apply, *batch)[0] for batch in columns[SWEEP_CALLS:]]
+        assert len(ledger) == half  # those that were acked, and no others
         ratios.append(statistics.median(busy) / statistics.median(idle))
     label = f"{entries:,} pending"
     report_ratio(f"{label}: rotate()", rotations, 1, at_most=True, unit="ms")
