@@ -81,16 +81,12 @@ cdef class Ledger:
 
     cdef table_t new_table(self, size_t n) except *:
         """An empty table of n buckets; it holds a reference to the array that it lies in."""
-        cdef table_t t
         cdef cnp.ndarray memory
-        cdef cnp.npy_intp size
         if n >= <size_t>1 << 32:  # as many as a home can tell apart
             raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least)))
-        size = table_bytes(n, self.timed)
         try:
-            # numpy asks for huge pages, and pages that are never written cost nothing.
-            memory = cnp.PyArray_ZEROS(1, &size, cnp.NPY_UINT8, 0)
-        except MemoryError:
+            memory = zeroed(table_bytes(n, self.timed))
+        except (MemoryError, OSError):
             raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least))) from None
         Py_INCREF(memory)
         return table_over(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
