@@ -205,7 +205,9 @@ cdef void lay_over(list columns, columns_t *out):
 # ten milliseconds in one go. Huge pages as numpy does, unless it is told not to.
 cdef Py_ssize_t MAPPED = 1 << 20
 cdef bint CAN_MAP = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
-cdef bint HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("NUMPY_MADVISE_HUGEPAGE") != "0"
+cdef bint HUGE_PAGES = (
+    hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("NUMPY_MADVISE_HUGEPAGE") != "0"
+)
 
 
 cdef cnp.ndarray zeroed(cnp.npy_intp size):
