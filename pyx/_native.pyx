@@ -201,8 +201,8 @@ cdef void lay_over(list columns, columns_t *out):
     out.statuses = NULL
 
 
-# Mapped, not allocated: malloc hands out up to 32 MB that were used before, and to clear those takes
-# ten milliseconds in one go. Huge pages as numpy does, unless it is told not to.
+# Mapped, not allocated: malloc hands out up to 32 MB that were used before, and to clear those
+# takes ten milliseconds in one go. Huge pages as numpy does, unless it is told not to.
 cdef Py_ssize_t MAPPED = 1 << 20
 cdef bint CAN_MAP = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
 cdef bint HUGE_PAGES = (
