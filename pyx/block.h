@@ -342,7 +342,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             if (UNLIKELY(l->tangled)) memset(w.slots + j + 1, 0, (n + EARLY - j - 1) * sizeof *w.slots);
         }
     }
-    for (size_t j = 0; j < n; j++) fresh += (w.slots[j] & ALL_SLOTS) == 0 & w.slots[j] != 0;
+    for (size_t j = 0; j < n; j++) fresh += ((w.slots[j] & ALL_SLOTS) == 0) & (w.slots[j] != 0);
     if (decide) {
         memcpy(out->root_ids + m, w.root_ids, at * sizeof *w.root_ids);
         for (size_t k = 0; k < at; k++) out->tasks[m + k] = ~w.not_tasks[k];
