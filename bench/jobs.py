@@ -97,12 +97,7 @@ def apply_in_threads(in_flight: int, rows: int, turns: int, size: int, threads: 
 
 
 def grow(entries: int) -> Callable[[], dict[str, float]]:
-    """Fill a ledger that was sized for nothing, in calls of 8192: the longest one, in ms.
-
-    A virtual machine may wait for its host when it touches memory that it never touched before:
-    5 ms for a huge page were seen. So as much as two tables take is touched first, and given back.
-    """
-    np.ones(entries * 200, np.uint8)
+    """Fill a ledger that was sized for nothing, in calls of 8192: the longest one, in ms."""
     rng = np.random.default_rng(5)
     roots = rng.integers(-(2**63), 2**63, entries)
     vals, tasks = np.ones(CALL, np.int64), np.zeros(CALL, np.int32)

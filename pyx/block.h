@@ -153,7 +153,7 @@ INLINE void look_early(const ledger_t *l, work_t *w, size_t e, const int mode) {
     }
     w->slots[e] = slots;
 }
-/* The same in a row's own turn, when a row just before may have changed the bucket.  Slot by slot: what has
+/* Look in a row's own turn, when a row just before may have changed the bucket.  Slot by slot: what has
  * just been stored can be read back as it was stored, but as part of a vector only after a long wait. */
 INLINE uint32_t look_late(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
     uint32_t match = 0, free_ = 0;

@@ -25,7 +25,7 @@
 INLINE uint32_t aged_slots(const bucket_t *b, int now, int age) {
 #if SIMD >= 1
     const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
-    const __m128i stamps = _mm_and_si128(stamps_of(b), seven);
+    const __m128i stamps = _mm_and_si128(load_stamps(b), seven);
     const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, stamp), seven);
     const __m128i ages = _mm_add_epi8(_mm_sub_epi8(stamp, stamps), wrapped);
     const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(age - 1)));
@@ -195,9 +195,7 @@ static int take_spare(ledger_t *l, size_t entries, table_t *t) {
 }
 /* Buckets of a table that takes over so many entries, with some room for what follows. */
 static size_t taking_over(const ledger_t *l, size_t entries) {
-    const size_t slack = entries / 32;
-    const size_t room = slack < 64 ? 64 : slack > 4096 ? 4096 : slack;
-    const size_t n = scaled(entries + room, 64, GROWN) + 1;
+    const size_t n = scaled(entries + entries / 32 + 64, 64, GROWN) + 1;
     return n < l->least ? l->least : n;
 }
 /* Buckets of the table to lay in before n more rows; 0: go ahead.  Each spare is half as large again as the
@@ -221,9 +219,7 @@ static void ledger_lay_in(ledger_t *l, table_t t) {
 static void ledger_weigh(ledger_t *l) {
     if (l->work < 4 * l->limit || l->old.n) return;
     l->shrink_to = 0;
-    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->least) {
-        l->shrink_to = taking_over(l, 2 * l->peak);
-    }
+    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->least) l->shrink_to = taking_over(l, 2 * l->peak);
     l->work = 0;
     l->peak = l->used;
 }

@@ -33,7 +33,7 @@ INLINE size_t home_in(size_t n, uint64_t hash) {
 
 enum { ALL_SLOTS = (1 << SLOTS) - 1 };
 #if SIMD >= 1
-INLINE __m128i stamps_of(const bucket_t *b) { /* and `over`, which callers mask out */
+INLINE __m128i load_stamps(const bucket_t *b) { /* and `over`, which callers mask out */
     int32_t w;
     memcpy(&w, b->stamps, sizeof w);
     return _mm_cvtsi32_si128(w);
@@ -43,7 +43,7 @@ INLINE __m128i stamps_of(const bucket_t *b) { /* and `over`, which callers mask 
 INLINE void probe_raw(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
     uint32_t equal, empty;
 #if SIMD >= 1
-    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(stamps_of(b), _mm_setzero_si128()));
+    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(b), _mm_setzero_si128()));
 #else
     empty = 0;
     for (int s = 0; s < SLOTS; s++) empty |= (uint32_t)(b->stamps[s] == 0) << s;

@@ -405,6 +405,28 @@ MUTATIONS = [
         "",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
+    Mutation(
+        "a copy forgets what its table has room for",
+        LEDGER,
+        "l->least) : l->limit;",
+        "l->least) : limit_of(l->cur.n, l->least);",
+        f"{MEMORY}::test_a_copy_beyond_its_capacity_grows_as_any_ledger",
+    ),
+    Mutation(
+        "a refused table is said to be smaller than what was asked for",
+        LEDGER_PXI,
+        "        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))\n"
+        "        t = self.new_table(self.l.least)\n",
+        "        t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))\n",
+        f"{PROMISES}::test_a_table_that_no_machine_holds_is_refused",
+    ),
+    Mutation(
+        "a table where memory is short has no room beyond what it must",
+        LEDGER,
+        "entries + entries / 32 + 64",
+        "entries",
+        f"{PROMISES}::test_a_batch_is_applied_if_memory_suffices_and_else_not_at_all[frugal]",
+    ),
     # Spark.
     Mutation(
         "lose flags at open_before",

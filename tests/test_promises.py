@@ -217,10 +217,34 @@ ledger.ack_many(roots[:70_000], roots[:70_000])
 assert len(ledger) == 900_000
 """
 
+NO_MORE_THAN_IT_MUST = """
+import resource
+import numpy as np
+import ackcore._native as native
+
+ledger = native.Ledger(1_000_000)
+for part in np.array_split(np.arange(ledger.capacity), 100):
+    ledger.ack_many(part, part + 1)
+assert len(ledger) == ledger.capacity and ledger.stats.growths == 0
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+# Enough for a third more entries, and not for twice as many.
+resource.setrlimit(resource.RLIMIT_AS, (used + (78 << 20), resource.RLIM_INFINITY))
+ledger.ack(-1, 1)
+assert ledger.stats.growths == 1
+# Were there no room beyond what it must have, each new root would ask for the next table.
+assert len(ledger) + 10_000 < ledger.capacity < 1.2 * len(ledger), (len(ledger), ledger.capacity)
+ledger.ack_many(np.arange(-10_000, -1), np.ones(9_999, np.int64))
+assert ledger.stats.growths == 1
+"""
+
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the kernel what is used")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan reserves terabytes")
-@pytest.mark.parametrize("script", [WITHOUT_MEMORY, LITTLE_MEMORY], ids=["refused", "suffices"])
+@pytest.mark.parametrize(
+    "script",
+    [WITHOUT_MEMORY, LITTLE_MEMORY, NO_MORE_THAN_IT_MUST],
+    ids=["refused", "suffices", "frugal"],
+)
 def test_a_batch_is_applied_if_memory_suffices_and_else_not_at_all(native, script):
     done = subprocess.run(
         [sys.executable, "-c", script],
