@@ -118,12 +118,14 @@ cdef object shortened(cnp.ndarray column, size_t n):
 
 
 cdef int32_t lowest(cnp.ndarray column) noexcept:
+    """The lowest of a column of tasks, or 0."""
     cdef const int32_t *items = tasks_of(column)
-    cdef Py_ssize_t i, n = rows(column)
-    cdef int32_t least = 0
+    cdef size_t n = rows(column)
+    cdef int32_t least
+    if n <= 65536:  # done sooner than another thread would give the GIL back
+        return kernel.lowest_task(items, n)
     with nogil:
-        for i in range(n):
-            least = items[i] if items[i] < least else least
+        least = kernel.lowest_task(items, n)
     return least
 
 

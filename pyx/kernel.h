@@ -123,6 +123,12 @@ static void merge_row(ledger_t *l, const columns_t *in, size_t j) {
         if (e.last > t->last[at.s]) t->last[at.s] = e.last;
     }
 }
+/* The lowest of n tasks and 0: what a column of them is checked by. */
+static int32_t lowest_task(const int32_t *tasks, size_t n) {
+    int32_t least = 0;
+    for (size_t j = 0; j < n; j++) least = tasks[j] < least ? tasks[j] : least;
+    return least;
+}
 /* What these rows are: none that an entry can be (`ROWS_BAD`), entries, or such as one message each
  * would make (`ROWS_PLAIN`), which take the straight path. */
 static int check_rows(const columns_t *in, size_t n, int turns) {
@@ -251,6 +257,7 @@ const kernel_t KERNEL = {
     .rotate = ledger_rotate,
     .run_batch = run_batch,
     .run_one = run_one,
+    .lowest_task = lowest_task,
     .check_rows = check_rows,
     .merge_rows = merge_rows,
     .list_entries = list_entries,

@@ -84,6 +84,7 @@ cdef extern from "layout.h" nogil:
             ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now,
             const outcomes_t *out
         ) noexcept nogil
+        int32_t (*lowest_task)(const int32_t *tasks, size_t n) noexcept nogil
         int (*check_rows)(const columns_t *rows, size_t n, int turns) noexcept nogil
         void (*merge_rows)(ledger_t *l, const columns_t *rows, size_t n) noexcept nogil
         size_t (*list_entries)(ledger_t *l, const columns_t *out) noexcept nogil

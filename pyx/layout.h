@@ -229,6 +229,7 @@ typedef struct {
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
     size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,
                       const outcomes_t *);
+    int32_t (*lowest_task)(const int32_t *, size_t n);
     int (*check_rows)(const columns_t *, size_t n, int turns);
     void (*merge_rows)(ledger_t *, const columns_t *, size_t n);
     size_t (*list_entries)(ledger_t *, const columns_t *);
