@@ -15,6 +15,7 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, INT64_MIN, SIZE_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t,
+    uintptr_t,
 )
 from libc.string cimport memset
 
@@ -204,8 +205,10 @@ cdef void lay_over(list columns, columns_t *out):
 
 
 # Mapped, not allocated: malloc hands out up to 32 MB that were used before, and to clear those
-# takes ten milliseconds in one go. Huge pages as numpy does, unless it is told not to.
+# takes ten milliseconds in one go. Huge pages as numpy does, unless it is told not to; a table lies
+# in whole ones, or a good part of one that is just beyond the second cache would be in small pages.
 cdef Py_ssize_t MAPPED = 1 << 20
+cdef Py_ssize_t HUGE_PAGE = 2 << 20
 cdef bint CAN_MAP = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
 cdef bint HUGE_PAGES = (
     hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("NUMPY_MADVISE_HUGEPAGE") != "0"
@@ -214,13 +217,18 @@ cdef bint HUGE_PAGES = (
 
 cdef cnp.ndarray zeroed(cnp.npy_intp size):
     """Bytes that are zero; pages that are never written cost nothing."""
+    cdef Py_ssize_t room, start = 0
+    cdef cnp.ndarray memory
     if not CAN_MAP or size < MAPPED:
         return cnp.PyArray_ZEROS(1, &size, cnp.NPY_UINT8, 0)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = (size // HUGE_PAGE + 2) * HUGE_PAGE if HUGE_PAGES else size
+    mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(mapped, np.uint8)
     if HUGE_PAGES:
         with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        start = HUGE_PAGE - <uintptr_t>cnp.PyArray_DATA(memory) % HUGE_PAGE
+    return memory[start:start + size]
 
 
 cdef object bucket_view(table_t t):

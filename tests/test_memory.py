@@ -1,5 +1,7 @@
 """Memory follows what is pending, not what has passed; the native ledger alone has tables."""
 
+import mmap
+import os
 import pickle
 
 import numpy as np
@@ -160,6 +162,17 @@ def test_tables_are_the_memory(native):
     ledger.ack_many(roots, roots + 1)
     del ledger
     assert sum(int(table.view(np.uint8).sum(dtype=np.int64)) for table in tables) >= 0
+
+
+@pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or os.environ.get("NUMPY_MADVISE_HUGEPAGE") == "0",
+    reason="huge pages are not asked for",
+)
+@pytest.mark.parametrize("capacity", [30_000, 100_000, 1_000_000])
+def test_a_large_table_begins_with_a_huge_page(native, capacity):
+    """Else what lies before the first and after the last would be in small ones."""
+    (table,) = native.Ledger(capacity=capacity).tables
+    assert table.ctypes.data % (2 << 20) == 0
 
 
 def test_a_column_that_changes_during_the_call_leaves_the_table_whole(native):
