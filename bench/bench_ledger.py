@@ -91,7 +91,7 @@ pytestmark = pytest.mark.benchmark(group="apply by 8192, alone, after the contes
 
 def bench_limit(contest: Hold, stream: Stream, report_ratio: Report) -> None:
     """Against the speed of memory: what is left of it, grown from nothing and sized up front."""
-    sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.in_flight)
+    sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.most)
     figures = contest([peers.Limit(stream), sized])
     bounds = LIMIT_BOUNDS.get(native_level(), {})
     bound = bounds.get(stream.in_flight)
@@ -112,7 +112,7 @@ def bench_maps(contest: Hold, stream: Stream, available: Available, report_ratio
     """Against hash maps: the best of C++ in each turn, and numba's typed Dict."""
     maps = available(*(partial(peers.CxxMap, stream, kind) for kind in peers.CxxMap.NAMES))
     numba = available(partial(peers.NumbaDict, stream))
-    sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.in_flight)
+    sized = LedgerContestant(stream, name="ackcore, sized up front", capacity=stream.most)
     figures = contest([*maps, *numba, sized] if maps else numba)
     for each in (*maps, *numba):
         bound = NUMBA_BOUNDS.get(stream.in_flight) if each in numba else None

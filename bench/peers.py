@@ -124,7 +124,7 @@ class CxxMap(InOrder):
         self.c = library("maps.cpp", (f"MAP_{kind.upper()}",), self.LIBRARIES[kind])
         self.c.map_open.restype = ctypes.c_void_p
         self.c.map_run.restype = ctypes.c_size_t
-        self.acker = ctypes.c_void_p(self.c.map_open(ctypes.c_size_t(stream.in_flight)))
+        self.acker = ctypes.c_void_p(self.c.map_open(ctypes.c_size_t(stream.most)))
 
     def run(self, prepared: Columns) -> tuple[Int64s, Int32s]:
         """The turn, in one call."""

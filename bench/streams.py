@@ -47,10 +47,12 @@ class Batch(NamedTuple):
 class Stream:
     """Columns of records.
 
-    ``done`` is the spout task where a tree completes, -2 where one begins, and else -1.
+    ``done`` is the spout task where a tree completes, -2 where one begins, and else -1. About
+    ``in_flight`` trees are pending when it has aged, and never more than ``most``.
     """
 
     in_flight: int
+    most: int
     root_ids: Int64s
     vals: Int64s
     tasks: Int32s
@@ -109,7 +111,7 @@ def tree_stream(
     )
     if made < 0:
         raise MemoryError(f"no memory for {slots} trees in flight")
-    return Stream(in_flight, *columns, aged)
+    return Stream(in_flight, slots, *columns, aged)
 
 
 def ledger_class(backend: str = "_native") -> Any:
