@@ -413,6 +413,20 @@ MUTATIONS = [
         f"{MEMORY}::test_a_copy_beyond_its_capacity_grows_as_any_ledger",
     ),
     Mutation(
+        "the first of a column of tasks is not looked at",
+        KERNEL,
+        "for (size_t j = 0; j < n; j++) least = tasks",
+        "for (size_t j = 1; j < n; j++) least = tasks",
+        native("check_refusals"),
+    ),
+    Mutation(
+        "a large table begins anywhere",
+        "pyx/_native.pyx",
+        "start = HUGE_PAGE - <uintptr_t>cnp.PyArray_DATA(memory) % HUGE_PAGE",
+        "start = 4096",
+        f"{MEMORY}::test_a_large_table_begins_with_a_huge_page",
+    ),
+    Mutation(
         "a refused table is said to be smaller than what was asked for",
         LEDGER_PXI,
         "        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))\n"

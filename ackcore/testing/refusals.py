@@ -6,6 +6,7 @@ import array
 import ctypes
 import datetime
 import functools
+import operator
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
@@ -110,6 +111,7 @@ def refusals() -> dict[str, Refusal]:
             calls[f"{name}, {what}"] = (error, name.partition(" of ")[0], call)
     calls.update(_bad_lengths(two, tasks))
     calls.update(_bad_numbers(two))
+    calls.update(_deep_in_columns())
     calls.update(_bad_entries())
     return calls
 
@@ -189,6 +191,23 @@ def _bad_numbers(two: Any) -> dict[str, Refusal]:
         "timeout_ms, a float": (TypeError, "timeout_ms", methodcaller("settle", 1, 5.0)),
         "timeout_ms, negative": (ValueError, "timeout_ms", methodcaller("settle", 1, -1)),
     }  # fmt: skip
+
+
+def _deep_in_columns() -> dict[str, Refusal]:
+    """Kinds are looked at many at a time: wherever a bad one is, it is found."""
+
+    def calls(n: int, row: int) -> dict[str, Refusal]:
+        ids, kinds, tasks = np.arange(n), np.full(n, ACK, np.int32), np.zeros(n, np.int32)
+        kinds[row], tasks[row] = RESET - 1, ACK
+        where, word = f"in row {row} of {n}", f"row {row}"
+        return {
+            f"apply, {where}": (ValueError, word, methodcaller("apply", ids, ids, kinds)),
+            f"fold, {where}": (ValueError, word, methodcaller("fold", ids, ids, kinds)),
+            f"init_many, {where}": (ValueError, word, methodcaller("init_many", ids, ids, tasks)),
+        }
+
+    found = [calls(40, row) for row in range(40)]
+    return functools.reduce(operator.or_, [*found, calls(100_000, 0), calls(100_000, 99_999)])
 
 
 def _bad_entries() -> dict[str, Refusal]:
