@@ -6,10 +6,10 @@
  * bench/README.md):
  *
  *  1. No branch that data decides.  Found or not, init or not, complete or not are masks; a
- *     mispredicted branch costs as much as the whole row.  Outcomes are written always and the
- *     cursor advances by a mask.  `opaque` keeps the compiler from turning masks into branches.
+ *     mispredicted branch costs as much as the whole row.  A row only notes whether it has an outcome,
+ *     and `hand_out` collects them.  `opaque` keeps the compiler from turning masks into branches.
  *  2. A bucket is a cache line and is probed whole, so there is no walk whose length varies.
- *  3. Buckets are prefetched a fixed distance ahead, and in a table beyond the caches the bucket
+ *  3. Buckets are prefetched a fixed distance ahead, across blocks, and in a table beyond the caches the bucket
  *     after one that entries went past too (`PEEK`): a search that leaves its home finds it there.
  *  4. A bucket is probed `EARLY` rows ahead of its row.  What follows from the probe is a long
  *     chain of loads, and a processor that meets it row by row has room to wait for two of them.
@@ -32,14 +32,17 @@ enum {
     AHEAD_BEYOND = 64, /* in a table beyond the caches */
     PEEK = 24,
     EARLY = 4,
-    BLOCK = 512,
-    BIG_BLOCK = 1024,        /* in a table beyond the caches */
+    BLOCK = 1024,
     BEYOND_CACHES = 8 << 20, /* bytes */
     LINE_OF_ROWS = 8         /* ids in a cache line */
 };
 enum { PLAIN, AGED, GENERAL }; /* ledgers, as the loop over a block sees them */
 
 INLINE uint32_t opaque(uint32_t x) {
+    __asm__("" : "+r"(x));
+    return x;
+}
+INLINE uint64_t opaque_word(uint64_t x) {
     __asm__("" : "+r"(x));
     return x;
 }
@@ -120,17 +123,15 @@ INLINE void prefetch_times(const times_t *t) {
  * not the row's home, which is full, but the one after it. */
 enum { FREE_BITS = 8, ANY_SLOT = 0x707, PAST_BIT = 16, PAST = 1 << PAST_BIT };
 
-typedef struct { /* what the rows of a block need, by row; then their outcomes, by outcome */
+typedef struct { /* what the rows of a block need, and what became of them, by row */
     uint8_t put[2 * FREE_BITS]; /* the stamp to put into a slot, by its bit: none, or the present one */
-    bucket_t *homes[BIG_BLOCK + AHEAD_BEYOND];
-    uint64_t ids[BIG_BLOCK + EARLY];
-    uint64_t vals[BIG_BLOCK];
-    int32_t inits[BIG_BLOCK + EARLY];   /* ~task: negative for an INIT, 0 for an ACK */
-    uint32_t slots[BIG_BLOCK + EARLY];  /* which there are; before the look: which may be seen */
-    uint32_t numbers[EARLY + BIG_BLOCK + EARLY]; /* of homes, and before them of nobody's */
-    uint64_t root_ids[BIG_BLOCK + 1];
-    int32_t not_tasks[BIG_BLOCK + 1];
-    uint8_t stamps[BIG_BLOCK + 1]; /* 0: counted already */
+    bucket_t *homes[BLOCK + AHEAD_BEYOND];
+    uint64_t ids[BLOCK + EARLY];
+    uint64_t vals[BLOCK];          /* after the row, in a ledger with a clock: how long the tree took */
+    int32_t inits[BLOCK + EARLY];  /* ~task: negative for an INIT, 0 for an ACK; after the row: the entry's */
+    uint32_t slots[BLOCK + EARLY]; /* which there are; before the look: which may be seen */
+    uint32_t numbers[EARLY + BLOCK + EARLY]; /* of homes, and before them of nobody's */
+    uint8_t left[BLOCK + 64]; /* the stamp of the entry that left complete; 0: none did */
 } work_t;
 
 /* Which of the slots asked for a row may take. */
@@ -198,7 +199,7 @@ INLINE uint32_t is_last(const ledger_t *l, uint32_t number) {
 /* Where the rows' homes are, and which rows may see nothing early: those beside whose home a row just before
  * is at work, those of the last bucket, as the one after that is the first, and those that `row` must
  * do; in a tangled table, all. */
-INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, size_t ahead, const int has_tasks,
+INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, const int has_tasks,
                        const int mode) {
     uint32_t *const numbers = w->numbers + EARLY;
     const uint32_t any = l->tangled || (!has_tasks && ~in->kind > 0) ? 0 : ANY_SLOT;
@@ -218,7 +219,6 @@ INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, size
             w->homes[j] = &t->buckets[i];
             numbers[j] = (uint32_t)i;
         }
-    for (size_t j = n; j < n + ahead; j++) w->homes[j] = w->homes[n - 1];
     for (size_t j = 0; j < EARLY; j++) {
         w->numbers[j] = UINT32_MAX - 1; /* no home beside which anybody is at work */
         numbers[n + j] = numbers[n - 1];
@@ -230,6 +230,14 @@ INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, size
         w->slots[j] = (unseen - 1) & any;
     }
 }
+/* The homes of the rows that follow the block, to be prefetched, or as many times some other. */
+INLINE void find_next_homes(work_t *w, ledger_t *l, const uint64_t *ids, size_t n, size_t rest, size_t ahead) {
+    for (size_t j = 0; j < ahead; j++) {
+        size_t i;
+        table_t *t = home_of(l, hash_of(l->seed, j < rest ? ids[j] : w->ids[n - 1]), &i);
+        w->homes[n + j] = &t->buckets[i];
+    }
+}
 /* The columns come from memory as well, and processors prefetch them no further than a page. */
 INLINE void prefetch_rows(const batch_t *in, size_t p) {
     __builtin_prefetch(in->root_ids + p);
@@ -237,20 +245,53 @@ INLINE void prefetch_rows(const batch_t *in, size_t p) {
     if (in->tasks) __builtin_prefetch(in->tasks + p);
 }
 
-INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, const outcomes_t *out,
+/* Which of up to 64 rows completed a tree, as bits. */
+INLINE uint64_t done_rows(const uint8_t *left, size_t n) {
+    uint64_t none = 0;
+#if SIMD >= 3
+    none = _mm512_testn_epi8_mask(_mm512_loadu_si512(left), _mm512_loadu_si512(left));
+#elif SIMD >= 1
+    for (int k = 0; k < 64; k += 16) {
+        const __m128i some = _mm_loadu_si128((const __m128i *)(left + k));
+        none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128())) << k;
+    }
+#else
+    for (int k = 0; k < 64; k++) none |= (uint64_t)(left[k] == 0) << k;
+#endif
+    return n < 64 ? ~none & (((uint64_t)1 << n) - 1) : ~none;
+}
+/* Hand out the trees that rows `from` to `to` completed, as outcomes m and following, and count their
+ * entries out; returns how many.  The loop over a few rows in 64 ends where nobody foresees it, which costs
+ * less than doing all 64. */
+COLD size_t hand_out(ledger_t *l, const work_t *w, size_t from, size_t to, const outcomes_t *out, size_t m) {
+    const size_t before = m;
+    for (; from < to; from += 64)
+        for (uint64_t done = done_rows(w->left + from, to - from); done; done &= done - 1) {
+            const size_t j = from + (size_t)__builtin_ctzll(done);
+            out->root_ids[m] = (int64_t)w->ids[j];
+            out->tasks[m] = ~w->inits[j];
+            if (out->elapsed) out->elapsed[m] = (int64_t)w->vals[j];
+            l->counts[w->left[j]]--;
+            m++;
+        }
+    return m - before;
+}
+
+INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size_t rest, const outcomes_t *out,
                         size_t m, const int has_tasks, const int decide, const int mode,
                         const int beyond) {
     const size_t ahead = beyond ? AHEAD_BEYOND : AHEAD;
-    const size_t next = p + (beyond ? BIG_BLOCK : BLOCK) + AHEAD; /* of the columns to prefetch */
+    const size_t next = p + BLOCK + AHEAD; /* of the columns to prefetch */
     const uint32_t stamp = (uint32_t)l->stamp;
     work_t w;
-    uint32_t at = 0;    /* outcomes so far */
-    uint32_t apart = 0; /* those that `row` wrote */
-    uint32_t fresh = 0; /* entries made on the straight path */
+    size_t from = 0;    /* the first row whose outcome was not handed out */
+    size_t gone = 0;    /* entries that left on the straight path, before that row */
+    uint32_t fresh = 0; /* entries made there */
 
     for (int k = 0; k < 2 * FREE_BITS; k++) w.put[k] = k < FREE_BITS ? 0 : (uint8_t)stamp;
     read_rows(&w, in, p, n, has_tasks);
-    find_homes(&w, l, in, n, ahead, has_tasks, mode);
+    find_homes(&w, l, in, n, has_tasks, mode);
+    find_next_homes(&w, l, in->root_ids + p + n, n, rest, ahead);
     for (size_t j = 0; j < ahead; j++) prefetch(w.homes[j]);
     for (size_t j = 0; j < EARLY; j++) look_early(l, &w, j, mode);
 
@@ -283,14 +324,14 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
             }
             const uint32_t slot = opaque((uint32_t)__builtin_ctz(slots));
             const size_t s = slot % FREE_BITS;
-            const uint32_t was_stamp = b->stamps[s]; /* of a free slot this is 0, and so is the rest */
+            const int32_t was_stamp = (int8_t)b->stamps[s]; /* of a free slot this is 0, and so is the rest */
             const int32_t was = b->not_tasks[s];
-            if (UNLIKELY((int32_t)(was_stamp << 24 | (uint32_t)(was & init)) < 0)) goto apart;
-            const uint64_t val = b->vals[s] ^ w.vals[j];
+            if (UNLIKELY((was_stamp | (was & init)) < 0)) goto apart; /* marked, or a second init */
+            const uint64_t val = opaque_word(b->vals[s] ^ w.vals[j]); /* or it is compared before the XOR */
             const int32_t is = was | init;
             b->keys[s] = id;
             b->vals[s] = val;
-            uint32_t now_stamp = was_stamp | w.put[slot];
+            uint32_t now_stamp = (uint32_t)was_stamp | w.put[slot];
             if (!decide || (mode == GENERAL && l->refresh_on_ack)) now_stamp = stamp;
             if (!decide || mode == GENERAL) {
                 l->counts[was_stamp]--; /* counts[0] is nobody's */
@@ -303,7 +344,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
                 const int64_t first = is_new ? time : t->first[s], last = is_new ? time : t->last[s];
                 t->first[s] = !decide && time < first ? time : first;
                 t->last[s] = decide || time > last ? time : last;
-                if (decide) out->elapsed[m + at] = (int64_t)((uint64_t)time - (uint64_t)first);
+                w.vals[j] = (uint64_t)time - (uint64_t)first;
             }
             if (!decide) {
                 b->not_tasks[s] = is;
@@ -312,52 +353,52 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, cons
                 continue;
             }
             /* All ones if the tree is complete: it has its init, and nothing is left of its values. */
-            const uint32_t done = opaque((uint32_t)((is & -(int32_t)(val == 0)) >> 31));
-            w.root_ids[at] = id;
-            w.not_tasks[at] = is;
-            w.stamps[at] = (uint8_t)now_stamp;
-            at -= done;
-            if (UNLIKELY(b->over & done)) {
+            const uint32_t done = opaque(-(uint32_t)(val == 0)) & (uint32_t)(is >> 31);
+            const uint8_t left = (uint8_t)(now_stamp & done);
+            w.inits[j] = is;
+            w.left[j] = left;
+            if (UNLIKELY(b->over & (uint8_t)done)) {
                 size_t i;
                 table_t *t = home_of(l, hash_of(l->seed, id), &i);
                 b->stamps[s] = (uint8_t)now_stamp;
                 table_erase(t, l->seed, i + (slots >> PAST_BIT), (unsigned)s);
                 look_again(l, &w, j, mode);
             } else {
-                b->stamps[s] = (uint8_t)(now_stamp & ~done); /* free again, if it is complete */
+                b->stamps[s] = (uint8_t)(now_stamp ^ left); /* free again, if it is complete */
                 b->not_tasks[s] = is & (int32_t)~done;
                 if (UNLIKELY(slots & PAST)) b[-1].over += (uint8_t)(((slot & FREE_BITS) != 0) + done);
             }
             continue;
         apart:
             w.slots[j] = 0;
-            if (row(l, id, w.vals[j], ~init, in->times ? in->times[p + j] : in->now, decide, out, m + at)) {
-                w.root_ids[at] = id;
-                w.not_tasks[at] = ~out->tasks[m + at];
-                w.stamps[at] = 0;
-                at++;
-                apart++;
+            if (decide) {
+                const size_t more = hand_out(l, &w, from, j, out, m);
+                gone += more;
+                m += more;
+                from = j + 1;
             }
+            m += row(l, id, w.vals[j], ~init, in->times ? in->times[p + j] : in->now, decide, out, m);
             look_again(l, &w, j, mode);
             if (UNLIKELY(l->tangled)) memset(w.slots + j + 1, 0, (n + EARLY - j - 1) * sizeof *w.slots);
         }
     }
     for (size_t j = 0; j < n; j++) fresh += ((w.slots[j] & ALL_SLOTS) == 0) & (w.slots[j] != 0);
     if (decide) {
-        memcpy(out->root_ids + m, w.root_ids, at * sizeof *w.root_ids);
-        for (size_t k = 0; k < at; k++) out->tasks[m + k] = ~w.not_tasks[k];
-        for (size_t k = 0; k < at; k++) l->counts[w.stamps[k]]--;
+        const size_t more = hand_out(l, &w, from, n, out, m);
+        gone += more;
+        m += more;
         if (mode != GENERAL) l->counts[stamp] += fresh;
     }
-    l->used += (size_t)fresh - (at - apart);
-    return m + at;
+    l->used += (size_t)fresh - gone;
+    return m;
 }
 
-typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t, size_t, const outcomes_t *, size_t);
+/* Runs rows p to p + n, which `rest` more will follow, and returns how many outcomes there are now. */
+typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t p, size_t n, size_t rest, const outcomes_t *, size_t m);
 #define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, BEYOND)                                            \
     static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, size_t n, \
-                                                 const outcomes_t *out, size_t m) {               \
-        return run_block(l, in, p, n, out, m, HAS_TASKS, DECIDE, MODE, BEYOND);                    \
+                                                 size_t rest, const outcomes_t *out, size_t m) {   \
+        return run_block(l, in, p, n, rest, out, m, HAS_TASKS, DECIDE, MODE, BEYOND);              \
     }
 BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
 BLOCK_OF(apply_beyond, 1, 1, PLAIN, 1)

@@ -12,8 +12,7 @@
  * on: a slice of a migration, a slice of a sweep, growth into a spare. */
 static size_t next_block(ledger_t *l, size_t rest) {
     enum { LEAST_BLOCK = 64 };
-    size_t rows = l->cur.n * sizeof(bucket_t) > BEYOND_CACHES ? BIG_BLOCK : BLOCK;
-    if (rows > rest) rows = rest;
+    size_t rows = rest < BLOCK ? rest : BLOCK;
     /* A table that is left for a smaller one is nearly empty: go through it faster. */
     ledger_migrate(l, l->old.n > l->cur.n ? rows * 32 : rows * 2);
     if (UNLIKELY(l->used + rows > l->limit)) {
@@ -49,7 +48,7 @@ static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes
     if (decide) memset(out->kinds, STATUS_ACKED, n); /* `row` writes the others */
     for (size_t p = 0, rows; p < n; p += rows) {
         rows = next_block(l, n - p);
-        m = block_for(l, in, decide)(l, in, p, rows, out, m);
+        m = block_for(l, in, decide)(l, in, p, rows, n - p - rows, out, m);
         after_block(l);
     }
     ledger_weigh(l);

@@ -291,10 +291,24 @@ MUTATIONS = [
         native("check_merging_two_rows"),
     ),
     Mutation(
+        "outcomes before a row that goes apart are handed out after its own",
+        BLOCK,
+        "            if (decide) {\n                const size_t more = hand_out(l, &w, from, j,",
+        "            if (0) {\n                const size_t more = hand_out(l, &w, from, j,",
+        f"{MODEL}::test_long_random_traffic[False]",
+    ),
+    Mutation(
+        "the outcomes of rows that follow a multiple of 64 are not handed out",
+        BLOCK,
+        "for (; from < to; from += 64)",
+        "for (; from + 64 <= to || from == 0; from += 64)",
+        native("check_id_patterns"),
+    ),
+    Mutation(
         "lose a row where a batch is cut",
         KERNEL,
-        "m = block_for(l, in, decide)(l, in, p, rows, out, m);",
-        "m = block_for(l, in, decide)(l, in, p, rows - (rows == BLOCK), out, m);",
+        "m = block_for(l, in, decide)(l, in, p, rows, n",
+        "m = block_for(l, in, decide)(l, in, p, rows - (rows == BLOCK), n",
         native("check_id_patterns"),
     ),
     Mutation(
@@ -366,8 +380,8 @@ MUTATIONS = [
     Mutation(
         "rows looked up early do not hear of an entry made apart",
         BLOCK,
-        "            }\n            look_again(l, &w, j, mode);\n",
-        "            }\n",
+        "decide, out, m);\n            look_again(l, &w, j, mode);\n",
+        "decide, out, m);\n",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
