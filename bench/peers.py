@@ -105,7 +105,12 @@ class Limit(Contestant):
 
 
 class CxxMap(InOrder):
-    """An acker over a C++ hash map: maps.cpp, sized up front, all batches of a turn in one call."""
+    """An acker over a C++ hash map: maps.cpp, all batches of a turn in one call.
+
+    It is sized up front, for the most that is ever pending, or (``room``) for that many times as
+    much.  The tables of boost and absl are powers of two, so that a size may leave them nearly
+    full or nearly half empty; boost's, when full, is laid out anew every now and then.
+    """
 
     LIBRARIES = {  # noqa: RUF012
         "boost": (),
@@ -119,12 +124,15 @@ class CxxMap(InOrder):
         "std": "std::unordered_map",
     }
 
-    def __init__(self, stream: Stream, kind: str) -> None:
-        self.stream, self.name = stream, self.NAMES[kind]
+    ROOMY = "twice the room"
+
+    def __init__(self, stream: Stream, kind: str, room: int = 1) -> None:
+        self.stream = stream
+        self.name = self.NAMES[kind] if room == 1 else f"{self.NAMES[kind]}, {self.ROOMY}"
         self.c = library("maps.cpp", (f"MAP_{kind.upper()}",), self.LIBRARIES[kind])
         self.c.map_open.restype = ctypes.c_void_p
         self.c.map_run.restype = ctypes.c_size_t
-        self.acker = ctypes.c_void_p(self.c.map_open(ctypes.c_size_t(stream.most)))
+        self.acker = ctypes.c_void_p(self.c.map_open(ctypes.c_size_t(room * stream.most)))
 
     def run(self, prepared: Columns) -> tuple[Int64s, Int32s]:
         """The turn, in one call."""

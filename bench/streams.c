@@ -12,7 +12,7 @@ typedef struct {
 
 typedef struct {
     uint64_t random, stride;
-    int64_t trees;
+    int64_t trees, pending, most; /* trees begun, of them not completed, and the most of those so far */
     int64_t *roots, *vals; /* where the next record goes */
     int32_t *tasks;
     int8_t *done;
@@ -36,6 +36,8 @@ static void record(stream_t *s, slot_t *slot) {
         slot->left = 0;
         slot->init_at = (uint8_t)below(s, RECORDS);
     }
+    s->pending += first - last;
+    if (s->pending > s->most) s->most = s->pending;
     const uint64_t val = last ? slot->left : draw(s);
     slot->left ^= val;
     *s->roots++ = (int64_t)slot->root;
@@ -45,15 +47,19 @@ static void record(stream_t *s, slot_t *slot) {
     slot->next = last ? 0 : (uint8_t)(slot->next + 1);
 }
 
-/* One record of each slot, `churn` of slots drawn at random, then `whole` trees one by one.
+/* None to four records of each slot, as many slots having each number of them, then `churn` of slots drawn at
+ * random, then `whole` trees one by one.  So no more trees are ever in flight while the stream fills a
+ * ledger than afterwards.  Returns the most that are.
  * `done` is the spout task in a record that completes its tree, -2 in one that begins a tree, and -1
  * in the others. */
-int make_stream(uint64_t seed, int64_t slots, int64_t churn, int64_t whole, uint64_t stride,
+int64_t make_stream(uint64_t seed, int64_t slots, int64_t churn, int64_t whole, uint64_t stride,
                 int64_t *roots, int64_t *vals, int32_t *tasks, int8_t *done) {
-    stream_t s = {seed, stride, 1, roots, vals, tasks, done};
+    stream_t s = {seed, stride, 1, 0, 0, roots, vals, tasks, done};
     slot_t *all = calloc((size_t)slots, sizeof *all), fresh = {0}, *next[AHEAD];
     if (all == NULL) return -1;
-    for (int64_t i = 0; i < slots; i++) record(&s, &all[i]);
+    for (int k = 1; k < RECORDS; k++)
+        for (int64_t i = 0; i < slots; i++)
+            if (i % RECORDS >= k) record(&s, &all[i]);
     for (int i = 0; i < AHEAD; i++) next[i] = &all[below(&s, (uint64_t)slots)];
     for (int64_t i = 0; i < churn; i++) {
         slot_t *slot = next[i % AHEAD];
@@ -62,5 +68,5 @@ int make_stream(uint64_t seed, int64_t slots, int64_t churn, int64_t whole, uint
     }
     for (int64_t i = 0; i < whole * RECORDS; i++) record(&s, &fresh);
     free(all);
-    return 0;
+    return s.most;
 }

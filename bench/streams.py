@@ -48,7 +48,7 @@ class Stream:
     """Columns of records.
 
     ``done`` is the spout task where a tree completes, -2 where one begins, and else -1. About
-    ``in_flight`` trees are pending when it has aged, and never more than ``most``.
+    ``in_flight`` trees are pending when it is filled and aged, and never more than ``most``.
     """
 
     in_flight: int
@@ -95,23 +95,28 @@ def tree_stream(
     """Records that fill, some that age, and ``timed_rows`` more, all from one seed.
 
     Each of 1.25 x ``in_flight`` slots holds one tree after the other, and every record is the
-    next one of a slot drawn at random.  A fifth of the slots are between two trees.  Root ids are
+    next one of a slot drawn at random.  A fifth of the slots are between two trees, from the
+    moment the ledger is filled: what has been sized for so many trees in flight never grows, and
+    what grows is as large as they make it.  Root ids are
     random, or multiples of ``stride`` in order of birth.  ``whole``: the timed records are those
     of other trees, each from its first record to its last, while those in flight stay open.
     """
     slots = in_flight * RECORDS // (RECORDS - 1)
-    aged = -(-(slots + RECORDS * in_flight) // CALL) * CALL
+    filled = sum(k * len(range(k, slots, RECORDS)) for k in range(RECORDS))
+    aged = -(-(filled + RECORDS * in_flight) // CALL) * CALL
     trees = -(-timed_rows // RECORDS) if whole else 0
-    churn = aged - slots + (0 if whole else timed_rows)
-    n = slots + churn + trees * RECORDS
+    churn = aged - filled + (0 if whole else timed_rows)
+    n = filled + churn + trees * RECORDS
     columns = [np.empty(n, dtype) for dtype in (np.int64, np.int64, np.int32, np.int8)]
     sizes = [ctypes.c_int64(size) for size in (slots, churn, trees)]
-    made = library("streams.c").make_stream(
+    make_stream = library("streams.c").make_stream
+    make_stream.restype = ctypes.c_int64
+    most = make_stream(
         ctypes.c_uint64(seed), *sizes, ctypes.c_uint64(stride), *map(address, columns)
     )
-    if made < 0:
+    if most < 0:
         raise MemoryError(f"no memory for {slots} trees in flight")
-    return Stream(in_flight, slots, *columns, aged)
+    return Stream(in_flight, most, *columns, aged)
 
 
 def ledger_class(backend: str = "_native") -> Any:
