@@ -120,7 +120,7 @@ def bench_maps(contest: Hold, stream: Stream, available: Available, report_ratio
         ratios = figures.ratios(each.name)
         report_ratio(figures.label(each.name), ratios, bound)
     if maps:
-        # As whoever sets the bound took it: a map that has reserved what is pending.
+        # The bound is one against maps that reserve what is pending.
         best = max(maps, key=lambda each: figures.rate(each.name)).name
         label = f"{stream.in_flight:,} in flight: {{}} / the best C++ map here, {best}"
         report_ratio(label.format("ackcore"), figures.ratios(best), MAP_BOUNDS[stream.in_flight])

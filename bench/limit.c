@@ -33,11 +33,13 @@ void limit_close(line_t *table) { free(table); }
 static inline uint32_t line_of(uint64_t id, uint64_t lines) {
     return (uint32_t)(((id * 0x9e3779b97f4a7c15) >> 32) * lines >> 32);
 }
+/* n records, which `rest` more of the call follow: their first lines are prefetched as well. */
 static inline __attribute__((always_inline)) void block(line_t *table, uint64_t lines,
-        const uint64_t *ids, const uint64_t *vals, const int32_t *tasks, size_t n, size_t ahead) {
+        const uint64_t *ids, const uint64_t *vals, const int32_t *tasks, size_t n, size_t rest, size_t ahead) {
     uint32_t at[BLOCK + MOST_AHEAD];
-    for (size_t j = 0; j < n; j++) at[j] = line_of(ids[j], lines);
-    for (size_t j = n; j < n + ahead; j++) at[j] = at[n - 1];
+    const size_t known = n + (rest < ahead ? rest : ahead);
+    for (size_t j = 0; j < known; j++) at[j] = line_of(ids[j], lines);
+    for (size_t j = known; j < n + ahead; j++) at[j] = at[n - 1];
     for (size_t j = 0; j < ahead; j++) __builtin_prefetch(&table[at[j]], 1, 3);
     for (size_t j = 0; j < n; j++) {
         if (ahead) __builtin_prefetch(&table[at[j + ahead]], 1, 3);
@@ -49,12 +51,12 @@ void limit_run(line_t *table, uint64_t lines, const uint64_t *ids, const uint64_
     for (size_t from = 0; from < rows; from += call) {
         const size_t end = from + call < rows ? from + call : rows;
         for (size_t i = from; i < end; i += BLOCK) {
-            const size_t n = end - i < BLOCK ? end - i : BLOCK;
+            const size_t n = end - i < BLOCK ? end - i : BLOCK, rest = end - i - n;
             /* 0 apart, so that the loop without prefetch has none in it */
             if (ahead)
-                block(table, lines, ids + i, vals + i, tasks + i, n, ahead);
+                block(table, lines, ids + i, vals + i, tasks + i, n, rest, ahead);
             else
-                block(table, lines, ids + i, vals + i, tasks + i, n, 0);
+                block(table, lines, ids + i, vals + i, tasks + i, n, rest, 0);
         }
     }
 }

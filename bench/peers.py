@@ -124,11 +124,10 @@ class CxxMap(InOrder):
         "std": "std::unordered_map",
     }
 
-    ROOMY = "twice the room"
+    ROOMS = {1: "", 2: ", twice the room"}  # noqa: RUF012
 
     def __init__(self, stream: Stream, kind: str, room: int = 1) -> None:
-        self.stream = stream
-        self.name = self.NAMES[kind] if room == 1 else f"{self.NAMES[kind]}, {self.ROOMY}"
+        self.stream, self.name = stream, self.NAMES[kind] + self.ROOMS[room]
         self.c = library("maps.cpp", (f"MAP_{kind.upper()}",), self.LIBRARIES[kind])
         self.c.map_open.restype = ctypes.c_void_p
         self.c.map_run.restype = ctypes.c_size_t

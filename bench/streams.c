@@ -53,7 +53,7 @@ static void record(stream_t *s, slot_t *slot) {
  * `done` is the spout task in a record that completes its tree, -2 in one that begins a tree, and -1
  * in the others. */
 int64_t make_stream(uint64_t seed, int64_t slots, int64_t churn, int64_t whole, uint64_t stride,
-                int64_t *roots, int64_t *vals, int32_t *tasks, int8_t *done) {
+                    int64_t *roots, int64_t *vals, int32_t *tasks, int8_t *done) {
     stream_t s = {seed, stride, 1, 0, 0, roots, vals, tasks, done};
     slot_t *all = calloc((size_t)slots, sizeof *all), fresh = {0}, *next[AHEAD];
     if (all == NULL) return -1;

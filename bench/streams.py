@@ -94,12 +94,12 @@ def tree_stream(
 ) -> Stream:
     """Records that fill, some that age, and ``timed_rows`` more, all from one seed.
 
-    Each of 1.25 x ``in_flight`` slots holds one tree after the other, and every record is the
-    next one of a slot drawn at random.  A fifth of the slots are between two trees, from the
-    moment the ledger is filled: what has been sized for so many trees in flight never grows, and
-    what grows is as large as they make it.  Root ids are
-    random, or multiples of ``stride`` in order of birth.  ``whole``: the timed records are those
-    of other trees, each from its first record to its last, while those in flight stay open.
+    Each of 1.25 x ``in_flight`` slots holds one tree after the other, and once the ledger is filled
+    every record is the next one of a slot drawn at random.  A fifth of the slots are between two
+    trees from then on: what has been sized for so many trees in flight never grows, and what grows
+    is as large as they make it.  Root ids are random, or multiples of ``stride`` in order of birth.
+    ``whole``: the timed records are those of other trees, each from its first record to its last,
+    while those in flight stay open.
     """
     slots = in_flight * RECORDS // (RECORDS - 1)
     filled = sum(k * len(range(k, slots, RECORDS)) for k in range(RECORDS))

@@ -2,21 +2,22 @@
  *
  * `row` is the meaning of a message (SEMANTICS 2 and 4) and handles every case.  `run_block` is
  * the same for columns, with a straight path for what nearly every row is: an INIT or an ACK whose
- * entry is in its home bucket or the one after that, or goes there.  What makes it fast, in order of effect (measured;
- * bench/README.md):
+ * entry is in its home bucket or the one after that, or goes there.  What makes it fast, in order of
+ * effect (measured; bench/README.md):
  *
  *  1. No branch that data decides.  Found or not, init or not, complete or not are masks; a
  *     mispredicted branch costs as much as the whole row.  A row only notes whether it has an outcome,
  *     and `hand_out` collects them.  `opaque` keeps the compiler from turning masks into branches.
  *  2. A bucket is a cache line and is probed whole, so there is no walk whose length varies.
- *  3. Buckets are prefetched a fixed distance ahead, across blocks, and in a table beyond the caches the bucket
- *     after one that entries went past too (`PEEK`): a search that leaves its home finds it there.
+ *  3. Buckets are prefetched a fixed distance ahead, across blocks, and in a table beyond the caches
+ *     the bucket after one that entries went past too (`PEEK`): a search that leaves its home finds it
+ *     there.
  *  4. A bucket is probed `EARLY` rows ahead of its row.  What follows from the probe is a long
  *     chain of loads, and a processor that meets it row by row has room to wait for two of them.
  *     What is not at home is nearly always in the bucket after that, which is the only branch.
  *     Where a row in between may change either, the probe is left to the row's own turn.
  *  5. Few instructions and few registers: all that a row needs lies in one struct (`work_t`), to
- *     which the block's columns are copied, and from which its outcomes are copied out.
+ *     which the block's columns are copied, and from which its outcomes are collected.
  *
  * A PLAIN ledger has no dead entries, no move to another table under way, no clock and no refresh on
  * ack; an AGED one has dead entries and is plain otherwise.  The GENERAL ones pay for all those tests,
@@ -177,8 +178,9 @@ INLINE void look_again(const ledger_t *l, work_t *w, size_t j, const int mode) {
         look_early(l, w, e, mode);
     }
 }
-/* Copy the rows in.  Every column is read once: should another thread write to the caller's, an id
- * must still go to its own home, or a search would run into the hole. */
+/* Copy the rows in.  What decides anything is read once (`find_next_homes` only prefetches): should another
+ * thread write to the caller's columns, an id must still go to its own home, or a search would run into the
+ * hole. */
 INLINE void read_rows(work_t *w, const batch_t *in, size_t p, size_t n, const int has_tasks) {
     memcpy(w->ids, in->root_ids + p, n * sizeof *w->ids);
     if (in->vals)
@@ -230,13 +232,15 @@ INLINE void find_homes(work_t *w, ledger_t *l, const batch_t *in, size_t n, cons
         w->slots[j] = (unseen - 1) & any;
     }
 }
-/* The homes of the rows that follow the block, to be prefetched, or as many times some other. */
+/* The homes of the rows that follow the block, to be prefetched; where there are none, the last row's. */
 INLINE void find_next_homes(work_t *w, ledger_t *l, const uint64_t *ids, size_t n, size_t rest, size_t ahead) {
-    for (size_t j = 0; j < ahead; j++) {
+    const size_t known = rest < ahead ? rest : ahead;
+    for (size_t j = 0; j < known; j++) {
         size_t i;
-        table_t *t = home_of(l, hash_of(l->seed, j < rest ? ids[j] : w->ids[n - 1]), &i);
+        table_t *t = home_of(l, hash_of(l->seed, ids[j]), &i);
         w->homes[n + j] = &t->buckets[i];
     }
+    for (size_t j = known; j < ahead; j++) w->homes[n + j] = w->homes[n - 1];
 }
 /* The columns come from memory as well, and processors prefetch them no further than a page. */
 INLINE void prefetch_rows(const batch_t *in, size_t p) {
@@ -263,7 +267,7 @@ INLINE uint64_t done_rows(const uint8_t *left, size_t n) {
 /* Hand out the trees that rows `from` to `to` completed, as outcomes m and following, and count their
  * entries out; returns how many.  The loop over a few rows in 64 ends where nobody foresees it, which costs
  * less than doing all 64. */
-COLD size_t hand_out(ledger_t *l, const work_t *w, size_t from, size_t to, const outcomes_t *out, size_t m) {
+static __attribute__((noinline)) size_t hand_out(ledger_t *l, const work_t *w, size_t from, size_t to, const outcomes_t *out, size_t m) {
     const size_t before = m;
     for (; from < to; from += 64)
         for (uint64_t done = done_rows(w->left + from, to - from); done; done &= done - 1) {
@@ -281,7 +285,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
                         size_t m, const int has_tasks, const int decide, const int mode,
                         const int beyond) {
     const size_t ahead = beyond ? AHEAD_BEYOND : AHEAD;
-    const size_t next = p + BLOCK + AHEAD; /* of the columns to prefetch */
+    const size_t next = p + BLOCK + ahead; /* of the columns to prefetch */
     const uint32_t stamp = (uint32_t)l->stamp;
     work_t w;
     size_t from = 0;    /* the first row whose outcome was not handed out */
@@ -371,6 +375,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             continue;
         apart:
             w.slots[j] = 0;
+            w.left[j] = 0;
             if (decide) {
                 const size_t more = hand_out(l, &w, from, j, out, m);
                 gone += more;
@@ -394,7 +399,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
 }
 
 /* Runs rows p to p + n, which `rest` more will follow, and returns how many outcomes there are now. */
-typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t p, size_t n, size_t rest, const outcomes_t *, size_t m);
+typedef size_t (*block_t)(ledger_t *, const batch_t *, size_t p, size_t n, size_t rest, const outcomes_t *,
+                          size_t m);
 #define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, BEYOND)                                            \
     static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, size_t n, \
                                                  size_t rest, const outcomes_t *out, size_t m) {   \

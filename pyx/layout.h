@@ -25,9 +25,10 @@
  *
  * Costs.  A ledger that was sized up front takes 48 bytes an entry, with the marks, when it is full;
  * one that grew 62 to 94, until entries leave.  An operation touches one cache line; for up to three
- * entries in a hundred the next one as well, for eight when a table sized up front is full.  The hash has a secret seed and spreads ids that follow a rule as well as
- * random ones; a chain that grows long all the same (`CHAIN_LIMIT`) asks for a new seed, and until
- * the table is laid out anew everything stays correct.
+ * entries in a hundred the next one as well, for eight when a table sized up front is full.  The hash
+ * has a secret seed and spreads ids that follow a rule as well as random ones; a chain that grows long
+ * all the same (`CHAIN_LIMIT`) asks for a new seed, and until the table is laid out anew everything
+ * stays correct.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H

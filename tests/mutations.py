@@ -539,9 +539,8 @@ MUTATIONS = [
     Mutation(
         "a restarted plan has a new time",
         "ackcore/spark/batch.py",
-        "        plan = self.state.make_plan(number, self.clock()) if plan is None else "
-        "self._bury(plan)\n",
-        "        plan = self.state.make_plan(number, self.clock())\n",
+        "        if plan is None:\n            plan = self._watched(",
+        "        if True:\n            plan = self._watched(",
         f"{BATCH}::test_a_plan_is_kept_with_its_time",
     ),
     Mutation(
