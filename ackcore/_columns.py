@@ -27,6 +27,9 @@ from ackcore._records import (
 
 MAX_TASK = 2**31 - 1
 MIN_BUCKETS, MAX_BUCKETS = 2, 126
+#: Entries that a table is sized up front for at most: of 2**32 buckets, as many as the native one
+#: tells apart, which takes 92 entries in 64 of them (pyx/layout.h).
+MAX_CAPACITY = (1 << 26) * 92 - 4096
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 #: Marks of the machine's own byte order in a buffer's format; no mark means the same.
@@ -346,8 +349,14 @@ def ledger_options(
         raise TypeError(
             f"clock must be a callable that returns milliseconds, got {type(clock).__name__}"
         )
+    room = as_count(capacity, "capacity", 1)
+    if room > MAX_CAPACITY:
+        raise MemoryError(
+            f"no memory for a table of {room} entries, its capacity; ask for less: a ledger grows "
+            f"when it must, and holds no more than {MAX_CAPACITY} entries"
+        )
     return Options(
-        as_count(capacity, "capacity", 1),
+        room,
         as_count(buckets, "buckets", MIN_BUCKETS, MAX_BUCKETS),
         bool(refresh_on_ack),
         clock,

@@ -99,7 +99,8 @@ class Ledger:
     Parameters
     ----------
     capacity : int, default 1024
-        Entries to make room for up front; a ledger grows when it must.
+        Entries to make room for up front; a ledger grows when it must.  More than any table
+        holds is a `MemoryError`, as of the native ledger.
     buckets : int, default 3
         Turns (`rotate`) after which an entry expires: 2..126.
     refresh_on_ack : bool, default False

@@ -252,6 +252,8 @@ def _bad_entries() -> dict[str, Refusal]:
 BAD_OPTIONS: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "no capacity": (ValueError, "capacity", {"capacity": 0}),
     "negative capacity": (ValueError, "capacity", {"capacity": -1}),
+    "a capacity that no machine has": (MemoryError, "capacity", {"capacity": 2**62}),
+    "capacity of 65 bits": (MemoryError, "capacity", {"capacity": 2**64}),
     "capacity, a float": (TypeError, "capacity", {"capacity": 1.0}),
     "one bucket": (ValueError, "buckets", {"buckets": 1}),
     "127 buckets": (ValueError, "buckets", {"buckets": 127}),
