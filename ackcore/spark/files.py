@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -301,6 +302,7 @@ class Lock:
 
     def __init__(self, path: Path, wait: bool = False):
         self.path = path
+        self._closing = threading.Lock()
         with writing(path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -321,10 +323,13 @@ class Lock:
             raise
 
     def close(self) -> None:
-        """Let go; twice is fine."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        """Let go; twice is fine, and from any thread."""
+        # A number that is closed twice may be another file's by then: a sink's that is being
+        # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
+        with self._closing:
+            handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 def numbered(directory: Path, suffix: str = "") -> list[int]:

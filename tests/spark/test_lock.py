@@ -1,0 +1,59 @@
+"""The checkpoint's lock, closed more than once: it is its own descriptor that goes, and no other.
+
+The system gives a number that was closed to whoever opens next.  A second close of it then hits a
+file of somebody else: a sink's, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from ackcore.spark.files import Lock
+
+
+def test_a_close_within_a_close_leaves_what_was_opened_between(tmp_path, monkeypatch):
+    """The second comes while the first is in the system's call, with the number free again."""
+    lock = Lock(tmp_path / "lock")
+    close, closed, others = os.close, [], []
+
+    def closing(handle):
+        close(handle)
+        closed.append(handle)
+        if len(closed) == 1:
+            others.append(os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT))
+            lock.close()
+
+    monkeypatch.setattr(os, "close", closing)
+    lock.close()
+    monkeypatch.undo()
+    assert closed == others  # it was given the same number
+    assert os.path.samestat(os.fstat(others[0]), os.stat(tmp_path / "other"))
+    close(others[0])
+
+
+def test_threads_that_close_one_lock_leave_what_the_others_open(tmp_path):
+    names = [str(n) for n in range(4)]
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            lock, start, others = Lock(tmp_path / "lock"), threading.Barrier(len(names)), []
+
+            def close_and_open(name, lock=lock, start=start, others=others):
+                start.wait()
+                lock.close()
+                others.append((name, os.open(tmp_path / name, os.O_RDWR | os.O_CREAT)))
+
+            threads = [threading.Thread(target=close_and_open, args=(name,)) for name in names]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(name for name, _ in others) == names
+            for name, other in others:
+                assert os.path.samestat(os.fstat(other), os.stat(tmp_path / name))
+                os.close(other)
+    finally:
+        sys.setswitchinterval(switch_interval)
