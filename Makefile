@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash test build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo demo-crash soak test build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -11,6 +11,7 @@ K ?=
 EXTRAS ?=
 BASE ?= HEAD
 OTHER ?=
+SOAK_S ?= 3600
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
@@ -32,6 +33,9 @@ demo: java .venv/.built ## a topology whose bolts fail: every line is accounted 
 
 demo-crash: java .venv/.built ## the same, killed at random points and started again (ARGS="--kills 9")
 	@$(PY) -m ackcore.examples.word_count --kills 5 $(ARGS)
+
+soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed at random (SOAK_S=3600)
+	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_SOAK_S=$(SOAK_S) $(PYTEST) tests/faults/test_soak.py -m faults -s $(ARGS)
 
 test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)

@@ -132,9 +132,10 @@ class Trouble:
     """What a bolt meets when it works on a record; rules by name, each with the ids it is for.
 
     ``until`` {id: attempts} raises before that attempt; ``once`` fails the first execution ever;
-    ``raise`` and ``reject`` always; ``rate`` a share of all (id, attempt); ``kill`` kills the
-    worker each time, ``kill_once`` once, and ``exit`` ends it.  In the task of the partition that
-    they name, ``executor`` kills the executor's JVM, once; ``note`` notes it down.
+    ``raise`` and ``reject`` always, and ``reject_every`` whatever it divides; ``rate`` a share of
+    all (id, attempt); ``kill`` kills the worker each time, ``kill_once`` once, and ``exit`` ends
+    it.  In the task of the partition that they name, ``executor`` kills the executor's JVM, once;
+    ``note`` notes it down.
     ``slow`` makes the first attempt at a task wait for its copy.
     """
 
@@ -163,7 +164,8 @@ class Trouble:
         if self.rules.get("executor") == context.partitionId() and self.mark("executor"):
             os.kill(executor(), signal.SIGKILL)
             time.sleep(60)
-        if self.has("reject", key):
+        every = self.rules.get("reject_every", 0)
+        if self.has("reject", key) or (every and key % every == 0):
             raise Reject(f"{key} is poison")
         if self.has("raise", key):
             raise ValueError(f"{key} always fails")
