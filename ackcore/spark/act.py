@@ -46,7 +46,7 @@ def act(
         If the query was told to stop in between.
     """
     number = decision.number
-    work = state.work(number)
+    work = state.work_of(decision)
     nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
     for sink in topology.sinks.values():
         files = [

@@ -136,6 +136,8 @@ class Archive:
             dead=self._tables(body["dead"]),
             nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
             files=tuple(SinkFile(*file) for file in body["files"]),
+            # Runs had no directories of their own at first.
+            work=body.get("work", str(body["number"])),
             counts=body["counts"],
             totals=body["totals"],
             waiting_rows=sum(entry.rows for entry in entries),
@@ -184,7 +186,7 @@ class Archive:
             for what, entries in tables.items()
         }
         body |= {"number": number, "now_ms": plan.now_ms}
-        body |= {"files": [list(file) for file in decision.files]}
+        body |= {"work": decision.work, "files": [list(file) for file in decision.files]}
         body |= {"counts": dict(decision.counts), "totals": dict(decision.totals)}
         self._record(self._manifest(number), body)
         return self.decided(number)
@@ -272,12 +274,10 @@ class Archive:
             for old in numbered(self.batches, ending):
                 if old < number - 1:
                     remove(self.batches / f"{old}{ending}")
-        for old in numbered(self.works):
-            if old <= number:
-                remove(self.works / str(old))
-        for given_up in self.works.glob("*.*") if self.works.is_dir() else ():
-            if int(given_up.name.split(".")[0]) <= number:
-                shutil.rmtree(given_up, ignore_errors=True)
+        for run in self.works.iterdir() if self.works.is_dir() else ():
+            if int(run.name.partition(".")[0]) <= number:
+                # Tasks of a job that was given up may be writing there still: then the next time.
+                shutil.rmtree(run, ignore_errors=True)
         self._prune_state(number)
         self._decisions = {n: kept for n, kept in self._decisions.items() if n >= number - 1}
 

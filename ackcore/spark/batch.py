@@ -247,7 +247,7 @@ class Engine:
         """Run until a run is accepted."""
         in_vain = 0
         for runs in count(1):
-            work = Path(self.state.reset_work(plan.number))
+            work = self.state.new_work(plan.number)
             try:
                 held = inputs
                 if plan.careful:
@@ -362,6 +362,7 @@ class Engine:
         before = Books() if plan.parent is None else self._books_after(plan.parent)
         decision = replace(
             outcome.decision,
+            work=work.name,
             counts=_counts(outcome.changes),
             totals=before.after(outcome.changes).to_json(),
         )

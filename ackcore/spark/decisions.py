@@ -37,7 +37,7 @@ ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 
 
 class SinkFile(NamedTuple):
-    """A file that an accepted run left for a sink, under ``State.work(n)``."""
+    """A file that an accepted run left for a sink, under ``State.work_of(decision)``."""
 
     component: str
     stream: str
@@ -90,6 +90,8 @@ class Decision:
     nonacked: pa.Table
     #: Files whose rows (less those of non-ACKED roots) the sinks get.
     files: tuple[SinkFile, ...] = ()
+    #: The directory that they are in, below ``work``.
+    work: str = ""
     #: Books of the micro-batch and since the beginning; anything that JSON can hold.
     counts: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)

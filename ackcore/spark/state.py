@@ -8,7 +8,9 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           who waits, who is dead, which roots are not ACKED
     batches/N.done            all has been acted upon
-    work/N/                   what executors write; worthless after N.done
+    work/N.<token>/           what executors write in one run of it, the token drawn for that run;
+                              the manifest says whose files count, all is worthless after N.done
+    work/N.pinned/            new rows that are kept for careful runs
     replays/*.arrow           dead letters that were asked for again
 
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
@@ -62,7 +64,6 @@ from ackcore.spark.files import (
     local_path,
     make_directory,
     remove_temporaries,
-    writing,
 )
 from ackcore.spark.ownership import Described
 
@@ -113,6 +114,7 @@ class State:
         self._archive = Archive(path, meta["deployment_key"])
         # Its set is replaced as a whole: the heartbeat's thread looks at it.
         self._history = self._archive.history(meta["begun"])
+        self._run: Path | None = None
 
     @classmethod
     def open(
@@ -413,21 +415,22 @@ class State:
 
     # -- what comes and goes ------------------------------------------------------------------
 
-    def work(self, number: int) -> Path:
-        """Return the directory where executors write; it exists."""
-        return make_directory(self._archive.works / str(number))
+    def new_work(self, number: int) -> Path:
+        """Return a new directory for a run of a micro-batch; no other run's is ever there.
 
-    def reset_work(self, number: int) -> Path:
-        """Return the same directory, emptied."""
-        work = self._archive.works / str(number)
-        if work.exists():
-            # Tasks of a job that was given up may be writing there still: they go on in a
-            # directory that nobody reads, and what of it cannot be removed now is pruned later.
-            aside = self._archive.works / f"{number}.{secrets.token_hex(4)}"
-            with writing(work):
-                work.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-        return self.work(number)
+        Tasks of an earlier run, another driver's perhaps, may live on and go on writing by path.
+        """
+        if self._run is not None:
+            # Only what this driver made: another one's run may be the one that counts.  What
+            # cannot be removed, as tasks write there still, is pruned later.
+            shutil.rmtree(self._run, ignore_errors=True)
+        token = secrets.token_hex(8)
+        self._run = make_directory(self._archive.works / f"{number}.{token}")
+        return self._run
+
+    def work_of(self, decision: Decision) -> Path:
+        """Return the directory of the run that a decision accepted."""
+        return self._archive.works / decision.work
 
     def pinned(self, number: int) -> Path:
         """Return where the new rows of a micro-batch are kept while its runs go wrong."""

@@ -132,25 +132,44 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
 def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
     with OPEN(checkpoint) as state:
         for number in range(5):
-            (state.work(number) / "part").write_text("x")
+            (state.new_work(number) / "part").write_text("x")
             run_one(state, number)
             state.prune(number)
-        state.work(5)
+        work = state.new_work(5)
         with pytest.raises(ValueError, match="micro-batch 3 must be the last one done, 4"):
             state.prune(3)
         root = checkpoint / "ackcore"
         names = sorted(path.name for path in (root / "batches").iterdir())
         assert names == ["3.done", "3.plan", "4.done", "4.plan"]
-        assert sorted(path.name for path in (root / "work").iterdir()) == ["5"]
+        assert sorted(path.name for path in (root / "work").iterdir()) == [work.name]
         assert state.decision(3) is not None
         assert state.is_done(4)
 
 
-def test_work_is_emptied(checkpoint):
+def test_each_run_has_a_directory_of_its_own(checkpoint):
+    """Whatever earlier ones had: tasks of theirs that live on find nothing of it by its path."""
     with OPEN(checkpoint) as state:
-        (state.work(3) / "part").write_text("x")
-        (state.work(3) / "sub").mkdir()
-        assert list(state.reset_work(3).iterdir()) == []
+        first = state.new_work(3)
+        (first / "sub").mkdir()
+        second = state.new_work(3)
+    with OPEN(checkpoint) as state:
+        third = state.new_work(3)
+        assert {first.exists(), second.exists(), third.exists()} == {False, True}
+        assert [list(work.iterdir()) for work in (second, third)] == [[], []]
+        assert all(work.name.startswith("3.") for work in (first, second, third))
+    assert len({first, second, third}) == 3
+
+
+def test_where_a_decision_has_its_files(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, work="0.abc")
+        assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0.abc"
+    manifest = checkpoint / "ackcore/state/0/manifest.json"
+    body = files.read_record(manifest, "state/0/manifest.json")
+    del body["work"]  # as it was before runs had directories of their own
+    files.write_record(manifest, body.pop("file"), body)
+    with OPEN(checkpoint) as state:
+        assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0"
 
 
 def test_keys_differ_by_micro_batch_and_deployment(checkpoint, tmp_path):
