@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,14 +70,15 @@ def claim(
             "created_ms": time.time_ns() // 1_000_000 if clock_ms is None else clock_ms,
             "ackcore": ackcore.__version__,
             "begun": False,
-            "structure": topology.structure,
+            **about(topology),
         }
         write_meta(root, meta)
-    differs = (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint)
-    if differs and not meta["begun"] and not (log is not None and numbered(log)):
+    # Written without it at first: then the structure has the order of declaration.
+    meta.setdefault("spout_order", list(meta["structure"]["spouts"]))
+    begun = meta["begun"] or (log is not None and bool(numbered(log)))
+    if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.
-        about = {"fingerprint": topology.fingerprint, "structure": topology.structure}
-        meta |= {"kind": kind, **about}
+        meta |= {"kind": kind, **about(topology, meta["spout_order"])}
         write_meta(root, meta)
     if meta["kind"] != kind:
         raise CheckpointForeign(
@@ -92,7 +93,41 @@ def claim(
             "changed, start with accept_changes=True: records that wait for a retry then go "
             "through the new one"
         )
+    if begun:
+        _refuse_other_spouts(path, meta, topology, kind)
     return meta
+
+
+def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what meta.json says of a topology.
+
+    Spouts that are known keep their order, whatever the order of their declarations: Spark has
+    its sources by number, and a partition's number is part of its records' root ids.
+    """
+    order = [name for name in known if name in topology.spouts]
+    return {
+        "fingerprint": topology.fingerprint,
+        "structure": topology.structure,
+        "spout_order": order + [name for name in topology.spouts if name not in order],
+    }
+
+
+def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, kind: str) -> None:
+    """Refuse what `accept_changes` cannot make good: sources that nobody would read, or others'."""
+    known = meta["spout_order"]
+    new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
+    gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
+    if kind == "stream" and (new or gone):
+        why = "Spark goes on with the sources of a stream by their number, which would shift"
+    elif new:
+        why = "the sources of run_batch() are read once, and that was done, so it would not be read"
+        gone = []
+    else:
+        return
+    raise CheckpointForeign(
+        f"{path}: {'; '.join(new + gone)}: {why}. Declare the spouts that the checkpoint was made "
+        f"with ({', '.join(known)}), or give this topology a checkpoint of its own"
+    )
 
 
 def _refuse_remains(root: Path, log: Path | None) -> None:

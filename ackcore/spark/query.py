@@ -76,7 +76,8 @@ def start(
     dead_letters : path, optional
         Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
     accept_changes : bool, default False
-        Go on although the topology is not the one that the checkpoint was made by.
+        Go on although the topology is not the one that the checkpoint was made by.  Its spouts
+        must be the same, in any order.
     clock : callable, optional
         Returns milliseconds since 1970.
 
@@ -108,6 +109,7 @@ def start(
         clock_ms=read_clock(clock),
     )
     try:
+        topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
         _check_waiting(topology, state)
         return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
@@ -170,6 +172,7 @@ def run_batch(
     with State.open(
         place, topology, kind="batch", accept_changes=accept_changes, clock_ms=read_clock(clock)
     ) as state:
+        topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
         _check_waiting(topology, state)
         letters = DeadLetters.open(place, state.deployment_key, dead_letters)

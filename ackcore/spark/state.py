@@ -173,7 +173,7 @@ class State:
             last = state._archive.check_tables(state._history)
             state._check_waiting(topology, last)
             if meta["fingerprint"] != topology.fingerprint:
-                meta |= {"fingerprint": topology.fingerprint, "structure": topology.structure}
+                meta |= ownership.about(topology, meta["spout_order"])
                 ownership.write_meta(root, meta)
         except BaseException:
             lock.close()
@@ -225,6 +225,11 @@ class State:
         text = f"{self.deployment_key:x}/{number}".encode()
         digest = blake2b(text, digest_size=8, person=b"ackcore.batch").digest()
         return int.from_bytes(digest, "little") >> 1
+
+    @property
+    def spout_order(self) -> tuple[str, ...]:
+        """The names of the spouts, in the order in which their sources are numbered."""
+        return tuple(self._meta["spout_order"])
 
     @property
     def last_done(self) -> int | None:

@@ -75,6 +75,10 @@ class Topology(Parts):
     def __repr__(self) -> str:
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
 
+    def in_order(self, spouts: Sequence[str]) -> Topology:
+        """Return the same topology with its spouts in another order, which must name each."""
+        return replace(self, spouts={name: self.spouts[name] for name in spouts})
+
     def explain(self) -> str:
         """Return a drawing: stages, streams, groupings, what is shuffled, and settings."""
         return explain(self, self.fingerprint, self.settings)

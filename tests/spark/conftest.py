@@ -12,10 +12,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-# `checkpoints` and `worlds` are no tests, and tests are no package.
+# `checkpoints`, `streams` and `worlds` are no tests, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from streams import Folder, Store
 from worlds import World
+
+from ackcore.spark.query import start
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -70,6 +73,25 @@ def frame(spark):
         return spark.createDataFrame([tuple(event[:columns]) for event in events], schema)
 
     return frame
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def folder(spark, tmp_path):
+    return Folder(spark, tmp_path / "in")
+
+
+@pytest.fixture
+def running():
+    """Queries that are stopped in the end."""
+    queries = []
+    yield lambda *args, **kwargs: (queries.append(start(*args, **kwargs)), queries[-1])[1]
+    for each in queries:
+        each.stop()
 
 
 class Row(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from streams import LINE, Count, Folder, Split, Store, until, word_count
 
 from ackcore.spark import query
 from ackcore.spark.batch import RunFailed
@@ -19,25 +19,9 @@ from ackcore.spark.dead_letters import dead_letters, replay
 from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import SinkError, to_parquet
-from ackcore.topology import BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-LINE = "line string"
-
-
-class Split(BasicBolt):
-    """Fails ``flaky`` lines at their first attempt, ``bad`` ones always, and rejects ``no``."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            if word == "no":
-                raise Reject("no")
-            if word == "bad" or (word == "flaky" and tuple.attempt == 0):
-                raise ValueError(f"cannot read {word}")
-            collector.emit((word,))
 
 
 class Kill(BasicBolt):
@@ -75,89 +59,6 @@ class PassOn(BatchBolt):
 
     def process(self, batch, out):
         out.emit(batch, parents=range(len(batch)))
-
-
-class Count(BatchBolt):
-    outputs = pa.schema([("word", pa.string()), ("n", pa.int64())])
-
-    def process(self, batch, out):
-        words = batch.column(0)
-        out.emit({"word": words, "n": [1] * len(words)}, parents=range(len(words)))
-
-
-class Store:
-    """A sink that keeps rows by micro-batch, and may be down."""
-
-    def __init__(self):
-        self.rows = {}
-        self.down = 0
-
-    def write(self, frame, number):
-        if self.down:
-            self.down -= 1
-            raise ConnectionError("the store is down")
-        self.rows[number] = sorted(row[0] for row in frame.collect())
-
-    @property
-    def words(self):
-        return sorted(itertools.chain.from_iterable(self.rows.values()))
-
-
-def word_count(source, sink, **settings):
-    builder = TopologyBuilder()
-    builder.spout("lines", source)
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt("count", Count()).fields("split", "word")
-    builder.sink("count", sink)
-    return builder.build(**{"backoff_ms": 300, "max_attempts": 3, "parallelism": 2, **settings})
-
-
-@pytest.fixture
-def store():
-    return Store()
-
-
-class Folder:
-    """A stream of lines, from files that come to a directory."""
-
-    def __init__(self, spark, path):
-        path.mkdir()
-        self.path = path
-        self.spark = spark
-        self.files = itertools.count()
-
-    def add(self, *lines):
-        n = next(self.files)
-        hidden = self.path / f".{n}"
-        hidden.write_text("".join(f"{line}\n" for line in lines))
-        hidden.rename(self.path / f"{n:03}.txt")
-
-    @property
-    def stream(self):
-        text = self.spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
-        return text.text(str(self.path)).withColumnRenamed("value", "line")
-
-
-@pytest.fixture
-def folder(spark, tmp_path):
-    return Folder(spark, tmp_path / "in")
-
-
-@pytest.fixture
-def running():
-    """Queries that are stopped in the end."""
-    queries = []
-    yield lambda *args, **kwargs: (queries.append(start(*args, **kwargs)), queries[-1])[1]
-    for each in queries:
-        each.stop()
-
-
-def until(found, on, seconds=60):
-    end = time.monotonic() + seconds
-    while not found():
-        assert on.is_active, on.exception
-        assert time.monotonic() < end, on.recent_progress
-        time.sleep(0.02)
 
 
 def test_a_source_that_ends_is_drained(spark, tmp_path, store, caplog):
