@@ -34,7 +34,7 @@ class Described(Protocol):
 
     @property
     def spouts(self) -> Mapping[str, Any]:
-        """By name, each with its ``fields``."""
+        """By name, each with whether it is ``tracked``."""
 
 
 def write_meta(root: Path, meta: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
@@ -39,7 +40,7 @@ from ackcore.spark.heartbeat import (
 from ackcore.spark.progress import Books, Progress
 from ackcore.spark.run import Input, source_schema
 from ackcore.spark.sinks import claim_sink
-from ackcore.spark.state import CheckpointForeign, State
+from ackcore.spark.state import State
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -103,6 +104,7 @@ def start(
     state = State.open(
         place,
         topology,
+        sources=_schemas(topology),
         kind="stream",
         offsets=place / "spark" / "offsets",
         accept_changes=accept_changes,
@@ -111,7 +113,6 @@ def start(
     try:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        _check_waiting(topology, state)
         return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
     except BaseException:
         state.close()
@@ -170,11 +171,15 @@ def run_batch(
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with State.open(
-        place, topology, kind="batch", accept_changes=accept_changes, clock_ms=read_clock(clock)
+        place,
+        topology,
+        sources=_schemas(topology),
+        kind="batch",
+        accept_changes=accept_changes,
+        clock_ms=read_clock(clock),
     ) as state:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        _check_waiting(topology, state)
         letters = DeadLetters.open(place, state.deployment_key, dead_letters)
         engine = Engine(topology, spark, state, letters.write, clock=clock)
         ran = state.last_done is None
@@ -208,20 +213,8 @@ def _claim_sinks(topology: Topology, state: State) -> None:
         claim_sink(sink.name, sink.writer, f"{state.deployment_key:016x}")
 
 
-def _check_waiting(topology: Topology, state: State) -> None:
-    """Refuse to go on where records wait whose columns are of other types than the source's now."""
-    last = state.last_done
-    decision = None if last is None else state.decision(last)
-    for name, table in {} if decision is None else decision.waiting.items():
-        now = source_schema(topology.spouts[name].source.schema)
-        for field in now:
-            was = table.schema.field(field.name).type
-            if was != field.type:
-                raise CheckpointForeign(
-                    f"{state.path}: {table.num_rows} records of spout {name!r} wait for a retry in "
-                    f"which {field.name!r} is {was}, and the source now has {field.type}. Let the "
-                    "former source run until nothing waits, then change it; or cast the column"
-                )
+def _schemas(topology: Topology) -> dict[str, pa.Schema]:
+    return {name: source_schema(each.source.schema) for name, each in topology.spouts.items()}
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> Input:

@@ -66,6 +66,7 @@ from ackcore.spark.files import (
     remove_temporaries,
 )
 from ackcore.spark.ownership import Described
+from ackcore.spark.schema_changes import fit_columns
 
 __all__ = [
     "ATTEMPT",
@@ -106,8 +107,11 @@ class State:
     path: Path
     deployment_key: int
 
-    def __init__(self, path: Path, lock: Lock, meta: dict[str, Any]):
+    def __init__(
+        self, path: Path, lock: Lock, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
+    ):
         self.path = path
+        self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
         self._lock = lock
@@ -122,6 +126,7 @@ class State:
         path: str | os.PathLike[str],
         topology: Described,
         *,
+        sources: Mapping[str, pa.Schema],
         kind: Literal["stream", "batch"] = "stream",
         offsets: str | os.PathLike[str] | None = None,
         accept_changes: bool = False,
@@ -135,6 +140,9 @@ class State:
             The checkpoint, on a local or a shared file system.
         topology : Topology
             What will run on it.
+        sources : mapping from str to pyarrow.Schema
+            The columns that the source of each spout has now; records that wait are fitted to
+            them.
         kind : {"stream", "batch"}
             Whether Spark's offsets drive it or a bounded source.
         offsets : path, optional
@@ -167,7 +175,7 @@ class State:
             remove_temporaries(root)
             spark_log = log if kind == "stream" else None
             meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
-            state = cls(root, lock, meta)
+            state = cls(root, lock, meta, sources)
             if spark_log is not None:
                 ownership.check_offsets(spark_log, root, state.last_plan)
             last = state._archive.check_tables(state._history)
@@ -182,26 +190,30 @@ class State:
 
     def _check_waiting(self, topology: Described, decision: Decision | None) -> None:
         """Nobody may wait for a spout that is no more, nor for columns that it has not."""
-        waits: list[tuple[str, str, tuple[str, ...] | None]] = []
-        if decision is not None:
-            for spout, table in decision.waiting.items():
-                columns = tuple(table.column_names[len(TRACKING) :])
-                waits.append((f"{table.num_rows} records", spout, columns))
+        waiting: Mapping[str, pa.Table] = {} if decision is None else decision.waiting
+        waits = [(f"{table.num_rows} records", spout) for spout, table in waiting.items()]
         for name in self.pending_replays():
-            waits.append((f"the replay {name}", replays.spout_of(name), None))
-        for what, spout, fields in waits:
-            known = topology.spouts.get(spout)
-            if known is None:
-                trouble = f"has no spout {spout!r}"
-            elif fields is not None and tuple(known.fields) != fields:
-                trouble = f"has {', '.join(known.fields)} in it instead of {', '.join(fields)}"
-            else:
-                continue
-            raise CheckpointForeign(
-                f"{self.path}: {what} of spout {spout!r} wait for a retry, and the topology "
-                f"{trouble}. Let the former topology run until nothing waits, then change it; or "
-                "give this one a checkpoint of its own"
-            )
+            waits.append((f"the replay {name}", replays.spout_of(name)))
+        tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
+        for what, spout in waits:
+            if spout not in tracked:
+                raise CheckpointForeign(
+                    f"{self.path}: {what} of spout {spout!r} wait for a retry, and the topology "
+                    f"has no spout {spout!r} that is tracked. Let the former topology run until "
+                    "nothing waits, then change it; or give this one a checkpoint of its own"
+                )
+        for spout, table in waiting.items():
+            self._fitted(spout, table)
+
+    def _fitted(self, spout: str, table: pa.Table) -> pa.Table:
+        """Return waiting rows in the columns that their source has now."""
+        return fit_columns(
+            table,
+            self._sources[spout],
+            f"{self.path}: {table.num_rows} records of spout {spout!r} that wait for a retry",
+            "Let the former source run until nothing waits, then change it; or give the source "
+            "these columns, by a cast or an added column",
+        )
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -338,10 +350,10 @@ class State:
         waiting = self._archive.waiting(plan.parent)
         for spout, entry in waiting.entries.items():
             if entry.ripe(plan.now_ms):
-                due[spout], rest[spout] = part(waiting[spout], plan.now_ms)
+                due[spout], rest[spout] = part(self._fitted(spout, waiting[spout]), plan.now_ms)
             else:
                 # The object that came from the file, so that it need not be written again.
-                rest[spout] = waiting[spout]
+                rest[spout] = self._fitted(spout, waiting[spout])
         found = sum(table.num_rows for table in due.values())
         if found != plan.due:
             raise corrupt(

@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 
 import pyarrow as pa
@@ -23,14 +22,18 @@ from ackcore.spark.state import (
 
 @dataclass
 class Spout:
-    fields: tuple[str, ...]
+    tracked: bool = True
 
 
 class Topology:
     """What the state asks of one."""
 
     def __init__(self, bolts=("count",), **spouts):
-        self.spouts = {name: Spout(fields) for name, fields in spouts.items()}
+        self.spouts = {name: Spout() for name in spouts}
+        self.schemas = {
+            name: pa.schema([(field, pa.string()) for field in fields])
+            for name, fields in spouts.items()
+        }
         self.structure = {
             "spouts": {name: {"fields": list(fields)} for name, fields in spouts.items()},
             "bolts": {name: {"inputs": ["lines"]} for name in bolts},
@@ -40,7 +43,11 @@ class Topology:
 
 
 TOPOLOGY = Topology(lines=("value",), clicks=("value",))
-OPEN = partial(State.open, topology=TOPOLOGY, kind="batch", clock_ms=0)
+
+
+def OPEN(checkpoint, topology=TOPOLOGY, kind="batch", **rest):
+    rest = {"sources": topology.schemas, "clock_ms": 0, **rest}
+    return State.open(checkpoint, topology, kind=kind, **rest)
 
 
 def records(first, n, due_ms=1000, attempt=1, step=1):

@@ -506,11 +506,24 @@ def test_another_topology_is_told_what_differs(checkpoint):
         OPEN(checkpoint)
 
 
+def untracked(**spouts):
+    topology = Topology(**spouts)
+    topology.spouts["lines"].tracked = False
+    return topology
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (Topology(clicks=("value",)), "2 records of spout 'lines' wait .* has no spout 'lines'"),
-        (Topology(lines=("text",)), "'lines' wait for a retry, .* has text in it instead of value"),
+        (
+            Topology(clicks=("value",)),
+            "2 records of spout 'lines' wait .* no spout 'lines' that is tracked",
+        ),
+        (
+            untracked(lines=("value",)),
+            "2 records of spout 'lines' .* no spout 'lines' that is tracked",
+        ),
+        (Topology(lines=("text",)), "'lines' that wait for a retry .*: 'value', string, is not"),
     ],
 )
 def test_changes_that_leave_waiting_records_behind_are_refused(checkpoint, changed, words):

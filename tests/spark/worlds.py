@@ -193,7 +193,13 @@ class World:
         return self.stopping
 
     def driver(self):
-        state = State.open(self.path, self.topology, kind="batch", clock_ms=self.now_ms)
+        state = State.open(
+            self.path,
+            self.topology,
+            sources=dict.fromkeys(self.spouts, LINES),
+            kind="batch",
+            clock_ms=self.now_ms,
+        )
         engine = Engine(
             self.topology,
             None,
