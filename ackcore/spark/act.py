@@ -11,8 +11,10 @@ from pyspark.sql import SparkSession
 from ackcore._records import Int64s
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
+from ackcore.spark.files import CheckpointCorrupt, WorkFileDamaged
 from ackcore.spark.sinks import Accepted, SinkError, write_sink
 from ackcore.spark.state import Decision, State
+from ackcore.spark.workfiles import WorkFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.settings import Settings
 
@@ -42,6 +44,8 @@ def act(
     ------
     SinkError
         If one of them failed as often as the settings allow; it is named.
+    CheckpointCorrupt
+        If a file with the rows is not as the run left it.
     Stopped
         If the query was told to stop in between.
     """
@@ -61,13 +65,16 @@ def act(
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             batch_id=number,
-            paths=tuple(str(work / file.path) for file in files),
-            rows=sum(file.rows for file in files),
+            files=tuple(WorkFile(str(work / file.path), file.rows) for file in files),
             nonacked=nonacked,
         )
 
         def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
-            write_sink(writer, accepted)
+            try:
+                write_sink(writer, accepted)
+            except Exception as error:
+                _refuse_damaged(accepted, error)
+                raise
             reach("in-sink", number)
 
         _insist(f"sink {sink.name!r}", number, write, topology.settings, pause)
@@ -81,6 +88,18 @@ def act(
         _insist("the dead-letter store", number, park, topology.settings, pause)
 
 
+def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
+    """Raise `CheckpointCorrupt` if a sink failed over rows that are not those of the run."""
+    damage = damage_in(error)
+    if damage is None:
+        try:  # a writer may tell nothing of what it met
+            accepted.verify()
+        except WorkFileDamaged as found:
+            damage = found
+    if damage is not None:
+        raise CheckpointCorrupt(str(damage)) from error
+
+
 def _insist(
     who: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
 ) -> None:
@@ -89,6 +108,8 @@ def _insist(
         try:
             write()
             return
+        except CheckpointCorrupt:
+            raise  # it will be no better next time
         except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):

@@ -52,6 +52,7 @@ from ackcore.spark.run import Input, Run, RunPlan
 from ackcore.spark.run import fetch as fetch_payloads
 from ackcore.spark.run import run as run_on_spark
 from ackcore.spark.state import Decision, Due, Plan, State, StateError
+from ackcore.spark.workfiles import RowFile, WorkFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.layout import Layout
 
@@ -256,13 +257,15 @@ class Engine:
             except Exception as error:
                 if self._pause(0):
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
-                if isinstance(error, StateError):
+                damage = damage_in(error)
+                if isinstance(error, StateError) and damage is None:
                     raise
-                if not _may_pass(error):
+                if damage is None and not _may_pass(error):
                     raise self._given_up(plan, runs, error) from error
                 known = certainty(plan)
-                if isinstance(error, Disagreement):
-                    _log.warning("micro-batch %d is run again: %s", plan.number, error)
+                if isinstance(error, Disagreement) or damage is not None:
+                    said = damage or error
+                    _log.warning("micro-batch %d is run again: %s", plan.number, said)
                 else:
                     plan = self._after_death(plan, work, error)
                     self.state.write_plan(plan)
@@ -402,15 +405,18 @@ def _counts(changes: Mapping[str, Account]) -> dict[str, int]:
     return {**found, "failed": executed - found["acked"]}
 
 
-def _write_retries(due: Due, work: Path) -> dict[str, str]:
+def _write_retries(due: Due, work: Path) -> dict[str, WorkFile]:
     """Leave the rows that are due where the first stages of a run read them."""
-    paths = {}
+    files = {}
     for spout, table in due.due.items():
-        paths[spout] = str(work / f"retries-{spout}.arrow")
+        directory = str(work / "retries" / spout)
         # Not synced: it is written again whenever the micro-batch is run again.
-        with pa.ipc.new_file(paths[spout], table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-    return paths
+        file = RowFile(directory, table.schema, 0, 0, synced=False)
+        for batch in table.to_batches():
+            file.write(batch)
+        name, rows, _ = file.finish()
+        files[spout] = WorkFile(f"{directory}/{name}", rows)
+    return files
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -35,7 +35,7 @@ from ackcore.spark.state import (
     Plan,
     SinkFile,
 )
-from ackcore.spark.workfiles import ROOT_ID, ROOTS, read_rows
+from ackcore.spark.workfiles import ROOT_ID, ROOTS, WorkFile, has_several_roots, read_rows
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 
@@ -93,7 +93,14 @@ def entangle(
     if not len(failed):
         return failed
     bad = np.unique(failed["root_id"].to_numpy())
-    start, groups = bad, [_shared(os.path.join(directory, file.path)) for file in files]
+    start, groups = (
+        bad,
+        [
+            _shared(WorkFile(os.path.join(directory, file.path), file.rows))
+            for file in files
+            if has_several_roots(file.path)
+        ],
+    )
     rows = [(sizes, roots) for sizes, roots in groups if len(roots)]
     if not rows:
         return failed
@@ -124,12 +131,10 @@ def entangle(
     return pa.concat_tables([failed.cast(FAILED), added])
 
 
-def _shared(path: str) -> tuple[Int64s, Int64s]:
+def _shared(file: WorkFile) -> tuple[Int64s, Int64s]:
     """How many roots each row with several has, and these roots one after the other."""
     sizes, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for batch in read_rows(path):
-        if batch.schema.names[-1] != ROOTS:
-            break
+    for batch in read_rows(file):
         column = batch.column(ROOTS)
         sizes.append(pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64))
         roots.append(column.flatten().to_numpy())

@@ -52,6 +52,10 @@ class CheckpointCorrupt(StateError):
     """A file of the checkpoint is damaged or missing."""
 
 
+class WorkFileDamaged(CheckpointCorrupt):
+    """A file that a run left is damaged or missing; before a decision that costs only a run."""
+
+
 class CheckpointForeign(StateError):
     """The checkpoint belongs to another topology, or to another way of running it."""
 

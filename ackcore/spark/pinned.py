@@ -9,7 +9,9 @@ all its runs read what that left.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,23 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.spark.files import make_directory, read_record, remove, write_record
+from ackcore.spark.files import (
+    StateError,
+    WorkFileDamaged,
+    make_directory,
+    read_record,
+    write_record,
+)
 from ackcore.spark.run import Input
-from ackcore.spark.workfiles import RowFile, read_rows
+from ackcore.spark.workfiles import RowFile, WorkFile, read_rows
+
+_log = logging.getLogger("ackcore")
 
 _RECORD = "pinned.json"
 
 
 def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
-    """Return inputs that read what was pinned, or None if that is not what is to be read.
+    """Return inputs that read what was pinned, or None if that is damaged, or not to be read.
 
     Parameters
     ----------
@@ -43,9 +53,31 @@ def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
     record = read_record(directory / _RECORD, _RECORD)
     if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
         return None
+    found = _recorded(record, directory)
+    try:
+        for file in (file for files in found for file in files if file is not None):
+            read_rows(file)
+    except WorkFileDamaged as error:
+        _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
+        return None
     return [
-        Input(_frame(one.frame, directory, each["files"]), one.spout, kept=True)
-        for one, each in zip(inputs, record["inputs"], strict=True)
+        Input(_frame(one.frame, files), one.spout, kept=True)
+        for one, files in zip(inputs, found, strict=True)
+    ]
+
+
+def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[WorkFile | None]]:
+    """Return the files of each input, None for partitions without rows."""
+    # At first the files were beside the record, and their rows were not counted.
+    place = directory / record.get("directory", "")
+    return [
+        [
+            None if name is None else WorkFile(str(place / name), rows)
+            for name, rows in zip(
+                one["files"], one.get("rows", [None] * len(one["files"])), strict=True
+            )
+        ]
+        for one in record["inputs"]
     ]
 
 
@@ -57,7 +89,7 @@ def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
     inputs : sequence of Input
         What is read, once.
     directory : Path
-        That driver and workers share; what is in it is removed.
+        That driver and workers share; nothing of what is in it counts any more.
 
     Raises
     ------
@@ -66,18 +98,21 @@ def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
     StateError
         If the directory cannot be written.
     """
-    remove(directory)
-    make_directory(directory)
+    # Tasks of who pinned here before may live on, and write by path.
+    place = make_directory(directory / secrets.token_hex(8))
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
-        rows = one.map_in_arrow(_Write(str(directory)), "partition int, name string").collect()
+        write = one.map_in_arrow(_Write(str(place)), "partition int, name string, rows bigint")
         # A record's place, and what it is called by it, goes by its partition.
-        record.append({"reads": reads, "files": [name for _, name in sorted(rows)]})
+        found = sorted(write.collect())
+        names, rows = [name for _, name, _ in found], [n for _, _, n in found]
+        record.append({"reads": reads, "files": names, "rows": rows})
     # Files of attempts that do not count are named nowhere.
-    write_record(directory / _RECORD, _RECORD, {"inputs": record})
-    found = pinned(inputs, directory)
-    assert found is not None
-    return found
+    write_record(directory / _RECORD, _RECORD, {"directory": place.name, "inputs": record})
+    held = pinned(inputs, directory)
+    if held is None:
+        raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
+    return held
 
 
 def _reads(inputs: Sequence[Input]) -> list[list[Any]]:
@@ -102,22 +137,22 @@ class _Write:
                 )
             file.write(batch)
         columns = [pa.array([context.partitionId()], pa.int32())]
-        columns.append(pa.array([None if file is None else file.finish()[0]], pa.string()))
-        yield pa.RecordBatch.from_arrays(columns, ["partition", "name"])
+        name, rows = (None, 0) if file is None else file.finish()[:2]
+        columns += [pa.array([name], pa.string()), pa.array([rows], pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows"])
 
 
-def _frame(frame: DataFrame, directory: Path, names: list[str | None]) -> DataFrame:
+def _frame(frame: DataFrame, files: list[WorkFile | None]) -> DataFrame:
     """Return a DataFrame of what is in files, in the partitions of the one that they are of."""
     spark: SparkSession = frame.sparkSession
     schema: StructType = frame.schema
-    if not names:
+    if not files:
         return spark.createDataFrame([], schema)  # without a partition, as that was
-    paths = [None if name is None else str(directory / name) for name in names]
 
     def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in ids:
-            for path in (paths[i] for i in batch.column(0).to_pylist()):
-                for rows in () if path is None else read_rows(path):
+            for file in (files[i] for i in batch.column(0).to_pylist()):
+                for rows in () if file is None else read_rows(file):
                     yield rows.rename_columns(schema.names)
 
-    return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, schema)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)

@@ -60,7 +60,7 @@ from ackcore.spark.stages import (
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.task import Work
-from ackcore.spark.workfiles import ROOT_ID, read_rows
+from ackcore.spark.workfiles import ROOT_ID, WorkFile, read_rows
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Layout
@@ -106,9 +106,9 @@ class RunPlan:
         64 bits, a function of the deployment's key and the number: of all ids of the run.
     work : str
         A directory that driver and workers share, empty.
-    retries : mapping from str to str
-        By spout, an Arrow IPC file with the records that are due: what `state` keeps of those
-        that wait, and the source's columns.
+    retries : mapping from str to WorkFile
+        By spout, the records that are due: what `state` keeps of those that wait, and the
+        source's columns.
     careful : bool
         Whether tasks note which roots they have in hand, in ``marks/<taskAttemptId>.mark``.
     suspects, condemned : tuple of int
@@ -119,7 +119,7 @@ class RunPlan:
     now_ms: int
     key: int
     work: str
-    retries: Mapping[str, str] = field(default_factory=dict)
+    retries: Mapping[str, WorkFile] = field(default_factory=dict)
     careful: bool = False
     suspects: tuple[int, ...] = ()
     condemned: tuple[int, ...] = ()
@@ -141,8 +141,9 @@ class Run:
         Why the run must not be accepted; empty if it may be.
     untracked_failures : int
         Tuples that failed and that nobody tracks.
-    spilled : mapping from str to tuple of str
-        By spout of which rows cannot be read again by position: the files that have them.
+    spilled : mapping from str to tuple of WorkFile
+        By spout of which rows cannot be read again by position: the files that have them,
+        relative to the run's directory.
     content : mapping from int to mapping from str to int
         By partition of the first stage and spout: `stages.sampled` of what was read.
     """
@@ -153,7 +154,7 @@ class Run:
     files: tuple[SinkFile, ...]
     problems: tuple[str, ...]
     untracked_failures: int
-    spilled: Mapping[str, tuple[str, ...]]
+    spilled: Mapping[str, tuple[WorkFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -222,12 +223,12 @@ class _Parts:
     def slices(self) -> tuple[Slice, ...]:
         """Cut what is due into as many pieces as there are tasks, or fewer."""
         found = []
-        for spout, path in sorted(self.plan.retries.items()):
-            rows = len(read_due(path))
+        for spout, file in sorted(self.plan.retries.items()):
+            rows = len(read_due(file))
             pieces = max(1, min(self.work.dests, -(-rows // self.work.chunk_rows)))
             size = -(-rows // pieces)
             found += [
-                Slice(spout, path, first, min(size, rows - first))
+                Slice(spout, file, first, min(size, rows - first))
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
@@ -328,7 +329,7 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
             acked.update({int(number): count for number, count in json.loads(blob).items()})
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
-    spilled: dict[str, list[str]] = {
+    spilled: dict[str, list[WorkFile]] = {
         name: [] for name, source in parts.sources.items() if source.spilled
     }
     untracked = 0
@@ -337,8 +338,8 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
         retried.update(about.get("retried", {}))
         untracked += about["untracked_failures"]
         files += [SinkFile(*one) for one in about["files"]]
-        for spout, path in about.get("spilled", ()):
-            spilled[spout].append(path)
+        for spout, path, rows_in_it in about.get("spilled", ()):
+            spilled[spout].append(WorkFile(path, rows_in_it))
     problems = _problems(parts, layout, abouts, sightings)
     problems += [
         f"the file {one.path} that a task says it wrote is not there"
@@ -523,9 +524,9 @@ def _fetch(
     tables: dict[str, list[pa.Table]] = defaultdict(list)
     wanted = {*roots, *claims}
     plan, number = parts.plan, parts.plan.number
-    for name, path in plan.retries.items():
+    for name, file in plan.retries.items():
         source = parts.sources[name]
-        due = read_due(path)
+        due = read_due(file)
         if name not in wanted or not len(due):
             continue
         ids = due[MESSAGE_ID].combine_chunks()
@@ -536,11 +537,11 @@ def _fetch(
         # These make no claims.
         tables[name].append(pa.Table.from_batches([pick(some, roots, {}, number)]))
     for name in sorted(wanted):
-        for path in accepted.spilled.get(name, ()):
+        for path, rows_in_it in accepted.spilled.get(name, ()):
             place = os.path.join(plan.work, path)
             partition = int(os.path.basename(path).split("-")[0])
             first = 0
-            for batch in read_rows(place):
+            for batch in read_rows(WorkFile(place, rows_in_it)):
                 some = Records(parts.sources[name], batch, partition, first)
                 tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
                 first += len(batch)

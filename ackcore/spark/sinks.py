@@ -41,7 +41,7 @@ from ackcore.spark.files import (
     unfit_for_parquet,
     write_file,
 )
-from ackcore.spark.workfiles import keep_acked, read_rows
+from ackcore.spark.workfiles import WorkFile, keep_acked, read_rows, read_schema
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
 _DRIVER_ROWS = 1 << 17
@@ -74,10 +74,9 @@ class Accepted:
         What tells this checkpoint from all others.
     batch_id : int
         The micro-batch.
-    paths : tuple of str
-        Arrow IPC stream files, that driver and executors can read.
-    rows : int
-        Rows in them; those that hang from `nonacked` roots included.
+    files : tuple of WorkFile
+        Arrow IPC stream files, that driver and executors can read, and the rows in each; those
+        that hang from `nonacked` roots included.  To be read by `read_accepted`.
     nonacked : numpy.ndarray of int64
         Roots whose rows do not count; sorted.
     """
@@ -86,41 +85,54 @@ class Accepted:
     sink: str
     deployment: str
     batch_id: int
-    paths: tuple[str, ...]
-    rows: int
+    files: tuple[WorkFile, ...]
     nonacked: Int64s
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files."""
+        return sum(file.rows or 0 for file in self.files)
 
     def schema(self) -> pa.Schema:
         """Return the stream's schema."""
-        with pa.memory_map(self.paths[0]) as file, pa.ipc.open_stream(file) as reader:
-            return pa.schema(list(reader.schema)[:-1])  # the last one holds the roots
+        return pa.schema(list(read_schema(self.files[0]))[:-1])  # the last one holds the roots
+
+    def verify(self) -> None:
+        """Raise `WorkFileDamaged` if a file is not as its run left it."""
+        for file in self.files:
+            read_rows(file)
 
     def frame(self) -> DataFrame:
         """Return the rows as a DataFrame, a partition for each file."""
-        schema, paths, nonacked = self.schema(), self.paths, self.nonacked
+        schema, files, nonacked = self.schema(), self.files, self.nonacked
         declared = from_arrow_schema(schema)
         target = to_arrow_schema(declared, timezone="UTC")
 
         def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in ids:
                 for i in batch.column(0).to_pylist():
-                    for rows in read_accepted(paths[i], nonacked):
+                    for rows in read_accepted(files[i], nonacked):
                         yield _cast(rows, target)
 
-        return self.spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, declared)
+        return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
 
 
-def read_accepted(path: str, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+def read_accepted(file: WorkFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a work file without those of some roots, in the stream's columns.
 
     Parameters
     ----------
-    path : str
-        An Arrow IPC stream file.
+    file : WorkFile
+        One of `Accepted.files`.
     nonacked : numpy.ndarray of int64
         Sorted.
+
+    Raises
+    ------
+    WorkFileDamaged
+        Before the first row, if the file is not as its run left it.
     """
-    for batch in read_rows(path):
+    for batch in read_rows(file):
         rows = keep_acked(batch, nonacked)
         if len(rows):
             yield rows
@@ -277,22 +289,22 @@ class ParquetSink:
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
         self.claim(accepted.sink, accepted.deployment)
-        paths, nonacked, compression = accepted.paths, accepted.nonacked, self.compression
+        files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         stage = self._stage(accepted.batch_id)
-        size = sum(os.path.getsize(path) for path in paths)
+        size = sum(os.path.getsize(file.path) for file in files)
         if accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
-            all_rows = (batch for path in paths for batch in read_accepted(path, nonacked))
+            all_rows = (batch for file in files for batch in read_accepted(file, nonacked))
             name = _write_part(stage, "part", compression, all_rows)
             self._finish(accepted.batch_id, stage, [] if name is None else [(name,)])
             return
-        tasks = min(len(paths), accepted.spark.sparkContext.defaultParallelism)
+        tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            mine = (paths[i] for batch in ids for i in batch.column(0).to_pylist())
-            rows = (batch for path in mine for batch in read_accepted(path, nonacked))
+            mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())
+            rows = (batch for file in mine for batch in read_accepted(file, nonacked))
             yield from _write_in_task(stage, compression, rows)
 
-        jobs = accepted.spark.range(0, len(paths), 1, tasks).mapInArrow(write, "name string")
+        jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         self._finish(accepted.batch_id, stage, jobs.collect())
 
     def claim(self, sink: str, deployment: str) -> None:

@@ -41,7 +41,7 @@ from ackcore.spark.source import (
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
 from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, some_rows
 from ackcore.spark.tracking import NONE, Owners, Rows, Runs, concat
-from ackcore.spark.workfiles import ROOT_ID, RowFile
+from ackcore.spark.workfiles import ROOT_ID, RowFile, WorkFile, read_whole
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Edge
 from ackcore.topology.tuples import Identity
@@ -152,9 +152,9 @@ class FirstStage:
         files = task.finish()
         spilled = []
         for name, file in sorted(spills.items()):
-            path, _, seal = file.finish()
+            path, rows, seal = file.finish()
             task.outbox.seal(seal.to_bytes(8, "little", signed=True))
-            spilled.append((name, f"source/{name}/{path}"))
+            spilled.append((name, f"source/{name}/{path}", rows))
         about = {
             "partition": partition,
             "level": 1,
@@ -256,7 +256,7 @@ class Slice(NamedTuple):
     """Some of the rows of a spout that are due."""
 
     spout: str
-    path: str
+    file: WorkFile
     first: int
     rows: int
 
@@ -276,7 +276,7 @@ class RetryStage(FirstStage):
 
     def _slice(self, some: Slice) -> Records:
         source = self.sources[some.spout]
-        table = read_due(some.path).slice(some.first, some.rows)
+        table = read_due(some.file).slice(some.first, some.rows)
         batch = one_batch(table.combine_chunks().to_batches())
         message_ids = batch.column(MESSAGE_ID)
         attempts = batch.column(ATTEMPT).to_numpy()
@@ -286,9 +286,9 @@ class RetryStage(FirstStage):
         return Records(source, source.rows(batch), RETRIES, some.first, attempts, identity)
 
 
-def read_due(path: str) -> pa.Table:
-    """Return the rows of a file of records that are due, in place."""
-    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+def read_due(file: WorkFile) -> pa.Table:
+    """Return the rows of a file of records that are due, in place; raises as `read_rows` does."""
+    return read_whole(file)
 
 
 @dataclass(frozen=True)

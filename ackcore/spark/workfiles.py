@@ -2,18 +2,23 @@
 
 A file is an Arrow IPC stream of the emitted columns and one more, by which rows of records that
 are not ACKED are taken out again: ``_ackcore_root``, null where nobody tracks the row; or, in a
-file of its own, ``_ackcore_roots`` for rows that hang from several.  It is written under the
-number of Spark's attempt, which no two have in common, and renamed when the task is done to its
-partition and the fingerprint of its content: a task that runs again and answers alike leaves the
-same file, one that answers otherwise another.
+file of its own, ``_ackcore_roots`` for rows that hang from several.  It is written under a random
+name, and renamed when the task is done to its partition and the fingerprint of its content: a task
+that runs again and answers alike leaves the same file, one that answers otherwise another.
+
+Whoever reads a file holds it to the fingerprint in its name, and to the rows that are on record,
+before the first row is handed out: to run over it once more, in memory that is read anyway, is some
+percent of what Parquet costs, and a row that was changed on the disk would be believed for ever.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +27,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
 from ackcore.arrow import offsets_of
-from ackcore.spark.files import sync_directory
+from ackcore.spark.files import StateError, WorkFileDamaged, sync_directory
 from ackcore.spark.tracking import NONE, Chunks, Rows
 
 #: By which rows for sinks, and records that are read again, tell their root.
@@ -31,17 +36,40 @@ ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
+_NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
+_DAMAGED = re.compile(rf"\b{WorkFileDamaged.__name__}: (.+)")
+
+
+class WorkFile(NamedTuple):
+    """A file, and how many rows are on record for it; None if that was not recorded."""
+
+    path: str
+    rows: int | None
 
 
 class RowFile:
-    """One file that is being written; its messages are made here, to be hashed as they leave."""
+    """One file that is being written; its messages are made here, to be hashed as they leave.
 
-    def __init__(self, directory: str, schema: pa.Schema, partition: int, attempt: int) -> None:
+    One that is not ``synced`` may be gone when the machine stops.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        schema: pa.Schema,
+        partition: int,
+        attempt: int,
+        *,
+        synced: bool = True,
+    ) -> None:
         os.makedirs(directory, exist_ok=True)
         self._directory = directory
         self._partition = partition
+        self._synced = synced
         self._kind = "many" if ROOTS in schema.names else "one"
-        self._path = os.path.join(directory, f".{attempt}-{self._kind}")
+        # Attempts are counted by each SparkContext, and this may be a task of a dead driver's.
+        name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
+        self._path = os.path.join(directory, name)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
         self._rows = 0
         self._seal = 0
@@ -60,12 +88,14 @@ class RowFile:
         """Close the file and give it its name; return that, its rows and its fingerprint."""
         self._write(_END)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._synced:
+            os.fsync(self._file.fileno())
         self._file.close()
         name = f"{self._partition}-{self._seal & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
         os.replace(self._path, os.path.join(self._directory, name))
-        # A decision that names the file must not outlast the name.
-        sync_directory(Path(self._directory))
+        if self._synced:
+            # A decision that names the file must not outlast the name.
+            sync_directory(Path(self._directory))
         return name, self._rows, self._seal
 
 
@@ -123,10 +153,95 @@ def _roots(rows: Rows, chunks: Chunks) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, pa.array(root))
 
 
-def read_rows(path: str) -> Iterator[pa.RecordBatch]:
-    """Read a file's batches, their roots among the columns, in place."""
-    with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
-        yield from reader
+def read_rows(file: WorkFile) -> list[pa.RecordBatch]:
+    """Read a file's batches, their roots among the columns, in place.
+
+    Raises
+    ------
+    WorkFileDamaged
+        If it is missing, not as it was written, or has other rows than are on record.
+    StateError
+        If the system does not let it be read.
+    """
+    return _read(file)[1]
+
+
+def read_whole(file: WorkFile) -> pa.Table:
+    """Read a file as a table, in place; raises as `read_rows` does."""
+    schema, batches = _read(file)
+    return pa.Table.from_batches(batches, schema)
+
+
+def read_schema(file: WorkFile) -> pa.Schema:
+    """Read the columns of a file, the one of the roots among them; raises as `read_rows` does."""
+    return _read(file)[0]
+
+
+def has_several_roots(path: str) -> bool:
+    """Whether the rows of a file may hang from several roots each; its name tells."""
+    named = _NAME.fullmatch(os.path.basename(path))
+    return named is None or named[2] == "many"
+
+
+def damage_in(error: BaseException | None) -> WorkFileDamaged | None:
+    """Return what an error tells of a damaged file, found here or in a worker."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, WorkFileDamaged):
+            return error
+        # What a worker raised is text, in the midst of tracebacks of Python's and Java's.
+        told = _DAMAGED.search(str(error))
+        if told is not None:
+            return WorkFileDamaged(told[1])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _read(file: WorkFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    path, rows = file
+    try:
+        with pa.memory_map(path) as source:
+            data = source.read_buffer()
+    except FileNotFoundError:
+        raise _damaged(path, "is missing, though a record names it") from None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+    named = _NAME.fullmatch(os.path.basename(path))
+    if named is None:
+        raise _damaged(path, "does not carry a fingerprint in its name, as work files do")
+    if f"{_sealed(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
+        raise _damaged(
+            path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"
+        )
+    with pa.ipc.open_stream(data) as reader:
+        schema, batches = reader.schema, list(reader)
+    found = sum(map(len, batches))
+    if rows is not None and found != rows:
+        raise _damaged(path, f"has {found} rows, and {rows} are on record")
+    return schema, batches
+
+
+def _sealed(data: pa.Buffer) -> int:
+    """Return the fingerprint of a file, message by message, as `RowFile` draws it."""
+    seal = at = 0
+    messages = pa.BufferReader(data)
+    try:
+        while True:
+            pa.ipc.read_message(messages)
+            end = messages.tell()
+            seal = fingerprint(data.slice(at, end - at), seal)
+            at = end
+    except (EOFError, OSError, pa.ArrowException):
+        # The end, or what cannot be a message; whatever is left is no message of ours.
+        return fingerprint(data.slice(at), seal)
+
+
+def _damaged(path: str, what: str) -> WorkFileDamaged:
+    return WorkFileDamaged(
+        f"{path} {what}. If its micro-batch is decided, no other place has these rows, and nothing "
+        "of them was written: restore the file from a backup and start again, and it goes on there"
+    )
 
 
 def keep_acked(batch: pa.RecordBatch, failed: Int64s) -> pa.RecordBatch:

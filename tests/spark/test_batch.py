@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -414,3 +415,75 @@ def test_what_fails_untracked_is_told(world, caplog):
 def test_a_stream_without_rows_calls_no_sink(world):
     world.process(0, [])
     assert world.written == {}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: path.unlink()], ids=["flipped", "gone"])
+def test_rows_that_are_damaged_after_the_decision_are_not_written(world, dying_at, damage):
+    world.behaves = fails("b")
+    with dying_at("decided"):
+        world.process(0, ["a", "b", "c"])
+    (file,) = (world.path / "ackcore/work").glob("0.*/*-one.arrow")
+    whole = file.read_bytes()
+    damage(file)
+    for _ in range(2):
+        with pytest.raises(CheckpointCorrupt, match=f"{file.name} is .*restore the file"):
+            world.process(0, ["a", "b", "c"])
+    assert (world.written, world.paused) == ({}, [])
+    file.write_bytes(whole)
+    _, books = world.process(0, ["a", "b", "c"])
+    assert world.rows == ["A", "C"]
+    assert (len(world.runs), books.acked, books.waiting) == (1, 2, 1)
+
+
+def test_a_sink_that_tells_nothing_of_the_damage_it_met(world, monkeypatch):
+    """Its error is another one; the files are looked at again before it is believed."""
+
+    def silent(accepted):
+        flip(Path(accepted.files[0].path))
+        raise ConnectionError("the sink is down")
+
+    monkeypatch.setattr(world, "write_accepted", silent)
+    with pytest.raises(CheckpointCorrupt, match=r"\.arrow is damaged"):
+        world.process(0, ["a"])
+    assert world.paused == []
+
+
+@pytest.mark.parametrize("which", ["*-many.arrow", "retries/lines/*.arrow"])
+def test_what_is_damaged_before_the_decision_costs_a_run(world, which, caplog):
+    world.behaves = fails("a", "b")
+    world.entangled = [("A", "B")]
+    world.process(0, ["a", "b", "c"])
+    world.now_ms += 10_000
+    world.behaves = fails("a", times=2)
+    fetch, damaged = world.fetch, []
+
+    def damaging(topology, layout, inputs, plan, *more):
+        if not damaged and "retries" in which:
+            damaged.extend(Path(plan.work).glob(which))
+            flip(damaged[0])
+        return fetch(topology, layout, inputs, plan, *more)
+
+    run = world.run
+
+    def run_and_damage(topology, layout, inputs, plan):
+        ran = run(topology, layout, inputs, plan)
+        if not damaged and "many" in which:
+            damaged.extend(Path(plan.work).glob(which))
+            flip(damaged[0])
+        return ran
+
+    world.fetch, world.run = damaging, run_and_damage
+    progress, _ = world.process(1)
+    assert len(damaged) == 1
+    assert (progress.runs, progress.waiting) == (2, 2)
+    assert "micro-batch 1 is run again: " in caplog.text
+    state, _ = world.driver()
+    with state:
+        assert state.plan(1).deaths == 0
+    assert world.drain(2).balanced

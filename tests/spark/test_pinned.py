@@ -8,12 +8,15 @@ import sys
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 
+from ackcore.spark import pinned as module
 from ackcore.spark.events import has_fixed_order
-from ackcore.spark.files import CheckpointCorrupt
+from ackcore.spark.files import CheckpointCorrupt, StateError, read_record, write_record
 from ackcore.spark.pinned import pin, pinned
 from ackcore.spark.run import Input
+from ackcore.spark.workfiles import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -89,9 +92,44 @@ def test_what_was_not_finished_does_not_count(restless, tmp_path):
     (tmp_path / "kept" / "pinned.json").unlink()
     assert pinned(inputs, tmp_path / "kept") is None
     held = pin(inputs, tmp_path / "kept")
-    assert len(list((tmp_path / "kept").glob("*.arrow"))) == 3
+    assert len(list((tmp_path / "kept").glob("*/*.arrow"))) == 6
     record = tmp_path / "kept" / "pinned.json"
     record.write_bytes(record.read_bytes().replace(b"lines", b"lined"))
     with pytest.raises(CheckpointCorrupt, match=r"pinned\.json is damaged"):
         pinned(inputs, tmp_path / "kept")
     assert len(rows_of(held)[0][1]) == 100
+
+
+def test_rows_that_are_damaged_are_read_from_the_source_again(restless, tmp_path, caplog):
+    inputs = [Input(restless, "lines")]
+    held = pin(inputs, tmp_path / "kept")
+    file = next((tmp_path / "kept").glob("*/*.arrow"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20] + b"!" + whole[-19:])
+    with pytest.raises(PySparkException) as caught:
+        rows_of(held)
+    assert file.name in str(damage_in(caught.value))
+    assert pinned(inputs, tmp_path / "kept") is None
+    assert f"{file.name} is damaged" in caplog.text
+    again = pin(inputs, tmp_path / "kept")
+    assert len(rows_of(again)[0][1]) == 100
+    # What the first one's tasks may still write is in none of these files.
+    assert len({path.parent for path in (tmp_path / "kept").glob("*/*.arrow")}) == 2
+
+
+def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
+    inputs, place = [Input(restless, "lines")], tmp_path / "kept"
+    first = rows_of(pin(inputs, place))
+    record = read_record(place / "pinned.json", "pinned.json")
+    for file in (place / record.pop("directory")).iterdir():
+        file.rename(place / file.name)
+    for one in record["inputs"]:
+        del one["rows"]
+    write_record(place / "pinned.json", record.pop("file"), record)
+    assert rows_of(pinned(inputs, place)) == first
+
+
+def test_files_that_cannot_be_read_back_are_an_error(restless, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "pinned", lambda inputs, directory: None)
+    with pytest.raises(StateError, match="cannot be read back"):
+        pin([Input(restless, "lines")], tmp_path / "kept")

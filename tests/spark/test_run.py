@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from ackcore.spark.run import Input, RunPlan, fetch, run
 from ackcore.spark.stages import ROOT_ID
 from ackcore.spark.state import ATTEMPT, DUE_MS, FIRST_MS, LAST_MS, MESSAGE_ID, REASON
-from ackcore.spark.workfiles import keep_acked, read_rows
+from ackcore.spark.workfiles import RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -125,7 +125,8 @@ def execute(tmp_path):
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            got = [keep_acked(batch, bad) for batch in read_rows(str(work / file.path))]
+            left = read_rows(WorkFile(str(work / file.path), file.rows))
+            got = [keep_acked(batch, bad) for batch in left]
             for batch in got:
                 columns = [map(hashable, column.to_pylist()) for column in batch.columns]
                 rows[file.component, file.stream].update(zip(*columns, strict=True))
@@ -293,10 +294,10 @@ def due(tmp_path):
                 "text": pa.array(columns[3], pa.string()),
             }
         )
-        path = str(tmp_path / "due.arrow")
-        with pa.ipc.new_file(path, table.schema) as file:
-            file.write_table(table)
-        return path
+        file = RowFile(str(tmp_path), table.schema, 0, 0)
+        file.write(*table.to_batches())
+        name, n, _ = file.finish()
+        return WorkFile(str(tmp_path / name), n)
 
     return due
 

@@ -25,7 +25,7 @@ from ackcore.spark.exchange import ROW_SCHEMA, TRAILER
 from ackcore.spark.source import Source
 from ackcore.spark.stages import FirstStage, LastStage, NextStage
 from ackcore.spark.task import Work
-from ackcore.spark.workfiles import keep_acked, read_rows
+from ackcore.spark.workfiles import WorkFile, keep_acked, read_rows
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
 
 ROWS = pa.schema([("record", pa.int64()), ("value", pa.int64())])
@@ -232,7 +232,7 @@ class Simulation:
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            for batch in read_rows(f"{self.directory}/{file.path}"):
+            for batch in read_rows(WorkFile(f"{self.directory}/{file.path}", file.rows)):
                 columns = [column.to_pylist() for column in keep_acked(batch, bad).columns]
                 rows[file.component].update(zip(*columns, strict=True))
         return {component: found for component, found in rows.items() if found}

@@ -16,7 +16,7 @@ from ackcore.spark.batch import Engine
 from ackcore.spark.run import Run
 from ackcore.spark.sinks import read_accepted
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile, State
-from ackcore.spark.workfiles import ROOT, ROOTS
+from ackcore.spark.workfiles import ROOT, ROOTS, RowFile, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -88,8 +88,8 @@ class World:
             raise ConnectionError("the sink is down")
         rows = [
             row
-            for path in accepted.paths
-            for some in read_accepted(path, accepted.nonacked)
+            for file in accepted.files
+            for some in read_accepted(file, accepted.nonacked)
             for row in some["line"].to_pylist()
         ]
         self.written[accepted.batch_id] = rows
@@ -106,9 +106,8 @@ class World:
     def _records(self, inputs, plan):
         for spout, line in inputs:
             yield root_of(plan.key, spout, line, 0), spout, line, 0
-        for spout, path in plan.retries.items():
-            with pa.ipc.open_file(path) as reader:
-                table = reader.read_all()
+        for spout, file in plan.retries.items():
+            table = read_whole(file)
             lines, attempts = table["line"].to_pylist(), table[ATTEMPT].to_pylist()
             for line, attempt in zip(lines, attempts, strict=True):
                 yield root_of(plan.key, spout, line, attempt), spout, line, attempt
@@ -124,8 +123,8 @@ class World:
 
     def run(self, topology, layout, inputs, plan):
         self.runs.append(plan)
-        left = {path.name for path in Path(plan.work).iterdir()}
-        assert all(name.startswith("retries-") for name in left)  # and nothing of another run
+        # And nothing of another run.
+        assert {path.name for path in Path(plan.work).iterdir()} <= {"retries"}
         records, retried, failed, rows = {}, {}, [], []
         for root, spout, line, attempt in self._records(inputs, plan):
             counted = retried if attempt or (spout, line) not in inputs else records
@@ -137,11 +136,10 @@ class World:
             if reason is not None:
                 failed.append((root, spout, reason.encode()))
             rows.append((line.upper(), root))
-        work = Path(plan.work)
-        files = [self._file(work / "one.arrow", rows, pa.field(ROOT, pa.int64()))]
+        files = [self._file(plan.work, rows, pa.field(ROOT, pa.int64()))]
         roots = dict(rows)
         shared = [("&".join(some), [roots[line] for line in some]) for some in self.entangled]
-        files.append(self._file(work / "many.arrow", shared, pa.field(ROOTS, pa.list_(pa.int64()))))
+        files.append(self._file(plan.work, shared, pa.field(ROOTS, pa.list_(pa.int64()))))
         columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
         table = pa.table(columns, schema=pa.schema(batch.FAILED))
         problems = (self.problems.pop(0),) if self.problems else ()
@@ -158,12 +156,12 @@ class World:
         (marks / "7.mark").unlink()
         return reason
 
-    def _file(self, path, rows, roots):
+    def _file(self, work, rows, roots):
         schema = LINES.append(roots)
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
-        with pa.ipc.new_stream(path, schema) as writer:
-            writer.write_table(pa.table(columns, schema=schema))
-        return SinkFile("upper", "default", path.name, len(rows))
+        file = RowFile(work, schema, 0, 7)
+        file.write(pa.record_batch(columns, schema=schema))
+        return SinkFile("upper", "default", *file.finish()[:2])
 
     def fetch(self, topology, layout, inputs, plan, accepted, failed):
         wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))
