@@ -462,8 +462,12 @@ def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, stor
         run_batch(
             topology(spark.range(3).selectExpr("int(id) AS n")), spark, tmp_path, wait=no_time
         )
-    with pytest.raises(CheckpointForeign, match=r"3 records .* 'n' is int32, .* has int64"):
-        run_batch(topology(spark.range(3).selectExpr("id AS n")), spark, tmp_path)
+    with pytest.raises(CheckpointForeign, match=r"3 records .* 'n' was int32 and is bool now"):
+        run_batch(topology(spark.range(3).selectExpr("id > 1 AS n")), spark, tmp_path)
+    wide = topology(spark.range(3).selectExpr("id AS n"))
+    with pytest.raises(Patience):
+        run_batch(wide, spark, tmp_path, clock=lambda: 10**15, wait=no_time)
+    assert len(list((tmp_path / "ackcore/batches").glob("1.done"))) == 1
 
 
 class Never(BatchBolt):
