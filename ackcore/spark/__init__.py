@@ -14,7 +14,8 @@
 =====================  ===========================================================================
 
 What goes wrong has a name: `StateError` and its kinds for a checkpoint, `RunFailed` for a
-micro-batch that Spark cannot run, `SinkError` for a sink or the dead-letter store.
+micro-batch that Spark cannot run, `SinkError` for a sink or the dead-letter store, `TooManyDead`
+for a run of which too little is left.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -22,6 +23,7 @@ Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore o
 from ackcore.spark import functions
 from ackcore.spark.batch import RunFailed
 from ackcore.spark.dead_letters import dead_letters, replay
+from ackcore.spark.deaths import TooManyDead
 from ackcore.spark.parquet import settle_parquet
 from ackcore.spark.progress import Books, Progress
 from ackcore.spark.query import Query, run_batch, start
@@ -49,6 +51,7 @@ __all__ = [
     "RunFailed",
     "SinkError",
     "StateError",
+    "TooManyDead",
     "combine",
     "dead_letters",
     "functions",

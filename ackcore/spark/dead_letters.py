@@ -16,7 +16,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,6 +161,22 @@ class DeadLetters:
                 letters = _letters(table, number)
                 path = make_directory(self.path / spout) / f"batch-{number}.parquet"
                 write_file(path, partial(pq.write_table, letters, **_WRITING))
+
+    def reasons(self) -> Iterator[tuple[Reason, int]]:
+        """Yield why records died and how many of each reason, from all letters that there are.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If a letter is damaged.
+        """
+        columns = ["component", "error_type", "error_message"]
+        for files in _files(self.path).values():
+            for path in files.values():
+                counted = _read(path, columns).group_by(columns).aggregate([([], "count_all")])
+                for row in counted.select([*columns, "count_all"]).to_pylist():
+                    *reason, deaths = row.values()
+                    yield Reason(*reason), deaths
 
 
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
@@ -539,9 +555,11 @@ def _take(
         ) from error
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
-        return pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        return pq.read_table(
+            path, columns=columns, page_checksum_verification=True, partitioning=None
+        )
     except (pa.ArrowException, OSError) as error:
         raise corrupt(path, f"is damaged: {error}") from error
 

@@ -27,6 +27,7 @@ from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine
 from ackcore.spark.checks import check, check_trigger, read_trigger
 from ackcore.spark.dead_letters import DeadLetters
+from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.errors import one_line
 from ackcore.spark.files import local_path
 from ackcore.spark.heartbeat import (
@@ -124,6 +125,7 @@ def run_batch(
     spark: SparkSession,
     checkpoint: str | os.PathLike[str],
     *,
+    max_dead: float | None = 1.0,
     dead_letters: str | os.PathLike[str] | None = None,
     accept_changes: bool = False,
     clock: Clock = wall_clock_ms,
@@ -141,6 +143,10 @@ def run_batch(
         A directory of its own, on a file system that driver and executors share.  Run again with
         it after a crash, it goes on; run again after the end, it warns and returns the books, since
         everything it was made for is decided: each run of a nightly job takes a new one.
+    max_dead : int, float or None, default 1.0
+        How many records may be dead in the end: a number of them (an int, 0 for none), or a share
+        of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
+        the number; None lets that pass, too.  What a replay got through is not dead any more.
     dead_letters : path, optional
         Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
     accept_changes : bool, default False
@@ -160,7 +166,10 @@ def run_batch(
         If the session or a source is Spark Connect's, a source has other types than a bolt asks
         for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
-        If a source is a stream, or the topology has no spout.
+        If a source is a stream, the topology has no spout, or `max_dead` is no such number.
+    TooManyDead
+        If more than `max_dead` died; after the end, so that all is on record, and again if it is
+        run again.  In any case one warning tells what records died of.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     RunFailed
@@ -168,6 +177,7 @@ def run_batch(
     SinkError
         If a sink or the dead-letter store fails too often.
     """
+    check_max_dead(max_dead)
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with State.open(
@@ -198,7 +208,7 @@ def run_batch(
                         "source takes a checkpoint of its own",
                         place,
                     )
-                return engine.books
+                return close_run(engine.books, letters.reasons(), place, max_dead)
             left = 0 if due is None or asked or unfinished else due - engine.clock()
             if left > 0:
                 wait(left / 1000)
@@ -292,7 +302,11 @@ class Query:
     def _each(self, frame: DataFrame, number: int) -> None:
         """What Spark calls with each micro-batch."""
         try:
+            again = self._state.is_done(number)
             progress = self._engine.process(number, [Input(frame, self._spout)])
+            decision = self._state.decision(number)
+            if decision is not None and decision.dead and not again:
+                warn_of_micro_batch(number, decision.dead, self._state.path.parent)
         except BaseException as error:
             # Spark would show it as text in the midst of a Java stack; and wait for ever for an
             # answer, were the thread that called us to end.
