@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, StringType
@@ -184,14 +185,49 @@ def default_shards(spark: SparkSession, size: int | None) -> int:
 def has_fixed_rows(frame: DataFrame) -> bool:
     """Whether a source computes the same rows if it is read again, as far as Spark can tell.
 
-    Not if it asks for the time or for chance; and nobody knows what Python code does.
+    Not if it asks for the time or for chance, nor if Python code has a part in it, of which nobody
+    knows what it answers: functions, data sources, and RDDs, which are not told apart by what
+    computes them.  (That of a list is one, too.)
     """
+    known = _FIXED_ROWS.get(frame)
+    if known is None:
+        known = _FIXED_ROWS[frame] = _computes_alike(frame)
+    return known
+
+
+#: A stream's source is asked about in each micro-batch, and a plan does not change.
+_FIXED_ROWS: WeakKeyDictionary[DataFrame, bool] = WeakKeyDictionary()
+
+
+_HAVE_TABLES = ("StreamingRelationV2", "DataSourceV2Relation")
+
+
+def _computes_alike(frame: DataFrame) -> bool:
     plan = frame._jdf.queryExecution().analyzed()
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE())
-    return plan.deterministic() and not any(map(plan.containsPattern, may_differ))
+    # The nodes of a subquery are not among those that are looked at below.
+    may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())
+    if not plan.deterministic() or any(map(plan.containsPattern, may_differ)):
+        return False
+    for node in _nodes(plan):
+        name = node.nodeName()
+        if name == "LogicalRDD" and not node.rdd().isCheckpointed():
+            return False
+        if name in _HAVE_TABLES and ".python." in node.table().getClass().getName():
+            return False
+    return True
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """Yield a plan and all below it."""
+    nodes = [plan]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        children = node.children()
+        nodes += [children.apply(i) for i in range(children.size())]
 
 
 def has_fixed_order(frame: DataFrame) -> bool:
@@ -200,9 +236,7 @@ def has_fixed_order(frame: DataFrame) -> bool:
     Said only of plans that read files, ranges and local tables and go row by row; a shuffle hands
     out its rows as they come in, and of what is cached nothing is known.
     """
-    nodes = [frame._jdf.queryExecution().optimizedPlan()]
-    while nodes:
-        node = nodes.pop()
+    for node in _nodes(frame._jdf.queryExecution().optimizedPlan()):
         name = node.nodeName()
         if name == "LogicalRDD":
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
@@ -216,6 +250,4 @@ def has_fixed_order(frame: DataFrame) -> bool:
                 return False
         elif name not in _ORDERED_NODES:
             return False
-        children = node.children()
-        nodes += [children.apply(i) for i in range(children.size())]
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from pyspark.sql import functions as sql
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, events, settle, settle_parquet
@@ -287,3 +288,53 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
     ]
     assert [events.has_fixed_order(table) for table in unordered] == [False] * len(unordered)
     cached.unpersist()
+
+
+class Numbers(DataSource):
+    """A source in Python, as a stream and bounded."""
+
+    @classmethod
+    def name(cls):
+        return "numbers"
+
+    def schema(self):
+        return "id bigint"
+
+
+def test_whose_rows_are_the_same_when_they_are_read_again(spark, tmp_path):
+    """Said only of what is sure: a wrong yes can give a retry another record's payload."""
+    spark.dataSource.register(Numbers)
+    numbers = spark.range(10)
+    numbers.write.parquet(f"{tmp_path}/numbers")
+    files = spark.read.parquet(f"{tmp_path}/numbers")
+    files.createOrReplaceTempView("numbers")
+    stream = spark.readStream.schema(files.schema).parquet(f"{tmp_path}/numbers")
+    name = sql.udf(lambda number: f"{number}")
+    fixed = [
+        numbers,
+        files,
+        spark.table("numbers").where("id > 3").selectExpr("id + 1 AS id"),
+        spark.sql("VALUES (1), (2)"),
+        spark.createDataFrame(pd.DataFrame({"id": [1]})),
+        files.localCheckpoint(),
+        stream.where("id > 3"),
+        spark.readStream.format("rate").load(),
+    ]
+    assert [events.has_fixed_rows(table) for table in fixed] == [True] * len(fixed)
+    may_differ = [
+        spark.createDataFrame([(1,)], "id int"),
+        spark.createDataFrame(files.rdd.map(tuple), "id bigint").union(files),
+        files.mapInArrow(must_not_run, "id bigint"),
+        files.mapInPandas(must_not_run, "id bigint"),
+        files.withColumn("name", name("id")),
+        files.groupBy("id").applyInPandas(lambda group: group, "id bigint"),
+        stream.withColumn("name", name("id")),
+        files.withColumn("n", sql.rand()),
+        files.withColumn("n", sql.expr("uuid()")),
+        files.withColumn("n", sql.current_timestamp()),
+        files.withColumn("n", sql.monotonically_increasing_id()),
+        spark.sql("SELECT id, (SELECT max(id) FROM numbers) AS most FROM numbers"),
+        spark.read.format("numbers").load(),
+        spark.readStream.format("numbers").load(),
+    ]
+    assert [events.has_fixed_rows(table) for table in may_differ] == [False] * len(may_differ)

@@ -587,6 +587,28 @@ def test_sources_that_may_compute_other_rows_are_spilled(spark, execute, kind):
     assert row["text"].endswith(" bad")
 
 
+@pytest.mark.parametrize("kind", ["rdd", "frame of an rdd"])
+def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
+    spark, execute, tmp_path, kind
+):
+    """It begins and ends with the same rows each time, which is all that is compared of them."""
+    read = tmp_path / "read"
+
+    def rows(_):
+        order = [0, 2, 1, 3] if read.exists() else [0, 1, 2, 3]
+        read.touch()
+        return [(i, "bad" if i == 1 else "a") for i in order]
+
+    frame = spark.createDataFrame(spark.sparkContext.parallelize([0], 1).mapPartitions(rows), LINES)
+    builder = TopologyBuilder()
+    builder.spout("lines", frame if kind == "rdd" else frame.where("id >= 0").select("*"))
+    builder.bolt("split", Split()).shuffle("lines")
+    result = execute(builder.build())
+    ((_, row),) = result.failed.values()
+    assert (row["id"], row["text"]) == (1, "bad")
+    assert result.run.spilled
+
+
 def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     """A row that hangs from several roots does not say whose they are."""
     builder = TopologyBuilder()
