@@ -512,13 +512,29 @@ def _factory(backend: str | BackendFactory | None) -> BackendFactory:
         return _backend.Ledger
     if isinstance(backend, str):
         return load_backend(backend)
-    return _callable(backend, "backend")
+    if not callable(backend):
+        raise TypeError(
+            "backend must be the name of one, or a callable that makes ledgers, got "
+            f"{type(backend).__name__}; leave it out for ackcore.Ledger"
+        )
+    return backend
 
 
 def _ledger(
     factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
 ) -> AckerBackend:
-    ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    try:
+        ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    except TypeError as error:
+        trace = error.__traceback__
+        # Of its own lines there is none in the traceback where it did not even begin.
+        if factory is _backend.Ledger or (trace is not None and trace.tb_next is not None):
+            raise
+        raise TypeError(
+            "backend must take the arguments of ackcore.Ledger (capacity, buckets=, "
+            f"refresh_on_ack=, clock=) and make a ledger, and {factory!r} does not: {error}; leave "
+            "it out for ackcore.Ledger"
+        ) from error
     missing = _backend.missing_from(ledger)
     if missing:
         raise TypeError(

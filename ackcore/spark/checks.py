@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from ackcore.arrow import hash_columns
 from ackcore.spark.errors import one_line
-from ackcore.spark.events import refuse_frame
-from ackcore.spark.files import unfit_for_parquet
+from ackcore.spark.events import refuse_frame, refuse_session
+from ackcore.spark.files import local_path, unfit_for_parquet
 from ackcore.spark.run import source_schema
 from ackcore.spark.sinks import check_sink
 from ackcore.topology.builder import Topology
@@ -37,6 +39,30 @@ def check_trigger(topology: Topology, options: Mapping[str, Any]) -> None:
         raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
 
 
+def check_options(
+    dead_letters: str | os.PathLike[str] | None,
+    accept_changes: bool,
+    **functions: Callable[..., object],
+) -> None:
+    """Refuse what `start` and `run_batch` are given beside the topology, if it is of another type.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    if dead_letters is not None:
+        local_path(dead_letters, "dead_letters")
+    if not isinstance(accept_changes, bool):
+        raise TypeError(
+            f"accept_changes must be True or False, got {type(accept_changes).__name__} "
+            f"{accept_changes!r}"
+        )
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"{name} must be callable, got {type(function).__name__} {function!r}")
+
+
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     """Refuse a topology that cannot run.
 
@@ -57,22 +83,19 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     ValueError
         If a source is of the other kind, or there is no spout.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise TypeError(
-            "spark is a session of Spark Connect, whose workers and files are out of reach; "
-            "use a classic session (SparkSession.builder.master(...))"
-        )
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
             "TopologyBuilder.build() makes one"
         )
+    refuse_session(spark)
     if not topology.spouts:
         raise ValueError("topology must have a spout, and has none; declare one before build()")
     schemas = {}
     for name, spout in topology.spouts.items():
         _check_source(spout, streaming)
         schemas[name] = _arrow_schema(spout)
+        _check_case(spout, schemas[name])
         _check_payload(name, schemas[name], spout.tracked)
         _check_keys(f"message_id of spout {name!r}", spout.message_id, schemas[name])
     for name, bolt in topology.bolts.items():
@@ -84,7 +107,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         found = schemas.get(sink.component)
         if found is None:
             found = topology.bolts[sink.component].schemas[sink.stream]
-        check_sink(sink.name, sink.writer, found)
+        check_sink(sink.name, sink.writer, found, is_case_sensitive(spark))
 
 
 def _check_source(spout: Spout, streaming: bool) -> None:
@@ -99,6 +122,36 @@ def _check_source(spout: Spout, streaming: bool) -> None:
             f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
             "read it with spark.readStream"
         )
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Whether a session tells columns apart that differ in case only."""
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
+def _check_case(spout: Spout, schema: pa.Schema) -> None:
+    if is_case_sensitive(spout.source.sparkSession):
+        return
+    for inside, one, other in _alike(schema, ()):
+        where = f" in {'.'.join(inside)!r}" if inside else ""
+        raise ValueError(
+            f"the source of spout {spout.name!r} has columns {one!r} and {other!r}{where}, which "
+            "differ in case only, and to Spark are one; rename one of them, or set "
+            "spark.sql.caseSensitive to true"
+        )
+
+
+def _alike(
+    fields: Iterable[pa.Field], inside: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield names that differ in case only, and what they are fields of."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            yield inside, other, field.name
+        parts = (field.type.field(i) for i in range(field.type.num_fields))
+        yield from _alike(parts, (*inside, field.name))
 
 
 def _check_payload(name: str, schema: pa.Schema, tracked: bool) -> None:
@@ -150,28 +203,87 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
             )
 
 
-def _pickle(value: object) -> None:
-    cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+def _refusal(value: object) -> Exception | None:
+    """Return what pickling a value raises, None if it can be pickled."""
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return error
+    return None
 
 
 def _check_travels(name: str, component: Component) -> None:
     """Refuse a bolt that cannot be sent to the workers, by what of it cannot."""
-    try:
-        _pickle(component)
-    except Exception as error:
-        found = f"{type(error).__name__}: {one_line(error)}"
-        for attribute, value in vars(component).items():
-            try:
-                _pickle(value)
-            except Exception:
-                raise TypeError(
-                    f"bolt {name!r} is sent to the workers, and its attribute {attribute!r}, a "
-                    f"{type(value).__name__}, cannot be pickled ({found}); make it in prepare()"
-                ) from error
+    error = _refusal(component)
+    if error is None:
+        return
+    found = f"{type(error).__name__}: {one_line(error)}"
+    for attribute, value in vars(component).items():
+        if _refusal(value) is not None:
+            raise TypeError(
+                f"bolt {name!r} is sent to the workers, and its attribute {attribute!r}, a "
+                f"{type(value).__name__}, cannot be pickled ({found}); make it in prepare()"
+            ) from error
+    for what, value in _of_class(type(component), set()):
         raise TypeError(
-            f"bolt {name!r} is sent to the workers and cannot be pickled ({found}); make what "
-            "cannot travel in prepare()"
+            f"bolt {name!r} is sent to the workers with all that its methods refer to, and {what}, "
+            f"a {type(value).__name__}, cannot be pickled ({found}); make it in prepare(), or in a "
+            "module that the workers import"
         ) from error
+    raise TypeError(
+        f"bolt {name!r} is sent to the workers and cannot be pickled ({found}); make what "
+        "cannot travel in prepare()"
+    ) from error
+
+
+def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield what of a class cannot be pickled: attributes, and what its methods refer to."""
+    for base in kind.__mro__:
+        # One of a module that workers import goes as its name.
+        if _refusal(base) is None:
+            continue
+        for attribute, value in vars(base).items():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                yield from _of_function(f"{base.__name__}.{attribute}()", function, seen)
+            elif not attribute.startswith("__") and _refusal(value) is not None:
+                yield f"the attribute {attribute!r} of class {base.__name__}", value
+
+
+def _of_function(
+    whose: str, function: FunctionType, seen: set[int]
+) -> Iterator[tuple[str, object]]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    around = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    names = _names_in(function.__code__)
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for kind, values in (("the global", found), ("the variable", around)):
+        for name, value in values.items():
+            if _refusal(value) is None:
+                continue
+            inner: list[tuple[str, object]] = []
+            if isinstance(value, FunctionType):
+                inner = list(_of_function(f"{name}()", value, seen))
+            elif isinstance(value, type) and id(value) not in seen:
+                seen.add(id(value))
+                inner = list(_of_class(value, seen))
+            yield from inner or [(f"{kind} {name!r} in {whose}", value)]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """Return the names that code looks up, that of functions within it included."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:

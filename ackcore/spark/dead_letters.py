@@ -119,7 +119,7 @@ class DeadLetters:
         """
         root = local_path(checkpoint, "checkpoint") / "ackcore"
         inside = root / "dead_letters"
-        store = inside if path is None else local_path(path, "dead_letters")
+        store = make_directory(inside if path is None else local_path(path, "dead_letters"))
         owner = read_record(store / _OWNER, _OWNER)
         key = f"{deployment_key:016x}"
         if owner is None:
@@ -127,7 +127,6 @@ class DeadLetters:
                 raise corrupt(
                     store / _OWNER, "is missing, though there are letters beside it: it was removed"
                 )
-            make_directory(store)
             about = {"deployment_key": key, "checkpoint": str(root.parent)}
             write_record(store / _OWNER, _OWNER, about)
         elif owner["deployment_key"] != key:
@@ -302,8 +301,8 @@ def dead_letters(
         If two spouts have a column of one name and of different types: ask for one spout; or if
         the topology has no ``spout`` of that name.
     """
-    store = _store_of(path)
     session = _session(spark)
+    store = _store_of(path)
     frames = [_frame(session, store, name) for name in _chosen(store, spout)]
     if not frames:
         return session.createDataFrame([], _DDL)
@@ -382,8 +381,10 @@ def replay(
     CheckpointCorrupt
         If a file is damaged.
     """
+    if spark is not None:
+        refuse_session(spark)  # a condition without its name, say, would send all
     name = uuid.uuid4().hex if request is None else request
-    if not _REQUEST.fullmatch(name):
+    if not isinstance(name, str) or not _REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
     store = _store_of(path)
     root, fields = _owner(store)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, StringType
 
@@ -79,6 +81,7 @@ def refuse_frame(frame: Any, name: str) -> None:
             f"{name} must be a pyspark DataFrame, got {type(frame).__name__}; "
             "spark.createDataFrame() makes one"
         )
+    _refuse_stopped(frame.sparkSession, f"{name} is a DataFrame of a session")
 
 
 def refuse_stream(frame: DataFrame, name: str) -> None:
@@ -98,7 +101,35 @@ def refuse_session(spark: Any) -> None:
             "use a classic one (SparkSession.builder.master(...))"
         )
     if not isinstance(spark, SparkSession):
-        raise TypeError(f"spark must be a SparkSession, got {type(spark).__name__}")
+        raise TypeError(
+            f"spark must be a SparkSession, got {type(spark).__name__}; "
+            "SparkSession.builder.getOrCreate() gives one"
+        )
+    _refuse_stopped(spark, "spark is a session")
+
+
+def _refuse_stopped(spark: SparkSession, what: str) -> None:
+    """Raise if a session was stopped, or its JVM has ended."""
+    java: Any = spark.sparkContext._jsc
+    try:
+        if java is not None and not java.sc().isStopped():
+            return
+    except (Py4JError, OSError):
+        pass  # nobody answers any more
+    raise ValueError(
+        f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, and what is "
+        "read with it has to be read anew"
+    )
+
+
+def refuse_no_session() -> None:
+    """Raise if there is no session, without which there are no Columns."""
+    active = SparkContext._active_spark_context
+    if active is None or active._jsc is None:
+        raise ValueError(
+            "there must be a SparkSession where Columns are made, and there is none, or it was "
+            "stopped; SparkSession.builder.getOrCreate() makes one"
+        )
 
 
 def check_events(events: Any, name: str = "events") -> Columns:

@@ -87,14 +87,14 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     Raises
     ------
     ValueError
-        If it is a URI of another kind than ``file:``, or empty.
+        If it is a URI of another kind than ``file:``, empty, or on a file system of the kernel's.
     TypeError
         If it is no path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
     text = os.fspath(path)
-    if not text:
+    if not text or "\0" in text:
         raise ValueError(f"{argument} must be a path, got {text!r}")
     scheme, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
@@ -108,7 +108,35 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
         text = rest[2:] if rest.startswith("//") else rest
+    kind = _file_system(os.path.realpath(text))
+    if kind in _KERNELS:
+        raise ValueError(
+            f"{argument} must be a path on a file system that holds files, got {text!r}, which is "
+            f"on the kernel's {kind}; give a directory on a disk or a shared file system"
+        )
     return Path(os.path.abspath(text))
+
+
+#: File systems in which the kernel shows itself; in some of them mkdir even does something.
+_KERNELS = frozenset(
+    {"binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs"}
+    | {"mqueue", "proc", "pstore", "securityfs", "sysfs", "tracefs"}
+)
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system that a path is on; empty where nobody tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        # Of several on one place the last hides the others.
+        if len(point) >= longest and (point == "/" or f"{path}/".startswith(f"{point}/")):
+            found, longest = kind, len(point)
+    return found
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType
 
 from ackcore import _columns, ids
 from ackcore.arrow import integers, refuse_nulls
+from ackcore.spark.events import refuse_no_session
 
 ColumnOrName = Column | str
 
@@ -159,6 +160,9 @@ def xor_edges(edges: ColumnOrName) -> Column:
         Of type bigint; 0 for an empty array.
     """
 
+    if not isinstance(edges, Column | str):
+        raise TypeError(f"edges must be a Column or a column's name, got {type(edges).__name__}")
+
     def compute(arrays: pa.Array) -> pa.Array:
         if not (pa.types.is_list(arrays.type) or pa.types.is_large_list(arrays.type)):
             raise TypeError(f"edges must be array<bigint>, got Arrow's {arrays.type}")
@@ -174,6 +178,7 @@ def xor_edges(edges: ColumnOrName) -> Column:
 
 def _operand(value: Any, name: str) -> Column:
     """A column, a column's name, or one integer for all rows."""
+    refuse_no_session()
     if isinstance(value, Column):
         return value
     if isinstance(value, str):

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine
-from ackcore.spark.checks import check, check_trigger, read_trigger
+from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters import DeadLetters
 from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.errors import one_line
@@ -94,10 +94,12 @@ def start(
         If the session or a source is Spark Connect's, a source has other types than a bolt asks
         for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
-        If a source is bounded, the topology has no spout, or the trigger is none of Spark's.
+        If the session was stopped, a source is bounded or has columns that differ in case only,
+        the topology has no spout, or the trigger is none of Spark's.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
+    check_options(dead_letters, accept_changes, clock=clock)
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
     check_trigger(topology, options)
@@ -166,7 +168,8 @@ def run_batch(
         If the session or a source is Spark Connect's, a source has other types than a bolt asks
         for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
-        If a source is a stream, the topology has no spout, or `max_dead` is no such number.
+        If the session was stopped, a source is a stream or has columns that differ in case only,
+        the topology has no spout, or `max_dead` is no such number.
     TooManyDead
         If more than `max_dead` died; after the end, so that all is on record, and again if it is
         run again.  In any case one warning tells what records died of.
@@ -178,6 +181,7 @@ def run_batch(
         If a sink or the dead-letter store fails too often.
     """
     check_max_dead(max_dead)
+    check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with State.open(

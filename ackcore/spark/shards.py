@@ -244,6 +244,11 @@ def settle_partitions(
     TypeError, ValueError
         If a row is not such a tuple.
     """
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows must be an iterable of tuples, got {type(rows).__name__}; "
+            "rdd.mapPartitions(settle_partitions) hands it those of each partition"
+        )
     ledger: Ledger | None = None
     timed = False
     texts = []
@@ -289,7 +294,12 @@ def _tuple_batches(rows: Iterable[Any]) -> Batches:
 
 
 def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
-    widths = {len(row) for row in rows}
+    try:
+        widths = {len(row) for row in rows}
+    except TypeError as error:
+        raise TypeError(
+            f"rows must be tuples (root_id, val, task[, ts_ms[, reason]]): {error}"
+        ) from None
     if len(widths) != 1 or not 3 <= min(widths) <= 5:
         raise ValueError(
             "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "

@@ -149,7 +149,9 @@ def _cast(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def check_sink(name: str, writer: Any, schema: pa.Schema | None) -> None:
+def check_sink(
+    name: str, writer: Any, schema: pa.Schema | None, case_sensitive: bool = False
+) -> None:
     """Refuse a sink that could not write the rows of a stream, before anything runs.
 
     Parameters
@@ -169,7 +171,7 @@ def check_sink(name: str, writer: Any, schema: pa.Schema | None) -> None:
     """
     if hasattr(writer, "write_accepted"):
         if schema is not None and isinstance(writer, ParquetSink):
-            writer.check(name, schema)
+            writer.check(name, schema, case_sensitive)
         return
     write = getattr(writer, "write", writer)
     must = f"sink {name!r} must be a function of (DataFrame, batch id) or have a method 'write'"
@@ -250,15 +252,16 @@ class ParquetSink:
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
 
-    def check(self, name: str, schema: pa.Schema) -> None:
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Parquet cannot hold a column, or Spark could not read it back."""
         seen: dict[str, str] = {}
         for field in schema:
             other = seen.setdefault(field.name.lower(), field.name)
-            if other != field.name:
+            if other != field.name and not case_sensitive:
                 raise TypeError(
                     f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
-                    f"{field.name!r} are one; have the bolt rename one of them"
+                    f"{field.name!r} are one; have the bolt rename one of them, or set "
+                    "spark.sql.caseSensitive to true"
                 )
             if field.name.lower() == "batch_id":
                 raise TypeError(
@@ -321,8 +324,8 @@ class ParquetSink:
         note = Path(self.path, _OWNER)
         try:
             found = json.loads(note.read_bytes())
-        except FileNotFoundError:
-            make_directory(note.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            make_directory(note.parent)  # names what is in its place
             found = None
             if not any(name.startswith("batch_id=") for name in os.listdir(self.path)):
                 write_file(note, lambda file: file.write(json.dumps(owner).encode()))

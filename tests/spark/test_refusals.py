@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pandas as pd
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, events, settle, settle_parquet
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 NO_JOB = "root_id bigint, val bigint, task int, ts_ms bigint, reason string"
 

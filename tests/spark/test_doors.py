@@ -1,0 +1,299 @@
+"""A newcomer's mistakes are refused at the doors: by name, with the way out, before a plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from ackcore.spark import dead_letters, replay, run_batch, start, to_parquet
+from ackcore.spark.files import StateError
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LOCK = threading.Lock()
+
+
+class Number(BasicBolt):
+    """Emits two columns that differ in case only; -1 fails."""
+
+    outputs = pa.schema([("N", pa.int64()), ("n", pa.int64())])
+
+    def execute(self, tuple, collector):
+        if tuple.values[0] < 0:
+            raise ValueError("below 0")
+        collector.emit((tuple.values[0], 2 * tuple.values[0]))
+
+
+def topology(source, bolt=None, sink=None):
+    builder = TopologyBuilder()
+    builder.spout("numbers", source)
+    builder.bolt("number", bolt or Number()).shuffle("numbers")
+    if sink is not None:
+        builder.sink("number", sink)
+    return builder.build(max_attempts=1)
+
+
+@pytest.fixture
+def numbers(spark):
+    return topology(spark.range(1))
+
+
+@pytest.fixture
+def stream(spark):
+    return topology(spark.readStream.format("rate").load().select("value"))
+
+
+@pytest.mark.parametrize("door", [run_batch, start])
+def test_what_is_no_session_is_refused(spark, tmp_path, door, numbers, stream):
+    runs = numbers if door is run_batch else stream
+    for given in (None, str(tmp_path), spark.sparkContext):
+        words = f"spark must be a SparkSession, got {type(given).__name__}; SparkSession.builder"
+        with pytest.raises(TypeError, match=words):
+            door(runs, given, tmp_path / "cp")
+    with pytest.raises(TypeError, match="spark must be a SparkSession, got PosixPath"):
+        door(runs, tmp_path / "cp", spark)
+    assert not (tmp_path / "cp").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"clock": 5}, "clock must be callable, got int 5"),
+        ({"accept_changes": "no"}, "accept_changes must be True or False, got str 'no'"),
+        ({"dead_letters": 5}, "dead_letters must be a str or a path, got int"),
+        ({"wait": 1.5}, r"wait must be callable, got float 1\.5"),
+    ],
+)
+def test_options_of_other_types_are_refused(spark, tmp_path, numbers, stream, given, words):
+    with pytest.raises(TypeError, match=words):
+        run_batch(numbers, spark, tmp_path / "cp", **given)
+    if "wait" not in given:
+        with pytest.raises(TypeError, match=words):
+            start(stream, spark, tmp_path / "cp", **given)
+    assert not (tmp_path / "cp").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/proc/cp", "holds files, got '/proc/cp', which is on the kernel's proc; give a dir"),
+        ("file:///proc/self/cp", "which is on the kernel's proc"),
+        ("/sys/kernel/cp", "which is on the kernel's sysfs"),
+        ("a\0b", r"checkpoint must be a path, got 'a\\x00b'"),
+    ],
+)
+def test_places_that_hold_no_files_are_refused(spark, numbers, stream, path, words):
+    for door, runs in ((run_batch, numbers), (start, stream)):
+        with pytest.raises(ValueError, match=words):
+            door(runs, spark, path)
+
+
+def test_files_in_the_place_of_directories_are_named(spark, tmp_path, numbers):
+    file = tmp_path / "file"
+    file.touch()
+    words = f"{file} must be a directory, or not be there yet; it is a file"
+    with pytest.raises(StateError, match=words):
+        run_batch(numbers, spark, file)
+    with pytest.raises(StateError, match=words):
+        run_batch(numbers, spark, tmp_path / "cp", dead_letters=file)
+    builder = TopologyBuilder()
+    builder.spout("numbers", spark.range(1))
+    builder.sink("numbers", to_parquet(file))
+    with pytest.raises(StateError, match=words):
+        run_batch(builder.build(), spark, tmp_path / "cp2")
+
+
+def test_a_replay_is_not_sent_for_want_of_a_name(spark, tmp_path):
+    """``replay(path, "error_type = 'X'")`` would have sent all letters."""
+    with pytest.raises(TypeError, match="spark must be a SparkSession, got str"):
+        replay(tmp_path, "error_type = 'TimeoutError'")
+    with pytest.raises(ValueError, match=r"request must be 1 to 64 of letters, .*, got 5"):
+        replay(tmp_path, spark, request=5)
+    with pytest.raises(TypeError, match="spark must be a SparkSession, got PosixPath"):
+        dead_letters(spark, tmp_path)
+
+
+STOPPED = """
+import sys
+import ackcore
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import (
+    combine, dead_letters, functions, replay, run_batch, settle, settle_parquet, start
+)
+from ackcore.topology import TopologyBuilder
+
+def topology(source):
+    builder = TopologyBuilder()
+    builder.spout("numbers", source)
+    builder.sink("numbers", print)
+    return builder.build()
+
+with spark_session("local[1]") as (spark, folder):
+    events = spark.createDataFrame([(1, 5, 0)], "root_id bigint, val bigint, task int")
+    bounded = topology(events)
+    stream = topology(spark.readStream.format("rate").load())
+    spark.stop()
+    doors = {
+        "run_batch": lambda: run_batch(bounded, spark, folder + "/cp"),
+        "start": lambda: start(stream, spark, folder + "/cp"),
+        "settle": lambda: settle(events),
+        "combine": lambda: combine(events),
+        "settle_parquet": lambda: settle_parquet(spark, folder),
+        "dead_letters": lambda: dead_letters(folder, spark),
+        "replay": lambda: replay(folder, spark),
+        "no session": lambda: dead_letters(folder),
+        "root_id": lambda: functions.root_id(5, 0, "offset"),
+        "xor_edges": lambda: functions.xor_edges("edges"),
+    }
+    for name, door in doors.items():
+        try:
+            door()
+        except Exception as error:
+            print(name, type(error).__name__, error, sep="|")
+"""
+
+
+def test_a_stopped_session_is_refused_at_every_door():
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=300, check=True
+    )
+    told = {line.split("|")[0]: line.split("|", 1)[1] for line in done.stdout.splitlines()}
+    way_out = "SparkSession.builder.getOrCreate() makes another, and what is read with it has to be"
+    session = f"ValueError|spark is a session that was stopped; {way_out} read anew"
+    frame = f"ValueError|events is a DataFrame of a session that was stopped; {way_out} read anew"
+    columns = "ValueError|there must be a SparkSession where Columns are made, and there is none, "
+    columns += "or it was stopped; SparkSession.builder.getOrCreate() makes one"
+    assert told == {
+        **dict.fromkeys(
+            ("run_batch", "start", "settle_parquet", "dead_letters", "replay"), session
+        ),
+        **dict.fromkeys(("settle", "combine"), frame),
+        **dict.fromkeys(("root_id", "xor_edges"), columns),
+        "no session": "ValueError|spark must be given: there is no active session",
+    }
+
+
+# ------------------------------------------------------------------- columns that differ in case
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["id AS Id", "id"], "has columns 'Id' and 'id', which differ in case only, and to Spark"),
+        (
+            ["struct(array(struct(id AS x, id AS X)) AS deep) AS s"],
+            r"has columns 'x' and 'X' in 's\.deep\.element', which .*spark\.sql\.caseSensitive to",
+        ),
+    ],
+)
+def test_columns_that_differ_in_case_only_are_refused(spark, tmp_path, columns, words):
+    with pytest.raises(ValueError, match=f"source of spout 'numbers' {words}"):
+        run_batch(topology(spark.range(1).selectExpr(*columns)), spark, tmp_path / "cp")
+    stream = spark.readStream.format("rate").load().selectExpr("value AS id").selectExpr(*columns)
+    with pytest.raises(ValueError, match=f"source of spout 'numbers' {words}"):
+        start(topology(stream), spark, tmp_path / "cp")
+    sink = topology(spark.range(1), sink=to_parquet(tmp_path / "out"))
+    with pytest.raises(
+        TypeError, match=r"the columns 'N' and 'n' are one; .*caseSensitive to true"
+    ):
+        run_batch(sink, spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
+def test_columns_that_differ_in_case_only_work_where_case_counts(spark, tmp_path, conf):
+    conf("spark.sql.caseSensitive", "true")
+    source = spark.createDataFrame([(1, 10), (-1, 20), (2, 30)], "Id bigint, id bigint")
+    books = run_batch(topology(source, sink=to_parquet(tmp_path / "out")), spark, tmp_path / "cp")
+    assert (books.acked, books.dead) == (2, 1)
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
+    assert letter.payload == (-1, 20)
+    written = spark.read.parquet(str(tmp_path / "out")).select("N", "n").collect()
+    assert sorted(map(tuple, written)) == [(1, 2), (2, 4)]
+
+
+# --------------------------------------------------------------------- what does not travel along
+
+
+def helper():
+    return LOCK
+
+
+def refers_to_a_global(bolt):
+    class Refers(Number):
+        def execute(self, tuple, collector):
+            with LOCK:
+                super().execute(tuple, collector)
+
+    return Refers()
+
+
+def refers_within_a_lambda(bolt):
+    class Refers(Number):
+        def prepare(self, context):
+            self.held = lambda: LOCK
+
+    return Refers()
+
+
+def refers_through_a_function(bolt):
+    class Refers(Number):
+        def prepare(self, context):
+            self.lock = helper()
+
+    return Refers()
+
+
+def refers_to_a_variable(lock):
+    class Refers(Number):
+        def prepare(self, context):
+            self.lock = lock
+
+    return Refers()
+
+
+def has_it_on_the_class(lock):
+    class Has(Number):
+        held = lock
+
+    return Has()
+
+
+def refers_to_a_class_that_has_it(lock):
+    inner = type(has_it_on_the_class(lock))
+
+    class Refers(Number):
+        @staticmethod
+        def make():
+            return inner()
+
+    return Refers()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            refers_to_a_global,
+            r"the global 'LOCK' in Refers\.execute\(\), a lock, cannot be pickled",
+        ),
+        (refers_within_a_lambda, r"the global 'LOCK' in Refers\.prepare\(\), a lock, cannot"),
+        (refers_through_a_function, r"the global 'LOCK' in helper\(\), a lock, cannot be pickled"),
+        (refers_to_a_variable, r"the variable 'lock' in Refers\.prepare\(\), a lock, cannot be"),
+        (has_it_on_the_class, "the attribute 'held' of class Has, a lock, cannot be pickled"),
+        (refers_to_a_class_that_has_it, "the attribute 'held' of class Has, a lock, cannot be"),
+    ],
+)
+def test_what_a_bolt_refers_to_and_cannot_travel_is_named(spark, tmp_path, make, words):
+    words = (
+        "bolt 'number' is sent to the workers with all that its methods refer to, and "
+        rf"{words}.*\(TypeError: cannot pickle '_thread\.lock' object\); make it in prepare\(\), or"
+    )
+    with pytest.raises(TypeError, match=words):
+        run_batch(topology(spark.range(1), make(threading.Lock())), spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
