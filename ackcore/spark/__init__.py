@@ -14,8 +14,8 @@
 =====================  ===========================================================================
 
 What goes wrong has a name: `StateError` and its kinds for a checkpoint, `RunFailed` for a
-micro-batch that Spark cannot run, `SinkError` for a sink or the dead-letter store, `TooManyDead`
-for a run of which too little is left.
+micro-batch that Spark cannot run, `RunCancelled` for one whose job was cancelled, `SinkError` for a
+sink or the dead-letter store, `TooManyDead` for a run of which too little is left.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -24,6 +24,7 @@ from ackcore.spark import functions
 from ackcore.spark.batch import RunFailed
 from ackcore.spark.dead_letters import dead_letters, replay
 from ackcore.spark.deaths import TooManyDead
+from ackcore.spark.interrupts import RunCancelled
 from ackcore.spark.parquet import settle_parquet
 from ackcore.spark.progress import Books, Progress
 from ackcore.spark.query import Query, run_batch, start
@@ -48,6 +49,7 @@ __all__ = [
     "CheckpointReadOnly",
     "Progress",
     "Query",
+    "RunCancelled",
     "RunFailed",
     "SinkError",
     "StateError",

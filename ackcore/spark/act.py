@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from ackcore._records import Int64s
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
 from ackcore.spark.files import CheckpointCorrupt, WorkFileDamaged
+from ackcore.spark.interrupts import raise_if_interrupted
 from ackcore.spark.sinks import Accepted, SinkError, write_sink
 from ackcore.spark.state import Decision, State
 from ackcore.spark.workfiles import WorkFile, damage_in
@@ -48,6 +50,8 @@ def act(
         If a file with the rows is not as the run left it.
     Stopped
         If the query was told to stop in between.
+    RunCancelled
+        If a job of a sink was cancelled from outside.
     """
     number = decision.number
     work = state.work_of(decision)
@@ -104,6 +108,7 @@ def _insist(
     who: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
 ) -> None:
     """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
+    handled = sys.exception()
     for attempt in range(1, settings.sink_attempts + 1):
         try:
             write()
@@ -114,6 +119,12 @@ def _insist(
             said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):
                 raise Stopped(f"stopped while {who} was failing: {said}") from error
+            raise_if_interrupted(
+                error,
+                handled,
+                f"micro-batch {number}, in {who},",
+                "What is decided is recorded: start again on the same checkpoint to go on",
+            )
             if attempt == settings.sink_attempts:
                 raise SinkError(
                     f"{who} failed {attempt} times with micro-batch {number}, the last time with "

@@ -19,6 +19,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -44,6 +45,7 @@ from ackcore.spark.decide import (
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
 from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
+from ackcore.spark.interrupts import RunCancelled, interruptible, raise_if_interrupted
 from ackcore.spark.pinned import pin as pin_inputs
 from ackcore.spark.pinned import pinned as pinned_inputs
 from ackcore.spark.progress import Account, Books, Progress, percentiles
@@ -185,12 +187,16 @@ class Engine:
         ------
         RunFailed
             If it could not be run.
+        RunCancelled
+            If a job of it was cancelled from outside.
         SinkError
             If a sink or the dead-letter store failed too often.
         StateError
             If the checkpoint cannot be read or written.
         Stopped
             If the query was told to stop meanwhile.
+        KeyboardInterrupt, SystemExit
+            What a handler of a signal raised meanwhile.
         """
         watch = _Stopwatch()
         done = self.state.is_done(number)
@@ -199,10 +205,14 @@ class Engine:
             return self._progress(decision, None, 0, watch)
         outcome, runs = None, 0
         if decision is None:
-            plan = self._plan(number, watch)
-            outcome, runs = self._accepted_run(plan, inputs, watch)
-            decision = self.state.write_decision(outcome.decision)
-            reach("decided", number)
+            try:
+                plan = self._plan(number, watch)
+                outcome, runs = self._accepted_run(plan, inputs, watch)
+                decision = self.state.write_decision(outcome.decision)
+                reach("decided", number)
+            except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
+                self._record_interrupt(number, error)
+                raise
             watch.lap("decide")
         act(
             self.topology,
@@ -229,15 +239,26 @@ class Engine:
         # workers left, nobody saw them die; but it may itself have died of what it ran.
         if plan is None:
             plan = self._watched(self.state.make_plan(number, self.clock()))
+        elif plan.interrupted:
+            plan = replace(plan, interrupted=False)
         else:
-            plan = self._bury(plan)
+            plan = self._record_death(plan)
         self.state.write_plan(plan)
         reach("planned", number)
         watch.lap("plan")
         return plan
 
-    def _bury(self, plan: Plan) -> Plan:
+    def _record_death(self, plan: Plan) -> Plan:
         return self._watched(replace(plan, deaths=plan.deaths + 1))
+
+    def _record_interrupt(self, number: int, error: BaseException) -> None:
+        """Note that the driver was told to end, so that the next one counts no death."""
+        if isinstance(error, RunCancelled) and error.shut_down:
+            return  # nobody knows what ended the JVM: it may have died of a record
+        with suppress(StateError):
+            plan = self.state.plan(number)
+            if plan is not None and self.state.decision(number) is None:
+                self.state.write_plan(replace(plan, interrupted=True))
 
     def _watched(self, plan: Plan) -> Plan:
         return replace(plan, careful=plan.deaths >= self.topology.settings.careful_after)
@@ -246,7 +267,7 @@ class Engine:
         self, plan: Plan, inputs: Sequence[Input], watch: _Stopwatch
     ) -> tuple[Outcome, int]:
         """Run until a run is accepted."""
-        in_vain = 0
+        in_vain, handled = 0, sys.exception()
         for runs in count(1):
             work = self.state.new_work(plan.number)
             try:
@@ -260,6 +281,13 @@ class Engine:
                 damage = damage_in(error)
                 if isinstance(error, StateError) and damage is None:
                     raise
+                raise_if_interrupted(
+                    error,
+                    handled,
+                    f"micro-batch {plan.number}",
+                    "Nothing is decided about its records, and none of them has lost an attempt: "
+                    "start again on the same checkpoint to go on",
+                )
                 if damage is None and not _may_pass(error):
                     raise self._given_up(plan, runs, error) from error
                 known = certainty(plan)
@@ -287,7 +315,7 @@ class Engine:
                 # These are of rows that somebody took away.
                 plan = replace(plan, suspects=(), condemned=())
                 self.state.write_plan(plan)
-            held = self._pin(inputs, directory)
+            held = interruptible(self._spark, lambda: self._pin(inputs, directory))
         return plan, held
 
     def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
@@ -296,7 +324,7 @@ class Engine:
         )
         if plan.careful:
             plan = blame(plan, read_marks(work / "marks"), failed_attempt(error))
-        return self._bury(plan)
+        return self._record_death(plan)
 
     def _given_up(self, plan: Plan, runs: int, error: BaseException) -> RunFailed:
         said = one_line(error)
@@ -327,7 +355,9 @@ class Engine:
             suspects=tuple(dict.fromkeys(plan.suspects)),
             condemned=plan.condemned,
         )
-        ran = self._run(self.topology, self.layout, inputs, run_plan)
+        ran = interruptible(
+            self._spark, lambda: self._run(self.topology, self.layout, inputs, run_plan)
+        )
         reach("ran", plan.number)
         watch.lap("run")
         if ran.problems:
@@ -348,7 +378,11 @@ class Engine:
         failed = entangle(condemn(failed, plan), ran.files, run_plan.work, self._spouts)
         payloads: Mapping[str, pa.Table] = {}
         if len(failed):
-            payloads = self._fetch(self.topology, self.layout, inputs, run_plan, ran, failed)
+            lost = failed
+            payloads = interruptible(
+                self._spark,
+                lambda: self._fetch(self.topology, self.layout, inputs, run_plan, ran, lost),
+            )
         check_payloads(failed, payloads)
         reach("checked", plan.number)
         watch.lap("check")

@@ -61,6 +61,7 @@ class Plan:
     careful: bool = False
     suspects: tuple[int, ...] = ()  # root ids to be run alone
     condemned: tuple[int, ...] = ()  # root ids that killed their worker
+    interrupted: bool = False  # its driver was told to end, and did not die of what it ran
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

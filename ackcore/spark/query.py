@@ -177,8 +177,13 @@ def run_batch(
         If the checkpoint cannot be used: its subclasses say why.
     RunFailed
         If Spark cannot run a micro-batch.
+    RunCancelled
+        If a job was cancelled from outside; run again on the same checkpoint, it goes on.
     SinkError
         If a sink or the dead-letter store fails too often.
+    KeyboardInterrupt, SystemExit
+        What a handler of a signal raised: the job is cancelled, and run again on the same
+        checkpoint, it goes on.
     """
     check_max_dead(max_dead)
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
@@ -422,7 +427,7 @@ class Query:
 
         Raises
         ------
-        SinkError, RunFailed, StateError
+        SinkError, RunFailed, RunCancelled, StateError
             If it ended with one of them.
         Exception
             If Spark's query failed by itself: at a source, for instance.

@@ -1,0 +1,222 @@
+"""Interrupts and cancelled jobs: they end the run, blame nobody and cost no record an attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JError
+from worlds import fails
+
+from ackcore.spark import RunCancelled, act, batch
+from ackcore.spark.interrupts import interruptible, raise_if_interrupted
+
+STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
+CANCELLED = (
+    "An error occurred while calling o5.get.\n: org.apache.spark.SparkException: "
+    "[SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job group x"
+)
+
+
+def plan_of(world):
+    state, _ = world.driver()
+    with state:
+        return state.plan(0)
+
+
+def masked(line, attempt):
+    """Fail as PySpark does after Ctrl-C: the interrupt is what was being handled."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise Py4JError(CANCELLED)  # noqa: B904 - that is the point
+
+
+def cancelled(line, attempt):
+    raise Py4JError(CANCELLED)
+
+
+def test_an_interrupt_that_an_error_hides_ends_the_run(world):
+    world.behaves = masked
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            world.process(0, ["a", "b"])
+    assert len(world.runs) == 4
+    assert (plan_of(world).deaths, plan_of(world).careful) == (0, False)
+    world.behaves = fails()
+    progress, books = world.process(0, ["a", "b"])
+    assert not world.runs[-1].careful
+    assert (world.rows, books.acked, books.dead, progress.runs) == (["A", "B"], 2, 0, 1)
+
+
+def test_a_cancelled_job_ends_the_run_with_a_named_error(world):
+    world.behaves = cancelled
+    with pytest.raises(
+        RunCancelled, match=r"micro-batch 0 .*from outside.*Job 5 cancelled"
+    ) as error:
+        world.process(0, ["a"])
+    assert "same checkpoint" in str(error.value)
+    assert (len(world.runs), plan_of(world).deaths) == (1, 0)
+    world.behaves = fails()
+    assert world.process(0, ["a"])[1].acked == 1
+    assert world.runs[-1].suspects == ()
+
+
+def test_a_context_that_was_stopped_ends_the_run_and_may_have_died(world):
+    """Nobody knows whether the JVM was told to end or died of a record: the restart counts it."""
+
+    def behaves(line, attempt):
+        raise Py4JError("Job 5 cancelled because SparkContext was shut down")
+
+    world.behaves = behaves
+    with pytest.raises(RunCancelled, match="the SparkContext was stopped"):
+        world.process(0, ["a"])
+    world.behaves = fails()
+    world.process(0, ["a"])
+    assert (len(world.runs), plan_of(world).deaths) == (2, 1)
+
+
+def test_a_stage_that_failed_is_no_cancelled_job(world):
+    def behaves(line, attempt):
+        if len(world.runs) == 1:
+            raise Py4JError("Job aborted due to stage failure: ...\n Job 3 cancelled as well")
+
+    world.behaves = behaves
+    assert world.process(0, ["a"])[0].runs == 2
+    assert plan_of(world).deaths == 1
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
+    world.behaves = fails("b", "poison", final=True)
+    pressed = []
+
+    def reach(name, n=None):
+        if name == step and len(pressed) < 3:
+            pressed.append(name)
+            raise kind
+
+    monkeypatch.setattr(batch, "reach", reach)
+    monkeypatch.setattr(act, "reach", reach)
+    books = None
+    for _ in range(4):
+        try:
+            books = world.process(0, ["a", "b"])[1]
+        except kind:
+            continue
+    assert pressed
+    assert (world.rows, world.parked, books.balanced) == (["A"], ["b"], True)
+    assert (books.acked, books.dead, books.retried) == (1, 1, 0)
+    assert plan_of(world).deaths == 0
+
+
+def test_an_interrupt_amid_careful_runs_leaves_them_as_they_are(world):
+    died = []
+
+    def behaves(line, attempt):
+        died.append(line)
+        if len(died) <= 3:
+            raise RuntimeError("gone")
+        masked(line, attempt)
+
+    world.behaves = behaves
+    with pytest.raises(KeyboardInterrupt):
+        world.process(0, ["a", "b"])
+    before = plan_of(world)
+    with pytest.raises(KeyboardInterrupt):
+        world.process(0, ["a", "b"])
+    assert (before.deaths, before.condemned) == (3, ())
+    assert plan_of(world) == before
+    assert before.suspects
+
+
+def test_a_stop_counts_no_death(world):
+    world.behaves = cancelled
+    world.stopping = True
+    for _ in range(3):
+        with pytest.raises(batch.Stopped):
+            world.process(0, ["a"])
+    world.stopping = False
+    world.behaves = fails()
+    world.process(0, ["a"])
+    assert plan_of(world).deaths == 0
+
+
+@pytest.mark.parametrize("behaves", [masked, cancelled])
+def test_an_interrupt_of_a_sink_is_no_failure_of_it(world, behaves):
+    world.sink_fails = 1
+
+    def write(accepted):
+        behaves(None, 0)
+
+    world.write_accepted, good = write, world.write_accepted
+    with pytest.raises((KeyboardInterrupt, RunCancelled)):
+        world.process(0, ["a"])
+    world.write_accepted, world.sink_fails = good, 0
+    _, books = world.process(0, ["a"])
+    assert (world.paused, world.rows, books.acked) == ([], ["A"], 1)
+
+
+def test_an_interrupt_that_was_there_before_is_none_of_ours(world):
+    """Started again by who caught an interrupt: every error then has that for its context."""
+    world.sink_fails = 1
+    died = []
+
+    def behaves(line, attempt):
+        if not died:
+            died.append(line)
+            raise RuntimeError("gone")
+
+    world.behaves = behaves
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        progress, books = world.process(0, ["a"])
+    assert (progress.runs, books.acked, world.rows) == (2, 1, ["A"])
+
+
+def test_what_is_no_error_of_sparks_was_not_cancelled():
+    raise_if_interrupted(ValueError("Job 5 cancelled"), None, "it", "go on")
+    known = RunCancelled("it was")
+    with pytest.raises(RunCancelled) as error:
+        raise_if_interrupted(known, None, "it", "go on")
+    assert error.value is known
+
+
+def test_what_a_job_raises_is_raised(spark):
+    def job():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        interruptible(spark, job)
+    assert interruptible(spark, lambda: 5) == 5
+    assert interruptible(None, lambda: 6) == 6
+
+
+def test_real_signals_and_cancelled_jobs(tmp_path):
+    """Ctrl-C, as in a terminal and as in Jupyter; all jobs cancelled, and a group of them."""
+    with open(tmp_path / "log.txt", "wb") as log:
+        code = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "interrupted_job.py"), str(tmp_path)],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=240,
+            start_new_session=True,
+            check=False,
+        ).returncode
+    assert code == 0, (tmp_path / "log.txt").read_text(errors="replace")[-3000:]
+    found = json.loads((tmp_path / "result.json").read_text())
+    kinds = [kind for kind, *_ in found["said"]]
+    assert kinds == ["KeyboardInterrupt"] * 2 + ["RunCancelled"] * 2
+    for _, _, took, plan in found["said"]:
+        assert took < 5
+        assert (plan["deaths"], plan["suspects"], plan["condemned"]) == (0, [], [])
+    assert found["rows"] == list(range(40))
+    assert found["books"]["spouts"]["lines"]["acked"] == 40
