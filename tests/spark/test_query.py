@@ -461,10 +461,9 @@ def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, stor
         builder.bolt("never", Never()).shuffle("numbers")
         return builder.build()
 
+    ints = topology(spark.range(3).selectExpr("int(id) AS n"))
     with pytest.raises(Patience):
-        run_batch(
-            topology(spark.range(3).selectExpr("int(id) AS n")), spark, tmp_path, wait=no_time
-        )
+        run_batch(ints, spark, tmp_path, clock=lambda: 0, wait=no_time)
     with pytest.raises(CheckpointForeign, match=r"3 records .* 'n' was int32 and is bool now"):
         run_batch(topology(spark.range(3).selectExpr("id > 1 AS n")), spark, tmp_path)
     wide = topology(spark.range(3).selectExpr("id AS n"))
