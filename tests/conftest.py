@@ -4,7 +4,10 @@ import doctest
 import importlib
 import os
 import re
+import subprocess
+from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +25,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("ACKCORE_HYPOTHESIS", "fast"))
+
+
+# For all JVMs that tests start: they live for minutes, and a third of their time would go into the
+# second compiler, which is for programs that live for hours; nor is there work for G1's threads.
+os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
+    [os.environ.get("JAVA_TOOL_OPTIONS", ""), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+).strip()
 
 
 def load_backend(name):
@@ -73,15 +83,142 @@ def pytest_collection_modifyitems(items):
             item.add_marker("spark")
 
 
-@pytest.fixture(scope="session")
-def spark():
-    """One Spark for all tests: two cores, and a task may fail three times before its job does."""
-    # Here, since most tests must run where there is no Spark.
-    from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
+# Workers are forked by this.  One that has failed a task is not used again, and each new one would
+# spend half a second of a processor on these.
+WARM_DAEMON = """
+import runpy
 
-    with spark_session("local[2,4]") as (session, _):
-        session.conf.set("spark.sql.adaptive.enabled", "true")
-        yield session
+import numpy
+import pandas
+import pyarrow.compute
+import pyarrow.parquet
+
+runpy.run_module("pyspark.daemon", run_name="__main__")
+"""
+
+
+class LiveSpark:
+    """The Spark of all tests, and another one after its JVM has died: that fails one test.
+
+    Attributes
+    ----------
+    log : Path
+        What the JVM says; kept in pytest's own temporary directory, with what a crash leaves.
+    """
+
+    #: Two cores, and a task may fail three times before its job does.
+    MASTER = "local[2,4]"
+    CONF: ClassVar = {
+        # Dead by name, not by halves: in some of Spark's threads the error is told to nobody.
+        "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.python.daemon.module": "warm_daemon",
+    }
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._context = None
+        self._session = None
+        self._process = None
+        (directory / "warm_daemon.py").write_text(WARM_DAEMON)
+
+    @property
+    def log(self):
+        return self._directory / "jvm.log"
+
+    @property
+    def session(self):
+        """The session, which lives."""
+        if not self.is_alive():
+            self.close()
+            self._start()
+        return self._session
+
+    def _start(self):
+        # Here, since most tests must run where there is no Spark.
+        from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
+
+        path = [str(self._directory), os.environ.get("PYTHONPATH", "")]
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+            self._context = spark_session(self.MASTER, self.CONF, self.log)
+            self._session, _ = self._context.__enter__()
+        self._process = self._session.sparkContext._gateway.proc
+
+    def is_alive(self):
+        """Whether the JVM answers, with a context that was not stopped."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        context = self._session.sparkContext
+        try:
+            return context._jsc is not None and not context._jsc.sc().isStopped()
+        except Exception:
+            # Its sockets close before it has ended: let its status be known to whoever asks next.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=30)
+            return False
+
+    def post_mortem(self):
+        """How the JVM ended and what it said last; None if it lives, or was not started."""
+        if self._process is None or self.is_alive():
+            return None
+        from ackcore.examples.quiet_spark import explain_exit  # noqa: PLC0415
+
+        said = self.log.read_text(errors="replace").splitlines()[-50:]
+        ended = explain_exit(self._process.poll())
+        return "\n".join([f"pid {self._process.pid} ended: {ended}", f"{self.log}:", *said])
+
+    def close(self):
+        """Stop the session and its JVM, whichever of them lives."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.__exit__(None, None, None)
+
+
+LIVE_SPARK = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def live_spark(request, tmp_path_factory):
+    """What `spark` is taken from."""
+    live = request.config.stash[LIVE_SPARK] = LiveSpark(tmp_path_factory.mktemp("spark"))
+    yield live
+    live.close()
+
+
+@pytest.fixture
+def spark(live_spark):
+    """One Spark for all tests, as long as its JVM lives."""
+    return live_spark.session
+
+
+@pytest.fixture
+def conf(spark, live_spark):
+    """``conf(key, value)`` sets a setting of Spark SQL until the test is over."""
+    before = {}
+
+    def set_conf(key, value):
+        before.setdefault(key, spark.conf.get(key, None))
+        spark.conf.set(key, value)
+
+    yield set_conf
+    for key, value in before.items() if live_spark.is_alive() else ():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Where a test fails and Spark's JVM is dead, the report says how it ended."""
+    report = yield
+    live = item.config.stash.get(LIVE_SPARK, None)
+    if report.failed and live is not None:
+        told = live.post_mortem()
+        if told is not None:
+            report.sections.append(("Spark's JVM", told))
+    return report
 
 
 @pytest.fixture

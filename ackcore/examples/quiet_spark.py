@@ -6,11 +6,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -25,6 +27,18 @@ logger = logging.getLogger(__name__)
 
 # A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
+#: How Spark's JVM ends by itself: SparkExitCode, ExecutorExitCode, and HotSpot's own.
+_EXITS = {
+    0: "it was told to, or its standard input was closed",
+    1: "it could not start, or was told to",
+    3: "out of memory, and -XX:+ExitOnOutOfMemoryError",
+    50: "an uncaught exception",
+    51: "an uncaught exception, and another one while it was logged",
+    52: "out of memory",
+    53: "no temporary directory could be made",
+    56: "no heartbeat reached the driver",
+    57: "a task that was killed did not end",
+}
 
 
 class SparkError(RuntimeError):
@@ -81,19 +95,53 @@ def _said_elsewhere(log: Path) -> Iterator[None]:
             os.close(was)
 
 
-def _stop(spark: SparkSession, log: Path) -> None:
+def explain_exit(code: int | None) -> str:
+    """Say in words how a JVM ended.
+
+    Parameters
+    ----------
+    code : int or None
+        What `subprocess.Popen` has of it: its exit status, or the number of a signal, negative.
+    """
+    if code is None:
+        return "it runs, and does not answer"
+    # A JVM that is asked to end by a signal does so by itself, with that and 128 as its status.
+    number = -code if code < 0 else code - 128
+    if number in {each.value for each in signal.Signals}:
+        name = signal.Signals(number).name
+        return f"killed by {name}" if code < 0 else f"exit status {code}, asked to end by {name}"
+    return f"exit status {code}: {_EXITS.get(code, 'not one that Spark gives')}"
+
+
+def _last_line(log: Path) -> str:
+    """What a JVM said last."""
+    said = log.read_text(errors="replace").strip().splitlines()
+    return said[-1] if said else "it said nothing"
+
+
+def _stop(spark: SparkSession, process: subprocess.Popen[bytes] | None, log: Path) -> None:
     """Stop a session, also one whose JVM has died: what came of the work within is known by now."""
     try:
-        spark.stop()
+        with warnings.catch_warnings():
+            # PySpark warns of a JVM that does not answer, and then fails on it all the same.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            spark.stop()
     except (Py4JError, OSError):
-        said = log.read_text(errors="replace").strip().splitlines()[-1:]
-        logger.warning("Spark's JVM ended before its session did: %s", *said or ["it said nothing"])
+        code = None
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=10)  # its sockets close before it has ended
+        logger.warning(
+            "Spark's JVM ended before its session did (%s): %s", explain_exit(code), _last_line(log)
+        )
         spark.sparkContext.stop()  # the first call forgot the JVM; this one does the rest
 
 
 @contextmanager
 def spark_session(
-    master: str, conf: Mapping[str, str] | None = None
+    master: str,
+    conf: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
 ) -> Iterator[tuple[SparkSession, str]]:
     """Start Spark with all its files in one temporary directory, and remove that in the end.
 
@@ -103,6 +151,9 @@ def spark_session(
         Where it runs.
     conf : mapping from str to str, optional
         More of Spark's settings.
+    log : path, optional
+        Where to keep what the JVM says, and beside it what it leaves should it crash; they are
+        among the files that are removed if not given.
 
     Yields
     ------
@@ -116,6 +167,7 @@ def spark_session(
         If Spark does not start, or in place of an error of Spark's that is raised within.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
+        said = Path(directory, "spark.log") if log is None else Path(log).absolute()
         # What the JVM is to find in its environment, and its workers in theirs.
         variables = {
             "PYSPARK_PYTHON": sys.executable,
@@ -126,7 +178,8 @@ def spark_session(
                 [
                     os.environ.get("JAVA_TOOL_OPTIONS", ""),
                     *_NO_TRACES,
-                    f"-Djava.io.tmpdir={directory}",
+                    f"'-Djava.io.tmpdir={directory}'",
+                    f"'-XX:ErrorFile={said.parent}/hs_err_pid%p.log'",
                 ]
             ),
         }
@@ -158,10 +211,12 @@ def spark_session(
             builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
         try:
             # The JVM keeps the streams that it is born with.
-            with _environment(variables), _said_elsewhere(Path(directory, "spark.log")):
+            with _environment(variables), _said_elsewhere(said):
                 spark = builder.getOrCreate()
         except Exception as error:
-            raise SparkError(f"Spark does not start: {one_line(error)}") from error
+            raise SparkError(
+                f"Spark does not start: {one_line(error)} (of its JVM: {_last_line(said)})"
+            ) from error
         gateway = spark.sparkContext._gateway
         try:
             yield spark, directory
@@ -169,7 +224,7 @@ def spark_session(
             # Now, while there is a JVM that can be asked for the error's text.
             raise SparkError(one_line(error)) from None
         finally:
-            _stop(spark, Path(directory, "spark.log"))
+            _stop(spark, None if gateway is None else gateway.proc, said)
             # The JVM removes its own directories as it ends: wait, or it finds them gone.
             if gateway is not None:
                 gateway.shutdown()
@@ -178,5 +233,6 @@ def spark_session(
                     gateway.proc.wait(timeout=30)
                 except subprocess.TimeoutExpired:
                     gateway.proc.kill()
+                    gateway.proc.wait()
                 # PySpark would go on speaking to it: the next session starts a JVM of its own.
                 SparkContext._gateway = SparkContext._jvm = None

@@ -185,7 +185,7 @@ class Trouble:
             if context.attemptNumber() > 0:
                 mark.touch()
             elif self.mark("slow", context.stageId()):
-                until = time.monotonic() + 60
+                until = time.monotonic() + 300
                 while not mark.exists() and time.monotonic() < until:
                     time.sleep(0.02)
 
@@ -366,7 +366,7 @@ def run_job(spark, config):
         query = start(topology, spark, checkpoint, trigger=trigger, **options)
         try:
             if config.get("until_decided") is not None:
-                until = time.monotonic() + config.get("patience_s", 60)
+                until = time.monotonic() + config.get("patience_s", 600)
                 while query.books.acked + query.books.dead < config["until_decided"]:
                     assert time.monotonic() < until, f"it has come to rest at {query.books}"
                     time.sleep(0.05)

@@ -48,23 +48,6 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
-def conf(spark):
-    """``conf(key, value)`` sets a setting of Spark SQL until the test is over."""
-    before = {}
-
-    def set_conf(key, value):
-        before.setdefault(key, spark.conf.get(key, None))
-        spark.conf.set(key, value)
-
-    yield set_conf
-    for key, value in before.items():
-        if value is None:
-            spark.conf.unset(key)
-        else:
-            spark.conf.set(key, value)
-
-
-@pytest.fixture
 def frame(spark):
     """``frame(events, columns=3)`` makes a DataFrame of the first columns of events."""
 

@@ -86,7 +86,7 @@ class Folder:
         return text.text(str(self.path)).withColumnRenamed("value", "line")
 
 
-def until(found, on, seconds=60):
+def until(found, on, seconds=300):
     end = time.monotonic() + seconds
     while not found():
         assert on.is_active, on.exception

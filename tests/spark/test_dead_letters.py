@@ -358,7 +358,7 @@ def test_two_who_ask_at_once_do_not_send_twice(store, checkpoint):
         thread.start()
     lock.close()
     for thread in asking:
-        thread.join(30)
+        thread.join()
     assert sorted(sum(each.records.values()) for each in told) == [0, 0, 10]
     assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
 

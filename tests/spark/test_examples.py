@@ -153,7 +153,7 @@ ROOT = Path(settle_table.__file__).parents[2]
 @pytest.mark.spark
 def test_errors_of_spark_are_told_though_its_jvm_is_gone(tmp_path):
     command = [sys.executable, "-m", "ackcore.examples.settle_table", str(tmp_path / "nowhere")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=ROOT)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert ran.returncode == 1
     (line,) = ran.stdout.splitlines()
     assert line.startswith("the log was not settled: Path does not exist: ")

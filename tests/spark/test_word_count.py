@@ -324,7 +324,7 @@ for _ in range(2):
         print(spark.range(3).count())
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, cwd=ROOT
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert ran.stdout.split() == ["3", "3"], ran.stderr
 
@@ -346,7 +346,7 @@ with spark_session("local[1]") as (spark, _):
     print(spark.range(3).count())
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, cwd=ROOT
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert ran.stdout.split() == ["0", "3"], ran.stderr
     assert ran.stderr.count("Spark's JVM ended before its session did") == 2
