@@ -84,14 +84,14 @@ def pytest_collection_modifyitems(items):
 
 
 # Workers are forked by this.  One that has failed a task is not used again, and each new one would
-# spend half a second of a processor on these.
+# spend most of a second on these.
 WARM_DAEMON = """
 import runpy
 
-import numpy
 import pandas
-import pyarrow.compute
 import pyarrow.parquet
+
+import ackcore.spark
 
 runpy.run_module("pyspark.daemon", run_name="__main__")
 """

@@ -24,7 +24,7 @@ def test_a_checkpoint_of_fb85146_goes_on(spark, tmp_path, killed, kind):
         books = run_batch(topology, spark, tmp_path / "cp")
     else:
         query = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-        assert query.await_termination(120)
+        assert query.await_termination(300)
         books = query.books
     rows = spark.read.parquet(f"{tmp_path}/sink").select("id", "word").collect()
     assert sorted(map(tuple, rows)) == old_checkpoint.ROWS

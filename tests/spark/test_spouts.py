@@ -91,7 +91,7 @@ def test_spouts_declared_in_another_order_read_nothing_twice(spark, tmp_path, st
     topology = partial(both, sources=places, sink=store)
     for names, acked in (["one", "two"], 2), (["two", "one"], 2), (["two", "one"], 4):
         on = running(topology(names), spark, tmp_path / "cp", trigger={"availableNow": True})
-        on.await_termination(120)
+        on.await_termination(300)
         assert (on.books.acked, on.books.dead) == (acked, 2)
         if names[0] == "two":
             for name, place in places.items():
