@@ -6,18 +6,16 @@ import json
 from functools import partial
 
 import pytest
-from checkpoints import Topology, run_one
+from checkpoints import OPEN, Topology, run_one
 from streams import LINE, Folder, Split
 
 from ackcore.spark import files
 from ackcore.spark.files import CheckpointForeign
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.state import State
 from ackcore.topology import TopologyBuilder
 
 TWO = Topology(lines=("value",), clicks=("value",))
 SWAPPED = Topology(clicks=("value",), lines=("value",))
-BATCH = partial(State.open, kind="batch", clock_ms=0)
 
 
 def as_before(checkpoint):
@@ -30,22 +28,22 @@ def as_before(checkpoint):
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "from the structure"])
 def test_the_order_of_the_first_start_stays(checkpoint, recorded):
-    with BATCH(checkpoint, TWO) as state:
+    with OPEN(checkpoint, TWO) as state:
         assert state.spout_order == ("lines", "clicks")
         run_one(state, 0)
     if not recorded:
         as_before(checkpoint)
-    with BATCH(checkpoint, SWAPPED) as state:
+    with OPEN(checkpoint, SWAPPED) as state:
         assert state.spout_order == ("lines", "clicks")
     changed = Topology(("other",), clicks=("value",), lines=("value",))
     for accept_changes in (True, False):
-        with BATCH(checkpoint, changed, accept_changes=accept_changes) as state:
+        with OPEN(checkpoint, changed, accept_changes=accept_changes) as state:
             assert state.spout_order == ("lines", "clicks")
 
 
 def test_as_long_as_nothing_is_read_spouts_come_and_go(checkpoint):
-    BATCH(checkpoint, TWO).close()
-    with BATCH(checkpoint, Topology(new=("value",), clicks=("value",))) as state:
+    OPEN(checkpoint, TWO).close()
+    with OPEN(checkpoint, Topology(new=("value",), clicks=("value",))) as state:
         assert state.spout_order == ("clicks", "new")
 
 
@@ -58,7 +56,7 @@ def test_as_long_as_nothing_is_read_spouts_come_and_go(checkpoint):
     ],
 )
 def test_spouts_neither_come_nor_go_afterwards(checkpoint, kind, spouts, words):
-    opened = partial(State.open, checkpoint, kind=kind, clock_ms=0)
+    opened = partial(OPEN, checkpoint, kind=kind)
     with opened(topology=TWO) as state:
         (checkpoint / "offsets").mkdir()
         (checkpoint / "offsets/0").write_text("v1")
