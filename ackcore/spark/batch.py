@@ -32,6 +32,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
+from ackcore.arrow import rebatched
 from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act
 from ackcore.spark.blame import blame, certainty, failed_attempt, read_marks
 from ackcore.spark.decide import (
@@ -446,7 +447,7 @@ def _write_retries(due: Due, work: Path) -> dict[str, WorkFile]:
         directory = str(work / "retries" / spout)
         # Not synced: it is written again whenever the micro-batch is run again.
         file = RowFile(directory, table.schema, 0, 0, synced=False)
-        for batch in table.to_batches():
+        for batch in rebatched(table.to_batches(), len(table)):
             file.write(batch)
         name, rows, _ = file.finish()
         files[spout] = WorkFile(f"{directory}/{name}", rows)

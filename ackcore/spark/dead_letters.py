@@ -185,7 +185,7 @@ _WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
 def _letters(dead: pa.Table, number: int) -> pa.Table:
     decode = cache(Reason.decode)  # many die of one cause
     reasons = [decode(text) for text in dead[REASON].to_pylist()]
-    payload = dead.select(dead.column_names[len(TRACKING) :]).combine_chunks()
+    payload = dead.select(dead.column_names[len(TRACKING) :])
     columns = [
         dead[MESSAGE_ID],
         dead[ATTEMPT],
@@ -543,7 +543,7 @@ def _take(
             wanted[start:end] = False
         rows[number] = np.flatnonzero(wanted)
         if len(rows[number]):
-            tables.append(_records(letters.take(rows[number])))
+            tables.append(_records(letters.filter(pa.array(wanted))))
     if not tables:
         return rows, TRACKING.empty_table()
     try:

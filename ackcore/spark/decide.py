@@ -252,7 +252,7 @@ def _first_of_acked(tried: pa.Table, lost: pa.Table | None) -> Int64s:
     """When those of the retried records that did not fail again were first seen."""
     first = tried[FIRST_MS]
     if lost is not None and len(lost):
-        again = pc.is_in(tried[MESSAGE_ID], value_set=lost[MESSAGE_ID].combine_chunks())
+        again = pc.is_in(tried[MESSAGE_ID], value_set=lost[MESSAGE_ID])
         first = first.filter(pc.invert(again))
     values: Int64s = first.to_numpy()
     return values
@@ -263,9 +263,7 @@ def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[s
     n = len(lost)
     first = pa.array(np.full(n, plan.now_ms))
     if tried is not None:
-        place = pc.index_in(
-            lost[MESSAGE_ID], value_set=tried[MESSAGE_ID].combine_chunks()
-        ).combine_chunks()
+        place = pc.index_in(lost[MESSAGE_ID], value_set=tried[MESSAGE_ID]).combine_chunks()
         first = pc.coalesce(tried[FIRST_MS].combine_chunks().take(place), first)
     tracking = [
         lost[MESSAGE_ID],

@@ -31,6 +31,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ackcore.arrow import rebatched
+
 #: Of the files of a checkpoint.  A reader knows all formats up to its own.
 FORMAT = 1
 #: A table's checksum: the hex digits in its name.
@@ -278,8 +280,9 @@ def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = F
         with open(temporary, "wb") as file:
             hashed = _Hashed(file)
             with pa.ipc.new_file(pa.PythonFile(hashed, "w"), table.schema) as writer:
-                # One batch, whatever pieces the table came in: a filter of it then makes one too.
-                writer.write_table(table.combine_chunks())
+                # Few batches, whatever pieces the table came in: a filter makes as many again.
+                for batch in rebatched(table.to_batches(), len(table)):
+                    writer.write_batch(batch)
             file.flush()
             os.fsync(file.fileno())
         whole = f"{name}.{hashed.digest()}.arrow" + ".staged" * staged

@@ -39,7 +39,7 @@ from ackcore.spark.exchange import (
 )
 from ackcore.spark.reasons import FAILED
 from ackcore.spark.shards import MapInArrow
-from ackcore.spark.source import CLAIM, RETRIES, Source
+from ackcore.spark.source import CLAIM, Source
 from ackcore.spark.stages import (
     ABOUT,
     COUNTED,
@@ -54,18 +54,19 @@ from ackcore.spark.stages import (
     Records,
     RetryStage,
     Slice,
+    due_records,
     from_stream,
     pick,
     read_due,
 )
-from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile
+from ackcore.spark.state import MESSAGE_ID, SinkFile
 from ackcore.spark.task import Work
 from ackcore.spark.workfiles import ROOT_ID, WorkFile, read_rows
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Layout
 from ackcore.topology.parts import Spout
-from ackcore.topology.tuples import Identity, Reason
+from ackcore.topology.tuples import Reason
 
 
 @dataclass(frozen=True)
@@ -529,13 +530,9 @@ def _fetch(
         due = read_due(file)
         if name not in wanted or not len(due):
             continue
-        ids = due[MESSAGE_ID].combine_chunks()
-        attempts = due[ATTEMPT].to_numpy()
-        identity = Identity(ids, attempts, np.empty(0, np.int64))
-        batch = source.rows(due.combine_chunks().to_batches()[0])
-        some = Records(source, batch, RETRIES, 0, attempts, identity)
         # These make no claims.
-        tables[name].append(pa.Table.from_batches([pick(some, roots, {}, number)]))
+        picked = [pick(some, roots, {}, number) for some in due_records(source, due)]
+        tables[name].append(pa.Table.from_batches(picked))
     for name in sorted(wanted):
         for path, rows_in_it in accepted.spilled.get(name, ()):
             place = os.path.join(plan.work, path)
@@ -548,14 +545,14 @@ def _fetch(
     sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
     there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
     if (claims or there < len(sought)) and not all(parts.sources[name].spilled for name in wanted):
-        picked = [
+        again = [
             one.map_in_arrow(
                 PickStage(FirstStage(parts.work, parts.sources, one.spout), roots, claims),
                 RESULT_TYPE,
             )
             for one in parts.inputs
         ]
-        rows = _collected(reduce(DataFrame.union, picked))
+        rows = _collected(reduce(DataFrame.union, again))
         content = {}
         for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
             if kind == ABOUT:

@@ -15,7 +15,7 @@ within the micro-batch would turn into an anomaly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.arrow import hash_columns
+from ackcore.arrow import hash_columns, rebatched
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity
 
@@ -33,7 +33,7 @@ from ackcore.topology.tuples import Identity
 RETRIES = (1 << 16) - 1
 #: Attempts beyond this one share its number: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
-#: What a first stage takes in at a time, if that is fewer rows than it is told.
+#: What a stage takes in at a time, if that is fewer rows than it is told.
 CHUNK_BYTES = 1 << 25
 #: Claims are INITs by a task that no spout has: the spout's number with this added.
 CLAIM = 1 << 20
@@ -137,31 +137,16 @@ def _text(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return batches of one schema, at least one of them, as one."""
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
+    """Cut rows into chunks of so many rows, or of `CHUNK_BYTES` if they are long.
 
-
-def chunked(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Put batches together until they have so many rows: cut by position, whatever the time.
-
-    Long rows are put together until they have `CHUNK_BYTES`.
+    Without ``rows`` batches stay as they come, unless they have more bytes.
     """
-    waiting: list[pa.RecordBatch] = []
-    n = size = 0
+    if rows is not None:
+        yield from rebatched(batches, rows, CHUNK_BYTES)
+        return
     for batch in batches:
-        if not len(batch):
-            continue
-        waiting.append(batch)
-        n += len(batch)
-        size += batch.nbytes
-        if n >= rows or size >= CHUNK_BYTES:
-            yield one_batch(waiting)
-            waiting, n, size = [], 0, 0
-    if waiting:
-        yield one_batch(waiting)
+        yield from rebatched([batch], len(batch), CHUNK_BYTES)
 
 
 def by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ackcore import ACK
 from ackcore._records import Int64s, Status
 from ackcore._rows import fingerprint
+from ackcore.arrow import one_batch
 from ackcore.spark import wire
 from ackcore.spark.exchange import SEEN, SETTLE, Inbox, Row, origin_of
 from ackcore.spark.packing import fold, new_ledger
@@ -35,7 +36,6 @@ from ackcore.spark.source import (
     Source,
     by_spout,
     chunked,
-    one_batch,
     stamps,
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
@@ -124,7 +124,7 @@ class FirstStage:
                 "coalesce it first"
             )
         # Small batches make small blobs.  Where nothing is sent they may be as they come.
-        rows = self.work.chunk_rows if self.work.layout.settles else 1
+        rows = self.work.chunk_rows if self.work.layout.settles else None
         places, spouts = Counter[str](), tuple(self.sources)
         for batch in chunked(batches, rows):
             parts = by_spout(batch, spouts) if self.spout is None else [(self.spout, batch)]
@@ -271,24 +271,36 @@ class RetryStage(FirstStage):
         """Serve mapInArrow."""
         task, partition = _begin(self.work, 1)
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-        records = (self._slice(self.slices[number]) for number in numbers)
+        records = (one for number in numbers for one in self._slice(self.slices[number]))
         yield from self._run(task, partition, records, retried=True)
 
-    def _slice(self, some: Slice) -> Records:
+    def _slice(self, some: Slice) -> Iterator[Records]:
         source = self.sources[some.spout]
         table = read_due(some.file).slice(some.first, some.rows)
-        batch = one_batch(table.combine_chunks().to_batches())
-        message_ids = batch.column(MESSAGE_ID)
-        attempts = batch.column(ATTEMPT).to_numpy()
-        identity = None
-        if some.spout in self.work.layout.needs_identity:
-            identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
-        return Records(source, source.rows(batch), RETRIES, some.first, attempts, identity)
+        for one in due_records(source, table, some.first):
+            identity = None
+            if some.spout in self.work.layout.needs_identity:
+                assert one.identity is not None
+                message_ids, attempts, _ = one.identity
+                identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
+            yield one._replace(identity=identity)
 
 
 def read_due(file: WorkFile) -> pa.Table:
     """Return the rows of a file of records that are due, in place; raises as `read_rows` does."""
     return read_whole(file)
+
+
+def due_records(source: Source, due: pa.Table, first: int = 0) -> Iterator[Records]:
+    """Return records that are due, from place ``first`` on, in as few pieces as there may be.
+
+    Their identities have no stable ids.
+    """
+    for batch in chunked(due.to_batches(), len(due)):
+        message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
+        identity = Identity(message_ids, attempts, np.empty(0, np.int64))
+        yield Records(source, source.rows(batch), RETRIES, first, attempts, identity)
+        first += len(batch)
 
 
 @dataclass(frozen=True)
@@ -334,11 +346,13 @@ class NextStage:
         waiting: list[Row] = []
         size = 0
         for row in rows:
-            if waiting and (row.edge != waiting[0].edge or size >= _CHUNK_BYTES):
+            row_size = len(row.blob) + len(row.side)
+            full = size >= _CHUNK_BYTES or size + row_size > _MOST_CHUNK_BYTES
+            if waiting and (row.edge != waiting[0].edge or full):
                 yield waiting[0].edge, waiting
                 waiting, size = [], 0
             waiting.append(row)
-            size += len(row.blob) + len(row.side)
+            size += row_size
         if waiting:
             yield waiting[0].edge, waiting
 
@@ -360,6 +374,8 @@ class NextStage:
 
 #: Blobs of a chunk: some 64 Ki short rows, or a few long ones.
 _CHUNK_BYTES = 1 << 20
+#: What no blob makes a chunk larger than, unless it is by itself.
+_MOST_CHUNK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -434,19 +450,15 @@ class PickStage:
         """Serve mapInArrow."""
         context = TaskContext.get()
         assert context is not None
-        found: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         content: dict[str, int] = {}
         for some in self.first._records(batches, context.partitionId()):
             name = some.source.name
             content[name] = sampled(some.batch, content.get(name, 0))
             rows = pick(some, self.roots, self.claims, self.first.work.number)
             if len(rows):
-                found[name].append(rows)
+                yield result([(PICKED, to_stream(rows))])
         about = {"partition": context.partitionId(), "content": content}
-        rows_found = [
-            (PICKED, to_stream(pa.Table.from_batches(parts))) for _, parts in sorted(found.items())
-        ]
-        yield result([(ABOUT, json.dumps(about).encode()), *rows_found])
+        yield result([(ABOUT, json.dumps(about).encode())])
 
 
 def pick(

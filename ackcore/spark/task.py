@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from ackcore import ACK, FAIL
 from ackcore._records import Int64s
-from ackcore.arrow import hash_columns, offsets_of, take_rows
+from ackcore.arrow import bytes_before, end_within, hash_columns, offsets_of, take_rows
 from ackcore.ids import edge_ids
 from ackcore.spark import wire
 from ackcore.spark.exchange import SETTLE, Outbox, origin_of
 from ackcore.spark.reasons import NO_TIME, reasons_of
+from ackcore.spark.source import CHUNK_BYTES
 from ackcore.spark.tracking import (
     NONE,
     Chunk,
@@ -47,6 +48,10 @@ IDENTITY_FIELDS = (
     pa.field("_ackcore_attempt", pa.int32()),
     pa.field("_ackcore_stable_id", pa.int64()),
 )
+
+#: What one tuple may have if it is sent to another task.  A row of a shuffle is one array of the
+#: JVM's, which has at most 2 GiB, and is made in another of twice its size.
+MOST_ROW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,8 @@ class Task:
         for emission in results.emissions:
             stream = emission.stream
             if layout.out(box.name, stream) or layout.sunk(box.name, stream):
-                self._deliver(box.name, stream, self._anchored(box, emission))
+                for rows in _cut(self._anchored(box, emission)):
+                    self._deliver(box.name, stream, rows)
 
     def _fail_tuples(self, box: _Box, failure: Failure) -> None:
         reasons = failure.reasons
@@ -270,6 +276,14 @@ class Task:
 
     def _send(self, edge: Edge, rows: Rows) -> None:
         batch = rows.batch
+        size = bytes_before(batch, len(batch))
+        if size > MOST_ROW_BYTES:  # a single row: others are cut before
+            text = (
+                f"a tuple for {edge.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
+                "cross a shuffle; emit a path or a key of what is so large"
+            )
+            self.fail(rows.owners, [Reason(edge.source, "TupleTooLarge", text)], edge.source)
+            return
         if edge.target in self._work.layout.needs_identity:
             assert rows.identity is not None
             columns = [*batch.columns, rows.identity.message_ids]
@@ -488,6 +502,27 @@ class Task:
             rows.append(of_row[places][of])
             roots.append(chunk.roots[at])
         return np.concatenate(rows), np.concatenate(roots)
+
+
+def _cut(rows: Rows) -> Iterator[Rows]:
+    """Cut rows by what they hold: a blob takes no more than 2 GiB, and memory is for a few."""
+    n = len(rows)
+    if bytes_before(rows.batch, n) <= CHUNK_BYTES:
+        yield rows
+        return
+    start = 0
+    while start < n:
+        stop = max(start + 1, end_within(rows.batch, start, CHUNK_BYTES))
+        identity = rows.identity
+        if identity is not None:
+            identity = Identity(
+                identity.message_ids.slice(start, stop - start),
+                identity.attempts[start:stop],
+                identity.stable_ids[start:stop],
+            )
+        owners = rows.owners.take(np.arange(start, stop), None)
+        yield Rows(rows.batch.slice(start, stop - start), owners, identity, rows.home)
+        start = stop
 
 
 def some_rows(rows: Rows, places: Int64s) -> Rows:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ackcore import arrow
+from ackcore.arrow import bytes_before, end_within, rebatched
 from ackcore.spark import source
-from ackcore.spark.source import chunked
+from ackcore.spark.files import read_table, write_table
+from ackcore.spark.source import Source, chunked
+from ackcore.spark.stages import due_records
+from ackcore.spark.state import TRACKING
 
 
 def batches(*sizes):
@@ -15,12 +25,114 @@ def batches(*sizes):
 
 @pytest.mark.parametrize(
     ("sizes", "cut"),
-    [((), []), ((0, 0), []), ((3,), [3]), ((4, 4, 4), [8, 4]), ((9, 1, 0, 2), [9, 3])],
+    [((), []), ((0, 0), []), ((3,), [3]), ((4, 4, 4), [6, 6]), ((9, 1, 0, 2), [6, 6])],
 )
-def test_small_batches_are_put_together(sizes, cut):
+def test_rows_are_cut_by_their_number(sizes, cut):
     assert [len(batch) for batch in chunked(batches(*sizes), 6)] == cut
 
 
-def test_long_rows_are_put_together_by_bytes(monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "cut"), [(1000, [12, 12, 6]), (9, [9, 9, 9, 3]), (None, [6, 12, 2])]
+)
+def test_long_rows_are_cut_by_their_bytes(monkeypatch, rows, cut):
     monkeypatch.setattr(source, "CHUNK_BYTES", 100)
-    assert [len(batch) for batch in chunked(batches(6, 6, 6, 6, 6), 1000)] == [18, 12]
+    sizes = (6, 14) if rows is None else (6, 6, 6, 6, 6)
+    assert [len(batch) for batch in chunked(batches(*sizes), rows)] == cut
+
+
+KINDS = {
+    "number": (pa.int32(), [1, None, 3, 4], [4, 4, 4, 4]),
+    "bool": (pa.bool_(), [True, None, False], [1, 1, 1]),
+    "text": (pa.string(), ["", "abc", None, "ä"], [4, 7, 4, 6]),
+    "wide text": (pa.large_binary(), [b"", b"abc"], [4, 7]),
+    "fixed": (pa.binary(3), [b"abc", None], [3, 3]),
+    "struct": (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        [{"a": 1, "b": "xy"}, None, {"a": None, "b": ""}],
+        [7, 5, 5],
+    ),
+    "list": (pa.list_(pa.string()), [["a", "bc"], [], None, ["d"]], [15, 4, 4, 9]),
+    "large list": (pa.large_list(pa.int64()), [[1, 2], [], [3]], [20, 4, 12]),
+    "fixed list": (pa.list_(pa.int16(), 2), [[1, 2], [3, 4]], [4, 4]),
+    "map": (pa.map_(pa.string(), pa.int8()), [[("k", 1), ("", 2)], [], None], [15, 4, 4]),
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["long" * 9, "a", None], [1, 1, 1]),
+    "view": (pa.string_view(), ["long" * 9, "a"], [16, 16]),
+    "null": (pa.null(), [None, None], [16, 16]),
+    "extension": (pa.uuid(), [bytes(16)], [16]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_of_a_row_are_those_of_its_values(kind):
+    """Wherever a slice begins."""
+    arrow_type, values, sizes = KINDS[kind]
+    column = pa.array([*values, *values], arrow_type)
+    whole, sizes = pa.record_batch([column], ["a"]), [*sizes, *sizes]
+    for start in range(len(sizes) + 1):
+        batch = whole.slice(start)
+        found = [bytes_before(batch, row) for row in range(len(batch) + 1)]
+        assert found == [0, *itertools.accumulate(sizes[start:])]
+        for most in (0, 5, 9, 40, 1000):
+            ends = [row for row, size in enumerate(found) if size <= most]
+            assert end_within(batch, 0, most) == ends[-1]
+
+
+@given(
+    texts=st.lists(st.text("ab", max_size=9), max_size=30),
+    rows=st.integers(1, 9),
+    most=st.integers(1, 60),
+    cuts=st.lists(st.integers(0, 30), max_size=5),
+)
+def test_cuts_depend_on_the_rows_alone(texts, rows, most, cuts):
+    batch = pa.record_batch([pa.array(texts, pa.string())], ["a"])
+    bounds = [0, *sorted(min(cut, len(texts)) for cut in cuts), len(texts)]
+    # Copies, as Spark's batches are: a slice that comes in goes out as it is.
+    parts = [pa.concat_batches([batch.slice(a, b - a)]) for a, b in itertools.pairwise(bounds)]
+    found = list(rebatched(parts, rows, most))
+    alone = list(rebatched([batch], rows, most))
+    assert [one.serialize() for one in found] == [one.serialize() for one in alone]
+    assert [text for one in found for text in one.column(0).to_pylist()] == texts
+    for one, after in itertools.zip_longest(found, found[1:]):
+        size = bytes_before(one, len(one))
+        assert len(one) <= rows
+        assert size <= most or len(one) == 1
+        if after is not None:  # it has as many as go in
+            assert len(one) == rows or size + bytes_before(after, 1) > most
+
+
+@pytest.fixture(scope="module")
+def huge():
+    """A row of 2 GiB that take no memory: with ten bytes more they go into no array of text."""
+    size = 2**31 - 2
+    data = pa.py_buffer(np.zeros(size, np.uint8))
+    offsets = pa.py_buffer(np.array([0, size], np.int32))
+    return pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
+
+
+def test_rows_that_cannot_be_combined_all_come_in(huge):
+    """Arrow's combine_chunks() leaves them in chunks, of which only the first was taken."""
+    large, small = (pa.record_batch([column], ["line"]) for column in (huge, ["x" * 10] * 5))
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        arrow.one_batch([small, large])
+    for rows in (1000, None):
+        some = chunked(iter([small, large, large, small]), rows)
+        assert [len(batch) for batch in some] == [5, 1, 1, 5]
+    assert [len(batch) for batch in rebatched([small, large, small], 9)] == [5, 1, 5]
+
+
+def test_retries_that_cannot_be_combined_all_run(huge):
+    schema = pa.schema([("line", pa.string())])
+    one = Source("lines", 0, schema, (), True, False, False, 7)
+    told = [pa.array([0]).cast(field.type) for field in TRACKING]
+    batch = pa.record_batch([*told, huge], schema=pa.schema([*TRACKING, *schema]))
+    found = list(due_records(one, pa.Table.from_batches([batch] * 3), 40))
+    assert [(some.first, len(some.batch)) for some in found] == [(40, 1), (41, 1), (42, 1)]
+    assert {some.batch.schema for some in found} == {schema}
+
+
+def test_a_table_of_the_checkpoint_is_written_in_few_batches(tmp_path):
+    parts = [pa.record_batch({"a": ["x" * n]}) for n in range(9)]
+    table = pa.Table.from_batches(parts)
+    again = read_table(tmp_path / write_table(tmp_path, "waiting", table))
+    assert again == table
+    assert again["a"].num_chunks == 1

@@ -21,12 +21,15 @@ from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
 from ackcore.spark import run, stages
+from ackcore.spark import source as spark_source
+from ackcore.spark import task as spark_task
 from ackcore.spark.exchange import ROW_SCHEMA, TRAILER
 from ackcore.spark.source import Source
 from ackcore.spark.stages import FirstStage, LastStage, NextStage
 from ackcore.spark.task import Work
 from ackcore.spark.workfiles import WorkFile, keep_acked, read_rows
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
+from ackcore.topology.tuples import Reason
 
 ROWS = pa.schema([("record", pa.int64()), ("value", pa.int64())])
 DESTS = 3
@@ -178,7 +181,7 @@ class Simulation:
         with mock.patch.object(stages, "TaskContext", mock.Mock(get=lambda: context)):
             return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
 
-    def first(self, values, partitions=2):
+    def first(self, values, partitions=2, batch_rows=5):
         """What each task of the first stage sends."""
         found = []
         stage = FirstStage(self.work, {"spout": self.source}, "spout")
@@ -186,10 +189,13 @@ class Simulation:
         for partition, (a, b) in enumerate(itertools.pairwise(cuts)):
             some = [
                 pa.RecordBatch.from_pylist(
-                    [{"record": i, "value": values[i]} for i in range(start, min(start + 5, b))],
+                    [
+                        {"record": i, "value": values[i]}
+                        for i in range(start, min(start + batch_rows, b))
+                    ],
                     ROWS,
                 )
-                for start in range(a, b, 5)
+                for start in range(a, b, batch_rows)
             ]
             found.append(self.task(stage, partition, some))
         return found
@@ -267,6 +273,44 @@ def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, va
     assert done.records["spout"] == len(values)
     assert simulation.records_of(done) == roots(simulation, failed, len(values))
     assert simulation.rows_of(done) == {name: found for name, found in rows.items() if found}
+
+
+@given(topology=topologies(), values=VALUES, seed=SEEDS, most=st.sampled_from([1, 40, 100]))
+def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most):
+    """Chunks that come in, what a bolt emits at a time, and what a later stage puts together."""
+    with (
+        mock.patch.object(spark_source, "CHUNK_BYTES", most),
+        mock.patch.object(spark_task, "CHUNK_BYTES", most),
+        mock.patch.object(stages, "_MOST_CHUNK_BYTES", most),
+    ):
+        simulation = simulate(topology)
+        done = simulation.rest(simulation.first(values), np.random.default_rng(seed))
+    failed, rows = expected(topology, simulation.layout, values)
+    assert done.problems == ()
+    assert simulation.records_of(done) == roots(simulation, failed, len(values))
+    assert simulation.rows_of(done) == {name: found for name, found in rows.items() if found}
+
+
+def test_a_tuple_too_large_for_a_shuffle_fails_with_its_size(simulate, monkeypatch):
+    """One array of the JVM's has at most 2 GiB."""
+    monkeypatch.setattr(spark_task, "MOST_ROW_BYTES", 15)
+    simulation = simulate(words())
+    done = simulation.rest(simulation.first([1]), np.random.default_rng(1))
+    assert done.problems == ()
+    (text,) = done.failed["reason"].to_pylist()
+    reason = Reason.decode(text)
+    assert (reason.component, reason.type) == ("spout", "TupleTooLarge")
+    assert "has 16 bytes, and no more than 15 cross a shuffle" in reason.message
+
+
+@given(topology=topologies(), values=VALUES, batch_rows=st.integers(1, 9))
+def test_what_a_task_sends_does_not_depend_on_how_its_rows_were_batched(
+    simulate, topology, values, batch_rows
+):
+    simulation = simulate(topology)
+    if simulation.layout.settles:
+        cut_otherwise = simulation.first(values, batch_rows=batch_rows)
+        assert cut_otherwise == simulation.first(values)
 
 
 @given(topology=topologies(), values=VALUES, seed=SEEDS)
