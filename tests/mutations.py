@@ -595,9 +595,24 @@ MUTATIONS = [
     Mutation(
         "a file is renamed before it is on the disk",
         "ackcore/spark/files.py",
-        "            write(file)\n            file.flush()\n            os.fsync(file.fileno())\n",
-        "            write(file)\n            file.flush()\n",
+        "                write(file)\n                file.flush()\n"
+        "                os.fsync(file.fileno())\n",
+        "                write(file)\n                file.flush()\n",
         "tests/spark/test_state_crash.py",
+    ),
+    Mutation(
+        "a driver that was cut off goes on",
+        "ackcore/spark/files.py",
+        "        if found != self._held:\n",
+        "        if not found:\n",
+        "tests/spark/test_take_over.py",
+    ),
+    Mutation(
+        "rows are read that are not those of the run",
+        "ackcore/spark/workfiles.py",
+        '    if f"{_sealed(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:\n',
+        "    if not _sealed(data):\n",
+        "tests/spark/test_workfiles.py",
     ),
 ]
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ackcore._records import Int64s
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
-from ackcore.spark.files import CheckpointCorrupt, WorkFileDamaged
+from ackcore.spark.files import CheckpointCorrupt, CheckpointInUse, WorkFileDamaged, check_fence
 from ackcore.spark.interrupts import raise_if_interrupted
 from ackcore.spark.sinks import Accepted, SinkError, write_sink
 from ackcore.spark.state import Decision, State
@@ -48,6 +48,8 @@ def act(
         If one of them failed as often as the settings allow; it is named.
     CheckpointCorrupt
         If a file with the rows is not as the run left it.
+    CheckpointInUse
+        If another driver has taken over.
     Stopped
         If the query was told to stop in between.
     RunCancelled
@@ -110,10 +112,11 @@ def _insist(
     """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
     handled = sys.exception()
     for attempt in range(1, settings.sink_attempts + 1):
+        check_fence()
         try:
             write()
             return
-        except CheckpointCorrupt:
+        except (CheckpointCorrupt, CheckpointInUse):
             raise  # it will be no better next time
         except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {one_line(error)}"

@@ -27,6 +27,7 @@ from ackcore.spark.decisions import (
 from ackcore.spark.files import (
     CheckpointCorrupt,
     CheckpointForeign,
+    CheckpointInUse,
     corrupt,
     make_directory,
     numbered,
@@ -67,10 +68,17 @@ class Archive:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _record(self, path: Path, body: Mapping[str, Any]) -> None:
+    def _record(self, path: Path, body: Mapping[str, Any], once: bool = False) -> None:
         make_directory(path.parent)
         whole = {"deployment_key": self._deployment, **body}
-        write_record(path, path.relative_to(self.root).as_posix(), whole)
+        try:
+            write_record(path, path.relative_to(self.root).as_posix(), whole, once=once)
+        except FileExistsError:
+            raise CheckpointInUse(
+                f"{path} was written by another driver, while this one was about to. Two at once "
+                "are one too many: let the other one go on, or stop it and start again, and it "
+                "goes on from that record"
+            ) from None
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         body = read_record(path, path.relative_to(self.root).as_posix())
@@ -91,9 +99,9 @@ class Archive:
         body = self._read(self.batches / f"{number}.plan")
         return None if body is None else Plan.of(body)
 
-    def write_plan(self, plan: Plan) -> None:
-        """Record a plan."""
-        self._record(self.batches / f"{plan.number}.plan", plan.body())
+    def write_plan(self, plan: Plan, first: bool) -> None:
+        """Record a plan, the first one of its micro-batch or one in its place."""
+        self._record(self.batches / f"{plan.number}.plan", plan.body(), once=first)
 
     def write_done(self, number: int) -> None:
         """Record a mark."""
@@ -168,8 +176,8 @@ class Archive:
             for spout, table in tables.items():
                 check_tracking(table, f"{what}[{spout!r}]")
         roots = decision.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
-        # What a driver left here that died before it wrote the manifest.
-        remove(self._manifest(number).parent)
+        # There may be tables here of a driver that died before it wrote the manifest, or of one
+        # that has just taken over: nothing names them, or all depends on them.
         make_directory(self._manifest(number).parent)
         parents = self.waiting(plan.parent)
         kept = {spout: parents.entry_of(spout, table) for spout, table in waiting.items()}
@@ -188,7 +196,7 @@ class Archive:
         body |= {"number": number, "now_ms": plan.now_ms}
         body |= {"work": decision.work, "files": [list(file) for file in decision.files]}
         body |= {"counts": dict(decision.counts), "totals": dict(decision.totals)}
-        self._record(self._manifest(number), body)
+        self._record(self._manifest(number), body, once=True)
         return self.decided(number)
 
     def _write(self, number: int, name: str, table: pa.Table, waits: bool = False) -> Entry:

@@ -45,6 +45,7 @@ from ackcore.spark.decide import (
 )
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
+from ackcore.spark.files import fenced
 from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.interrupts import RunCancelled, interruptible, raise_if_interrupted
 from ackcore.spark.pinned import pin as pin_inputs
@@ -198,7 +199,19 @@ class Engine:
             If the query was told to stop meanwhile.
         KeyboardInterrupt, SystemExit
             What a handler of a signal raised meanwhile.
+        CheckpointInUse
+            If another driver has taken over, whatever else that led to.
         """
+        try:
+            with fenced(self.state.check_owner):
+                return self._process(number, inputs)
+        except Stopped:
+            raise
+        except Exception:
+            self.state.check_owner()
+            raise
+
+    def _process(self, number: int, inputs: Sequence[Input]) -> Progress:
         watch = _Stopwatch()
         done = self.state.is_done(number)
         decision = self.state.decision(number)

@@ -1,16 +1,18 @@
-"""Points at which a test may kill the driver, named in the environment.
+"""Points at which a test may kill or stop the driver, named in the environment.
 
-``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise"`` kills the process at the first ``planned``
-of any micro-batch, at ``decided`` of micro-batch 3, and raises `FailpointReached` in a sink.  Read
-once, when this module is imported: a run without them pays one comparison.
+``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise,acted=stop"`` kills the process at the first
+``planned`` of any micro-batch and at ``decided`` of micro-batch 3, raises `FailpointReached` in a
+sink, and stops it the first time that it has ``acted``, until somebody has it continue.  Read once,
+when this module is imported: a run without them pays one comparison.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import Literal
+from typing import Literal, cast
 
+Action = Literal["kill", "raise", "stop"]
 Name = Literal[
     "planned",
     "ran",
@@ -30,9 +32,9 @@ class FailpointReached(RuntimeError):
     """A failpoint set to raise was reached."""
 
 
-def parse(text: str) -> dict[tuple[str, int | None], bool]:
-    """``{(name, batch or None): raises}`` of the variable's text."""
-    points: dict[tuple[str, int | None], bool] = {}
+def parse(text: str) -> dict[tuple[str, int | None], Action]:
+    """``{(name, batch or None): action}`` of the variable's text."""
+    points: dict[tuple[str, int | None], Action] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         place, _, action = item.partition("=")
         name, colon, batch = place.partition(":")
@@ -43,9 +45,11 @@ def parse(text: str) -> dict[tuple[str, int | None], bool]:
             )
         if colon and not (batch.isascii() and batch.isdigit()):
             raise ValueError(f"{VARIABLE}: {item!r} must give the micro-batch as name:number")
-        if action not in ("", "raise", "kill"):
-            raise ValueError(f"{VARIABLE}: {item!r} must end in =raise or =kill, or in neither")
-        points[name, int(batch) if colon else None] = action == "raise"
+        if action not in ("", "raise", "kill", "stop"):
+            raise ValueError(
+                f"{VARIABLE}: {item!r} must end in =raise, =kill or =stop, or in none of them"
+            )
+        points[name, int(batch) if colon else None] = cast(Action, action or "kill")
     return points
 
 
@@ -53,7 +57,7 @@ _POINTS = parse(os.environ.get(VARIABLE, ""))
 
 
 def reach(name: Name, batch: int | None = None) -> None:
-    """Die here by SIGKILL, or raise, if the environment says so.
+    """Die here by SIGKILL, raise, or stop once by SIGSTOP, if the environment says so.
 
     Raises
     ------
@@ -63,7 +67,11 @@ def reach(name: Name, batch: int | None = None) -> None:
     if not _POINTS:
         return
     for place in ((name, batch), (name, None)):
-        if place in _POINTS:
-            if _POINTS[place]:
-                raise FailpointReached(f"failpoint {name} reached in micro-batch {batch}")
+        action = _POINTS.get(place)
+        if action == "raise":
+            raise FailpointReached(f"failpoint {name} reached in micro-batch {batch}")
+        if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "stop":
+            del _POINTS[place]
+            os.kill(os.getpid(), signal.SIGSTOP)

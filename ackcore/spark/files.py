@@ -11,6 +11,10 @@ checked when it is read:
   (``waiting-lines.<32 hex digits>.arrow``), so it cannot be in two states under one name.
 
 Both are damaged if a byte is missing, added or changed.
+
+A driver that was cut off long enough for another to take over its checkpoint may wake at any line.
+So what it writes within `fenced` is refused from then on, by the last look before a file gets its
+name; and what is written ``once`` is never replaced, whoever looked when.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +46,7 @@ _NAMED = re.compile(r"\.([0-9a-f]{32})\.arrow(?:\.staged)?")
 _TEMPORARY = re.compile(r"\..+\.tmp")
 _CHUNK = 1 << 20
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class StateError(RuntimeError):
@@ -47,7 +54,7 @@ class StateError(RuntimeError):
 
 
 class CheckpointInUse(StateError):
-    """Another query holds the checkpoint."""
+    """Another query holds the checkpoint, or has taken it over."""
 
 
 class CheckpointCorrupt(StateError):
@@ -179,17 +186,76 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a file that replaces ``path`` as a whole, for good."""
-    # One driver writes at a time, so one temporary name does; what a dead one left is replaced.
-    temporary = path.with_name(f".{path.name}.tmp")
+#: What raises once another driver has taken over; set by `fenced`.
+_fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=None)
+
+
+@contextlib.contextmanager
+def fenced(check: Callable[[], object]) -> Iterator[None]:
+    """Have ``check`` called, which may raise, right before each write within that counts."""
+    token = _fence.set(check)
+    try:
+        yield
+    finally:
+        _fence.reset(token)
+
+
+def check_fence() -> None:
+    """Raise `CheckpointInUse` if this is within `fenced`, and the checkpoint is another's now."""
+    check = _fence.get()
+    if check is not None:
+        check()
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
+    """Let ``write`` fill a file that replaces ``path`` as a whole, for good.
+
+    Raises
+    ------
+    FileExistsError
+        If it is to be written ``once``, and is there.
+    CheckpointInUse
+        If another driver has taken over.
+    """
+    # A driver that wakes after another took over may have a file of this name open still.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    free = True
     with writing(path):
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            check_fence()
+            if once:
+                free = _link(temporary, path)
+            else:
+                os.replace(temporary, path)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
         sync_directory(path.parent)
+    if not free:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file its name if that is free; tell whether it was."""
+    free = True
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        free = False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Not every file system that can be mounted has links; a look has to do there.
+        free = not path.exists()
+        if free:
+            os.replace(temporary, path)
+            return True
+    temporary.unlink()
+    return free
 
 
 def remove(path: Path) -> None:
@@ -203,21 +269,24 @@ def remove(path: Path) -> None:
 
 def remove_temporaries(directory: Path) -> None:
     """Remove what writers left that died; nothing may be writing there."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if _TEMPORARY.fullmatch(path.name):
-                remove(path)
+    left = list(directory.iterdir()) if directory.is_dir() else []
+    # What was not there before the look is none of another driver's that has taken over.
+    check_fence()
+    for path in left:
+        if _TEMPORARY.fullmatch(path.name):
+            remove(path)
 
 
 def _digest(data: bytes | memoryview | pa.Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def write_record(path: Path, name: str, body: Mapping[str, Any]) -> None:
-    """Write a record that calls itself ``name``."""
+def write_record(path: Path, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
+    """Write a record that calls itself ``name``; raises as `write_file` does."""
     whole = {"file": name, "format": FORMAT, **body}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-    write_file(path, lambda file: file.write(b"%s\nblake2b %s\n" % (line, _digest(line).encode())))
+    said = b"%s\nblake2b %s\n" % (line, _digest(line).encode())
+    write_file(path, lambda file: file.write(said), once=once)
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:
@@ -275,7 +344,7 @@ def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = F
 
     A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
     """
-    temporary = directory / f".{name}.tmp"
+    temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
     with writing(directory / name):
         with open(temporary, "wb") as file:
             hashed = _Hashed(file)
@@ -332,7 +401,9 @@ def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
 class Lock:
     """A file's lock, which the system takes back when the process that holds it dies.
 
-    Locked by ``flock``: another opening in the same process is refused, too.
+    Locked by ``flock``: another opening in the same process is refused, too.  A file system may
+    give a lock to another host when it hears nothing of the one that holds it; so the file also
+    has a random token of its holder, for `check`.
     """
 
     def __init__(self, path: Path, wait: bool = False):
@@ -343,19 +414,44 @@ class Lock:
         try:
             with writing(path):
                 fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                holder = f"pid {os.getpid()} on {os.uname().nodename}\n".encode()
+                holder = f"pid {os.getpid()} on {os.uname().nodename}\n{secrets.token_hex(16)}\n"
+                self._held = holder.encode()
                 os.ftruncate(self._handle, 0)
-                os.pwrite(self._handle, holder, 0)
+                os.pwrite(self._handle, self._held, 0)
         except BaseException as error:
-            told = os.pread(self._handle, 1000, 0).decode("utf-8", "replace").strip()
+            told = _holder(os.pread(self._handle, 1000, 0))
             self.close()
             if isinstance(error.__cause__, BlockingIOError):
                 raise CheckpointInUse(
-                    f"{path.parent.parent} is in use by another query ({told or 'unknown'}), which "
+                    f"{path.parent.parent} is in use by another query ({told}), which "
                     f"holds {path}. Two on one checkpoint would each undo the other: stop that "
                     "one, or give this one a checkpoint of its own"
                 ) from None
             raise
+
+    def check(self) -> None:
+        """Make sure that nobody took it over.
+
+        Raises
+        ------
+        CheckpointInUse
+            If somebody did, or removed it so that somebody may at any time.
+        StateError
+            If that cannot be told.
+        """
+        try:
+            found = self.path.read_bytes()
+        except FileNotFoundError:
+            found = b"nobody yet: the file was removed"
+        except OSError as error:
+            raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        if found != self._held:
+            raise CheckpointInUse(
+                f"{self.path.parent.parent} was taken over from this driver, whose host was cut "
+                f"off or stood still: {self.path} is held by another ({_holder(found)}). What this "
+                "one recorded before then stands, and it writes nothing more; let the other one "
+                "go on, or stop it and start again"
+            )
 
     def close(self) -> None:
         """Let go; twice is fine, and from any thread."""
@@ -365,6 +461,11 @@ class Lock:
             handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
+
+
+def _holder(found: bytes) -> str:
+    """Who holds a lock, by what is in its file."""
+    return found.decode("utf-8", "replace").partition("\n")[0].strip() or "unknown"
 
 
 def numbered(directory: Path, suffix: str = "") -> list[int]:

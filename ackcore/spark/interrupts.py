@@ -12,6 +12,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -70,11 +71,12 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     ended = threading.Event()
+    inside = copy_context()  # of the fence around this driver's writes, for one
 
     def run() -> None:
         try:
             context.addJobTag(tag)
-            results.append(job())
+            results.append(inside.run(job))
         except BaseException as error:
             errors.append(error)
         finally:

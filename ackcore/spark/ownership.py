@@ -37,9 +37,9 @@ class Described(Protocol):
         """By name, each with whether it is ``tracked``."""
 
 
-def write_meta(root: Path, meta: Mapping[str, Any]) -> None:
+def write_meta(root: Path, meta: Mapping[str, Any], *, once: bool = False) -> None:
     """Record whose it is."""
-    write_record(root / "meta.json", "meta.json", meta)
+    write_record(root / "meta.json", "meta.json", meta, once=once)
 
 
 def claim(
@@ -72,7 +72,8 @@ def claim(
             "begun": False,
             **about(topology),
         }
-        write_meta(root, meta)
+        # A second key would make everything recorded under the first one foreign.
+        write_meta(root, meta, once=True)
     # Written without it at first: then the structure has the order of declaration.
     meta.setdefault("spout_order", list(meta["structure"]["spouts"]))
     begun = meta["begun"] or (log is not None and bool(numbered(log)))

@@ -18,6 +18,8 @@ import contextlib
 import inspect
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ from ackcore._records import Int64s
 from ackcore.spark.failpoints import reach
 from ackcore.spark.files import (
     CheckpointForeign,
+    CheckpointInUse,
+    check_fence,
     local_path,
     make_directory,
     sync_directory,
@@ -54,6 +58,8 @@ _GROUP_BYTES = 64 << 20
 _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 
 _OWNER = "_ackcore.json"
+#: Where a micro-batch is written before it is whole; the token is a later addition.
+_STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
 
 
 class SinkError(RuntimeError):
@@ -328,8 +334,11 @@ class ParquetSink:
             make_directory(note.parent)  # names what is in its place
             found = None
             if not any(name.startswith("batch_id=") for name in os.listdir(self.path)):
-                write_file(note, lambda file: file.write(json.dumps(owner).encode()))
-                found = owner
+                try:
+                    write_file(note, lambda file: file.write(json.dumps(owner).encode()), once=True)
+                    found = owner
+                except FileExistsError:  # another one came at the same time
+                    found = json.loads(note.read_bytes())
         except ValueError:
             found = None
         if found != owner:
@@ -339,9 +348,21 @@ class ParquetSink:
             )
 
     def _stage(self, batch_id: int) -> str:
-        """Make an empty directory for files in the making; readers do not look into it."""
-        stage = os.path.join(self.path, f"_batch_id={batch_id}.tmp")
-        shutil.rmtree(stage, ignore_errors=True)
+        """Make an empty directory for files in the making; readers do not look into it.
+
+        It is nobody else's: tasks of a driver that is gone may go on writing into theirs.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        left = [
+            os.path.join(self.path, name)
+            for name in os.listdir(self.path)
+            if (match := _STAGE.fullmatch(name)) and int(match[1]) <= batch_id
+        ]
+        # What was not there before the look is none of another driver's that has taken over.
+        check_fence()
+        for one in left:
+            shutil.rmtree(one, ignore_errors=True)
+        stage = os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
         os.makedirs(os.path.join(stage, "whole"))
         os.makedirs(os.path.join(stage, "parts"))
         return stage
@@ -355,10 +376,18 @@ class ParquetSink:
             os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}.parquet")
         reach("in-sink", batch_id)
         final = os.path.join(self.path, f"batch_id={batch_id}")
+        if written:
+            sync_directory(Path(whole))
+        try:
+            check_fence()
+        except CheckpointInUse:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        # A driver that is cut off from here on has the decision that its successor acts upon: what
+        # it puts in place late, if that is possible still, are the same rows.
         with contextlib.suppress(FileNotFoundError):
             os.rename(final, os.path.join(stage, "replaced"))
         if written:
-            sync_directory(Path(whole))
             os.rename(whole, final)
         sync_directory(Path(self.path))
         shutil.rmtree(stage, ignore_errors=True)

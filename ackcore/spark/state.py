@@ -3,7 +3,8 @@
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
     meta.json                 format, topology, deployment key; written when it is made
-    lock                      held by the driver while it runs; tells its pid
+    lock                      held by the driver while it runs; tells its pid, and a random token
+                              by which it sees that no other one has taken over
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           who waits, who is dead, which roots are not ACKED
@@ -61,6 +62,7 @@ from ackcore.spark.files import (
     Lock,
     StateError,
     corrupt,
+    fenced,
     local_path,
     make_directory,
     remove_temporaries,
@@ -172,17 +174,18 @@ class State:
         root = make_directory(checkpoint / "ackcore")
         lock = Lock(root / "lock")
         try:
-            remove_temporaries(root)
-            spark_log = log if kind == "stream" else None
-            meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
-            state = cls(root, lock, meta, sources)
-            if spark_log is not None:
-                ownership.check_offsets(spark_log, root, state.last_plan)
-            last = state._archive.check_tables(state._history)
-            state._check_waiting(topology, last)
-            if meta["fingerprint"] != topology.fingerprint:
-                meta |= ownership.about(topology, meta["spout_order"])
-                ownership.write_meta(root, meta)
+            with fenced(lock.check):
+                remove_temporaries(root)
+                spark_log = log if kind == "stream" else None
+                meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
+                state = cls(root, lock, meta, sources)
+                if spark_log is not None:
+                    ownership.check_offsets(spark_log, root, state.last_plan)
+                last = state._archive.check_tables(state._history)
+                state._check_waiting(topology, last)
+                if meta["fingerprint"] != topology.fingerprint:
+                    meta |= ownership.about(topology, meta["spout_order"])
+                    ownership.write_meta(root, meta)
         except BaseException:
             lock.close()
             raise
@@ -220,6 +223,16 @@ class State:
     def close(self) -> None:
         """Let go of the lock; twice is fine."""
         self._lock.close()
+
+    def check_owner(self) -> None:
+        """Make sure that no other driver has taken over.
+
+        Raises
+        ------
+        CheckpointInUse
+            If one has: nothing that this one writes may count.
+        """
+        self._lock.check()
 
     def __enter__(self) -> Self:
         return self
@@ -329,7 +342,7 @@ class State:
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
-        self._archive.write_plan(plan)
+        self._archive.write_plan(plan, first=plan.number != self.last_plan)
         taken = self._history.taken | frozenset(plan.replays)
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
@@ -437,6 +450,7 @@ class State:
 
         Tasks of an earlier run, another driver's perhaps, may live on and go on writing by path.
         """
+        self.check_owner()
         if self._run is not None:
             # Only what this driver made: another one's run may be the one that counts.  What
             # cannot be removed, as tasks write there still, is pruned later.
@@ -466,6 +480,8 @@ class State:
         """
         if number != self.last_done:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
+        # If another driver takes over from here on, it drops the same: it has this one's mark.
+        self.check_owner()
         self._archive.prune(number)
 
     def pending_replays(self) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class Killed(BaseException):
 class Killer:
     """Dies at the n-th operation that changes a file, and stays dead."""
 
-    EVENTS = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"})
+    EVENTS = frozenset({"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"})
 
     def __init__(self):
         self.active, self.left, self.count = False, None, 0

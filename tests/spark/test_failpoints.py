@@ -55,11 +55,12 @@ def test_a_failpoint_may_raise():
 
 
 def test_points_are_read_from_the_text():
-    assert parse(" planned, decided:3 ,in-sink=raise,acted:0=kill,") == {
-        ("planned", None): False,
-        ("decided", 3): False,
-        ("in-sink", None): True,
-        ("acted", 0): False,
+    assert parse(" planned, decided:3 ,in-sink=raise,acted:0=kill,marked=stop,") == {
+        ("planned", None): "kill",
+        ("decided", 3): "kill",
+        ("in-sink", None): "raise",
+        ("acted", 0): "kill",
+        ("marked", None): "stop",
     }
 
 
@@ -69,7 +70,7 @@ def test_points_are_read_from_the_text():
         ("palnned", "names the failpoint 'palnned'; it must be one of acted, checked"),
         ("planned:x", "'planned:x' must give the micro-batch as name:number"),
         ("planned:", "must give the micro-batch"),
-        ("planned=boom", "must end in =raise or =kill"),
+        ("planned=boom", "must end in =raise, =kill or =stop"),
     ],
 )
 def test_a_misspelt_failpoint_is_refused(text, words):
@@ -92,3 +93,12 @@ def test_it_kills_by_the_signal_that_nobody_catches(monkeypatch):
     monkeypatch.setattr(failpoints, "_POINTS", parse("acted"))
     reach("acted", 5)
     assert sent == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_it_stops_the_process_once(monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    monkeypatch.setattr(failpoints, "_POINTS", parse("acted=stop"))
+    reach("acted", 5)
+    reach("acted", 5)
+    assert sent == [(os.getpid(), signal.SIGSTOP)]

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 from worlds import fails
 
 from ackcore.spark import RunCancelled, act, batch
+from ackcore.spark.files import CheckpointInUse, check_fence, fenced
 from ackcore.spark.interrupts import interruptible, raise_if_interrupted
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
@@ -196,6 +197,15 @@ def test_what_a_job_raises_is_raised(spark):
         interruptible(spark, job)
     assert interruptible(spark, lambda: 5) == 5
     assert interruptible(None, lambda: 6) == 6
+
+
+def test_what_a_job_writes_is_fenced_as_its_caller_is(spark):
+    def gone():
+        raise CheckpointInUse("taken over")
+
+    with fenced(gone), pytest.raises(CheckpointInUse, match="taken over"):
+        interruptible(spark, check_fence)
+    interruptible(spark, check_fence)
 
 
 def test_real_signals_and_cancelled_jobs(tmp_path):

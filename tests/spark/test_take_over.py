@@ -1,0 +1,287 @@
+"""A driver that was cut off, and wakes when another one has taken over, writes nothing that counts.
+
+It is made to stand still within one process: where it stands, the other driver runs to the end.
+"""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+from checkpoints import OPEN, Killer, decision, roots
+
+from ackcore.spark import act, batch, files, sinks
+from ackcore.spark.dead_letters import DeadLetters
+from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.sinks import to_parquet
+from ackcore.spark.state import State
+from ackcore.topology.tuples import Reason
+
+STEPS = [
+    "planned",
+    "ran",
+    "checked",
+    "decided",
+    "in-sink",
+    "in-dead-letters",
+    "acted",
+    "marked",
+    "pruned",
+]
+LINES = [["a", "b", "c", "poison"], ["d", "e", "venom"], []]
+
+
+class Story:
+    """Two drivers on one checkpoint, of which the second takes over from the first.
+
+    Each has other lines fail at first, so that what one of them decided is not what the other does.
+    """
+
+    def __init__(self, world):
+        self.world = world
+        self.sink = world.path.parent / "sink"
+        for sink in world.topology.sinks.values():
+            object.__setattr__(sink, "writer", to_parquet(self.sink))
+        world.behaves = self.behaves
+        self.flaky = "a", "d"
+        self.second = self.after = None
+
+    def behaves(self, line, attempt):
+        if line in ("poison", "venom"):
+            return Reason("upper", "Reject", "no", True)
+        return Reason("upper", "ValueError", "flaky", False) if line in self.flaky else None
+
+    def driver(self):
+        state, engine = self.world.driver()
+        engine._write_dead_letters = DeadLetters.open(self.world.path, state.deployment_key).write
+        return state, engine
+
+    def first(self):
+        """The driver that will be cut off; returns what it ends with."""
+        state, engine = self.driver()
+        try:
+            self.process(engine, 0)
+            yield
+            for number in (1, 2):
+                self.process(engine, number)
+        finally:
+            state.close()
+
+    def process(self, engine, number):
+        self.world.now_ms += 20_000
+        engine.process(number, [("lines", line) for line in LINES[number]])
+
+    def take_over(self):
+        """The first one's lease has run out: another driver runs to the end."""
+        (self.world.path / "ackcore/lock").unlink()
+        self.flaky = "e", "c"
+        state, engine = self.second = self.driver()
+        for number in range(state.last_done + 1, 3):
+            self.process(engine, number)
+        self.flaky = ()
+        while engine.books.waiting:
+            self.world.now_ms += 400_000
+            engine.process(state.last_done + 1, [])
+        self.after = self.snapshot()
+
+    def snapshot(self):
+        return {
+            path: path.read_bytes()
+            for top in (self.world.path, self.sink)
+            for path in top.rglob("*")
+            if path.is_file()
+        }
+
+    def check(self):
+        """Every record is where it must be, once."""
+        self.second[0].close()
+        parts = sorted(self.sink.glob("batch_id=*/*.parquet"))
+        rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
+        assert sorted(rows) == ["A", "B", "C", "D", "E"]
+        letters = sorted((self.world.path / "ackcore/dead_letters").rglob("*.parquet"))
+        dead = [row for part in letters for row in pq.ParquetFile(part).read()["payload"]]
+        assert sorted(row["line"].as_py() for row in dead) == ["poison", "venom"]
+        state, engine = self.driver()  # whatever is there now, it opens
+        with state:
+            books = engine.books
+        assert (books.records, books.acked, books.dead, books.waiting) == (7, 5, 2, 0)
+        assert books.balanced
+
+
+@pytest.fixture
+def story(world):
+    world.path = world.path / "checkpoint"
+    return Story(world)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
+    def reach(name, number=None):
+        if (name, number) == (step, 1) and story.second is None:
+            story.take_over()
+
+    first = story.first()
+    next(first)
+    for module in (batch, act, sinks):
+        monkeypatch.setattr(module, "reach", reach)
+    with pytest.raises(CheckpointInUse, match=r"was taken over from this driver.*pid \d+ on "):
+        next(first)
+    assert story.snapshot() == story.after
+    story.check()
+
+
+class Pauser(Killer):
+    """Has something happen at the n-th operation that changes a file, before it."""
+
+    def __init__(self):
+        self.then = None
+        super().__init__()
+
+    def step(self):
+        self.count += 1
+        if self.count == self.left:
+            self.disarm()
+            self.then()
+
+
+@pytest.fixture(scope="module")
+def pauser():
+    return Pauser()
+
+
+def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser):
+    """Between the last look and the write, too: it may leave a file, but none that counts."""
+    from worlds import World  # noqa: PLC0415
+
+    def new(name):
+        (tmp_path / name).mkdir()
+        return Story(World(tmp_path / name / "checkpoint"))
+
+    undisturbed = new("undisturbed")
+    first = undisturbed.first()
+    next(first)
+    pauser.arm(None)
+    assert next(first, None) is None
+    pauser.disarm()
+    operations = pauser.count
+    assert operations > 60
+    ended = {CheckpointInUse: 0, None: 0}
+    for left in range(1, operations + 1):
+        story = new(str(left))
+        first = story.first()
+        next(first)
+        pauser.then = story.take_over
+        pauser.arm(left)
+        kind = None
+        try:
+            next(first, None)
+        except Exception as error:
+            kind = type(error)
+        finally:
+            pauser.disarm()
+        assert kind in ended, (left, kind)
+        ended[kind] += 1
+        story.check()
+    assert ended[None] < operations // 5  # only at the end of what it has to do
+
+
+def test_a_record_that_is_written_once_is_never_replaced(checkpoint, monkeypatch):
+    """Whoever looked when: the second one to decide finds that it was second."""
+    with OPEN(checkpoint) as first:
+        first.write_plan(first.make_plan(0, 0))
+        (checkpoint / "ackcore/lock").unlink()
+        with OPEN(checkpoint) as second:
+            second.write_decision(decision(0, nonacked=roots(1)))
+            monkeypatch.setattr(first, "decision", lambda number: None)  # so it was a moment ago
+            with pytest.raises(CheckpointInUse, match="was written by another driver"):
+                first.write_decision(decision(0, nonacked=roots(2)))
+            assert second.decision(0).nonacked["root_id"].to_pylist() == [1]
+    with OPEN(checkpoint) as state:
+        assert state.decision(0).nonacked["root_id"].to_pylist() == [1]
+
+
+def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
+    """A second key would make all that is recorded foreign."""
+    write_meta, keys = State.open.__globals__["ownership"].write_meta, []
+
+    def late(root, meta, **more):
+        if not keys:
+            keys.append(meta["deployment_key"])
+            (root / "lock").unlink()
+            with OPEN(checkpoint) as second:
+                keys.append(f"{second.deployment_key:016x}")
+        write_meta(root, meta, **more)
+
+    monkeypatch.setattr("ackcore.spark.ownership.write_meta", late)
+    with pytest.raises(CheckpointInUse, match="was taken over"):
+        OPEN(checkpoint)
+    with OPEN(checkpoint) as state:
+        assert f"{state.deployment_key:016x}" == keys[1] != keys[0]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_files_where_there_are_no_links(tmp_path, monkeypatch, once):
+    def link(old, new):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(files.os, "link", link)
+    path = tmp_path / "file"
+    files.write_file(path, lambda file: file.write(b"1"), once=once)
+    if once:
+        with pytest.raises(FileExistsError):
+            files.write_file(path, lambda file: file.write(b"2"), once=True)
+    else:
+        files.write_file(path, lambda file: file.write(b"2"))
+    assert path.read_bytes() == (b"1" if once else b"2")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def link(old, new):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "link", link)
+    with pytest.raises(StateError, match="No space left"):
+        files.write_file(tmp_path / "file", lambda file: file.write(b"1"), once=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_gone_or_cannot_be_read(checkpoint):
+    lock = checkpoint / "ackcore/lock"
+    with OPEN(checkpoint) as state:
+        state.check_owner()
+        held = lock.read_text()
+        lock.unlink()
+        with pytest.raises(CheckpointInUse, match="nobody yet: the file was removed"):
+            state.check_owner()
+        lock.mkdir()
+        with pytest.raises(StateError, match="lock cannot be read"):
+            state.check_owner()
+        lock.rmdir()
+        lock.write_text(held)
+        state.check_owner()
+
+
+def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
+    """The one that is second is refused, though it saw no note."""
+    out, one, other = tmp_path / "out", to_parquet(tmp_path / "out"), to_parquet(tmp_path / "out")
+    write_file = sinks.write_file
+
+    def late(path, write, **more):
+        monkeypatch.setattr(sinks, "write_file", write_file)
+        other.claim("count", "other")
+        write_file(path, write, **more)
+
+    monkeypatch.setattr(sinks, "write_file", late)
+    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
+        one.claim("count", "one")
+    assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
+
+
+def test_what_others_left_in_the_making_is_swept(tmp_path):
+    out = tmp_path / "out"
+    names = ["_batch_id=0.tmp", "_batch_id=2.0a1b.tmp", "_batch_id=3.0a1b.tmp", "_batch_id=x.tmp"]
+    for name in names:
+        (out / name / "parts").mkdir(parents=True)
+    stage = to_parquet(out)._stage(2)
+    left = sorted(path.name for path in out.iterdir())
+    assert left == sorted([names[2], names[3], stage.rpartition("/")[2]])
