@@ -593,6 +593,14 @@ MUTATIONS = [
         f"{BATCH}::test_a_failed_record_waits_and_is_tried_again",
     ),
     Mutation(
+        "an RDD of Python's is read again for a payload",
+        "ackcore/spark/events.py",
+        'if name == "LogicalRDD" and not',
+        'if name == "" and not',
+        "tests/spark/test_run.py::test_python_code_that_answers_otherwise_gives_no_record_anothers"
+        "_payload",
+    ),
+    Mutation(
         "a file is renamed before it is on the disk",
         "ackcore/spark/files.py",
         "                write(file)\n                file.flush()\n"
