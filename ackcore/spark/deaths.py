@@ -169,7 +169,10 @@ def close_run(
     died = books.records - books.acked - books.waiting
     if died <= 0:
         return books
-    told, look = _told(causes(reasons)), _look(checkpoint)
+    found = causes(reasons)
+    told, look = _told(found), _look(checkpoint)
+    if sum(cause.deaths for cause in found) > died:
+        told += "; letters that were sent again are counted as well"
     _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
     if max_dead is None:
         return books

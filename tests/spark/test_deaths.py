@@ -96,6 +96,17 @@ def test_how_many_may_die(max_dead, died, words, caplog):
     assert len(warnings(caplog)) == (died > 0)
 
 
+def test_letters_that_were_sent_again_are_told_apart(caplog):
+    """There are more letters than dead records then."""
+    books = Books(4, {"lines": Account(records=10, replayed=1, acked=9, dead=2)})
+    deaths.close_run(books, [(Reason("split", "ValueError", "no"), 2)], "cp", 1.0)
+    (said,) = warnings(caplog)
+    assert said.startswith(
+        "1 of 10 records died: 2 in 'split' of ValueError (no); letters that were sent again are "
+        "counted as well. ackcore"
+    )
+
+
 def test_nobody_died_where_nobody_came():
     assert deaths.close_run(Books(), [], "cp", 0) == Books()
 
