@@ -1,0 +1,148 @@
+"""A host is cut off, another driver takes over, and the host comes back: nothing of it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zombie_job
+from test_driver_dies import STEPS
+
+pytestmark = pytest.mark.faults
+
+HERE = Path(__file__).parent
+PATIENCE_S = 300
+
+
+def eventually(what):
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def state_of(pid):
+    """How the system says that a process is; None if it is no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+
+
+def jvm_of(pid):
+    """The JVM that a driver started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = stat.read_text().partition(") ")
+            if int(rest.split()[1]) == pid and "java" in name:
+                return int(stat.parent.name)
+    raise AssertionError(f"{pid} has no JVM")
+
+
+class Stage:
+    """Records, and drivers in processes of their own."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        for name in ("in", "marks", "tmp"):
+            (directory / name).mkdir()
+        ids = range(zombie_job.RECORDS)
+        for number in range(zombie_job.FILES):
+            rows = pa.table([list(ids[number :: zombie_job.FILES])], schema=zombie_job.ID)
+            pq.write_table(rows, directory / "in" / f"{number}.parquet")
+        self.started = []
+
+    def driver(self, role, **environment):
+        log = open(self.directory / f"{role}.log", "ab")  # noqa: SIM115
+        environment = {**os.environ, "TMPDIR": str(self.directory / "tmp"), **environment}
+        environment.pop("SPARK_LOCAL_DIRS", None)
+        command = [sys.executable, str(HERE / "zombie_job.py"), str(self.directory), role]
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        log.close()
+        self.started.append(process.pid)
+        return process
+
+    def ended(self, process, role):
+        """What a driver says of itself."""
+        assert process.wait(PATIENCE_S) == 0, (self.directory / f"{role}.log").read_text()[-5000:]
+        return json.loads((self.directory / f"{role}.json").read_text())
+
+    def marks(self, pattern):
+        return sorted(path.name for path in (self.directory / "marks").glob(pattern))
+
+    def snapshot(self):
+        return {
+            path: path.read_bytes()
+            for top in ("checkpoint", "sink")
+            for path in (self.directory / top).rglob("*")
+            if path.is_file()
+        }
+
+    def written(self):
+        parts = (self.directory / "sink").glob("batch_id=*/*.parquet")
+        return sorted(
+            row for part in parts for row in pq.ParquetFile(part).read()["id"].to_pylist()
+        )
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    for pid in stage.started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_tasks_of_a_dead_driver_write_into_no_file_of_its_successor(stage):
+    """They hang in a bolt, their JVM stands still, their driver's Python is gone."""
+    first = stage.driver("a")
+    eventually(lambda: stage.marks("a-*-1") == ["a-0-1", "a-1-1"])
+    jvm = jvm_of(first.pid)
+    stage.started.append(jvm)
+    os.kill(jvm, signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    said = stage.ended(stage.driver("b"), "b")
+    # Its tasks had their files open when those of the first driver opened theirs.
+    assert stage.marks("a-*-2") == ["a-0-2", "a-1-2"]
+    assert said["error"] is None
+    assert said["books"]["spouts"]["ids"]["acked"] == zombie_job.RECORDS
+    assert stage.written() == list(range(zombie_job.RECORDS))
+    before = stage.snapshot()
+    (stage.directory / "marks" / "end").touch()
+    last = zombie_job.RECORDS // zombie_job.FILES // 500
+    eventually(lambda: stage.marks(f"a-*-{last}") == [f"a-0-{last}", f"a-1-{last}"])
+    workers = [int((stage.directory / "marks" / f"a-{p}-1").read_text()) for p in (0, 1)]
+    os.kill(jvm, signal.SIGCONT)
+    eventually(lambda: all(state_of(pid) in (None, "Z") for pid in (jvm, *workers)))
+    assert stage.snapshot() == before
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_is_stopped_at_a_step_and_wakes_writes_nothing(stage, step):
+    first = stage.driver("plain", ACKCORE_FAILPOINTS=f"{step}=stop")
+    eventually(lambda: state_of(first.pid) == "T")
+    (stage.directory / "checkpoint/ackcore/lock").unlink()  # as if its lease had run out
+    said = stage.ended(stage.driver("plain"), "plain")
+    assert said["error"] is None
+    alive = [key for key in range(zombie_job.RECORDS) if key != zombie_job.POISON]
+    account = said["books"]["spouts"]["ids"]
+    assert (account["acked"], account["dead"]) == (len(alive), 1)
+    assert stage.written() == alive
+    before = stage.snapshot()
+    os.kill(first.pid, signal.SIGCONT)
+    said = stage.ended(first, "plain")
+    assert said["error"].startswith("CheckpointInUse: "), said
+    assert stage.snapshot() == before
