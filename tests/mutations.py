@@ -58,7 +58,7 @@ TABLE, LEDGER, BLOCK, KERNEL, LEDGER_PXI = (
 MODEL, MEMORY = "tests/test_ledger_model.py", "tests/test_memory.py"
 PROMISES = "tests/test_promises.py"
 STAGES, BATCH = "tests/spark/test_stages.py", "tests/spark/test_batch.py"
-BLAME = "tests/spark/test_blame.py"
+SUSPECTS = "tests/spark/test_suspects.py"
 SPARK, PACKING = "tests/spark/test_settle.py", "tests/spark/test_packing.py"
 
 MUTATIONS = [
@@ -553,16 +553,30 @@ MUTATIONS = [
     Mutation(
         "suspects outlive their rows",
         "ackcore/spark/batch.py",
-        "                plan = replace(plan, suspects=(), condemned=())\n",
+        "                plan = replace(plan, suspects=(), condemned=(), time_outs={})\n",
         "                plan = replace(plan)\n",
-        f"{BLAME}::test_suspects_are_forgotten_with_their_rows",
+        f"{SUSPECTS}::test_suspects_are_forgotten_with_their_rows",
     ),
     Mutation(
-        "one lonely death condemns",
-        "ackcore/spark/blame.py",
-        "_ALONE_ENOUGH = 2",
-        "_ALONE_ENOUGH = 0",
-        f"{BLAME}::test_a_record_that_kills_its_worker_is_found_and_buried",
+        "an interrupt is counted as a death",
+        "ackcore/spark/batch.py",
+        "        elif plan.interrupted:\n",
+        "        elif False:\n",
+        "tests/spark/test_interrupts.py::test_an_interrupt_that_an_error_hides_ends_the_run",
+    ),
+    Mutation(
+        "an attempt that runs elsewhere is taken for dead",
+        "ackcore/spark/markers.py",
+        "        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        "",
+        "tests/spark/test_inflight.py::test_an_attempt_that_runs_elsewhere_says_nothing",
+    ),
+    Mutation(
+        "a record is rejected that was alone in flight once",
+        "ackcore/spark/inflight.py",
+        "ALONE_ENOUGH = 2",
+        "ALONE_ENOUGH = 0",
+        f"{SUSPECTS}::test_a_record_that_kills_its_worker_is_found_and_buried",
     ),
     Mutation(
         "one attempt too many",

@@ -34,20 +34,20 @@ from pyspark.sql import SparkSession
 from ackcore._records import Int64s
 from ackcore.arrow import rebatched
 from ackcore.spark.act import DeadLetterWriter, Pause, Stopped, act
-from ackcore.spark.blame import blame, certainty, failed_attempt, read_marks
 from ackcore.spark.decide import (
     Disagreement,
     Outcome,
     check_payloads,
-    condemn,
     decide,
     entangle,
+    reject,
 )
 from ackcore.spark.errors import one_line
 from ackcore.spark.failpoints import reach
 from ackcore.spark.files import fenced
 from ackcore.spark.heartbeat import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.interrupts import RunCancelled, interruptible, raise_if_interrupted
+from ackcore.spark.markers import ALONE, died
 from ackcore.spark.pinned import pin as pin_inputs
 from ackcore.spark.pinned import pinned as pinned_inputs
 from ackcore.spark.progress import Account, Books, Progress, percentiles
@@ -56,6 +56,13 @@ from ackcore.spark.run import Input, Run, RunPlan
 from ackcore.spark.run import fetch as fetch_payloads
 from ackcore.spark.run import run as run_on_spark
 from ackcore.spark.state import Decision, Due, Plan, State, StateError
+from ackcore.spark.suspects import (
+    deaths_logged,
+    failed_attempt,
+    isolation_progress,
+    rejections,
+    update_suspects,
+)
 from ackcore.spark.workfiles import RowFile, WorkFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.layout import Layout
@@ -249,8 +256,8 @@ class Engine:
 
     def _plan(self, number: int, watch: _Stopwatch) -> Plan:
         plan = self.state.plan(number)
-        # One on record is that of a driver which ended before it decided.  Whatever marks its
-        # workers left, nobody saw them die; but it may itself have died of what it ran.
+        # One on record is that of a driver which ended before it decided.  Whatever markers its
+        # tasks left, nobody saw them die; but it may itself have died of what it ran.
         if plan is None:
             plan = self._watched(self.state.make_plan(number, self.clock()))
         elif plan.interrupted:
@@ -275,19 +282,23 @@ class Engine:
                 self.state.write_plan(replace(plan, interrupted=True))
 
     def _watched(self, plan: Plan) -> Plan:
-        return replace(plan, careful=plan.deaths >= self.topology.settings.careful_after)
+        enough = plan.deaths >= self.topology.settings.careful_after
+        return replace(plan, careful=enough or bool(plan.suspects or plan.condemned))
 
     def _accepted_run(
         self, plan: Plan, inputs: Sequence[Input], watch: _Stopwatch
     ) -> tuple[Outcome, int]:
         """Run until a run is accepted."""
         in_vain, handled = 0, sys.exception()
+        # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
+        taken = bool(plan.suspects or plan.condemned)
         for runs in count(1):
             work = self.state.new_work(plan.number)
             try:
                 held = inputs
                 if plan.careful:
-                    plan, held = self._hold(plan, inputs)
+                    plan, held = self._hold(plan, inputs, taken)
+                    taken = True
                 return self._one_run(plan, held, work, watch), runs
             except Exception as error:
                 if self._pause(0):
@@ -304,15 +315,15 @@ class Engine:
                 )
                 if damage is None and not _may_pass(error):
                     raise self._given_up(plan, runs, error) from error
-                known = certainty(plan)
+                known = isolation_progress(plan)
                 if isinstance(error, Disagreement) or damage is not None:
                     said = damage or error
                     _log.warning("micro-batch %d is run again: %s", plan.number, said)
                 else:
                     plan = self._after_death(plan, work, error)
                     self.state.write_plan(plan)
-                # To know more of who kills the workers is progress: there may be more of them.
-                in_vain = 0 if certainty(plan) > known else in_vain + 1
+                # To know more of which records crash is progress: there may be more of them.
+                in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
                 if in_vain >= self.topology.settings.run_attempts:
                     raise self._given_up(plan, runs, error) from error
                 waits = min(_PAUSE_S * 2 ** (in_vain - 1), _LONGEST_PAUSE_S) if in_vain else 0
@@ -320,14 +331,16 @@ class Engine:
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
         raise AssertionError("unreachable")
 
-    def _hold(self, plan: Plan, inputs: Sequence[Input]) -> tuple[Plan, Sequence[Input]]:
+    def _hold(
+        self, plan: Plan, inputs: Sequence[Input], taken: bool
+    ) -> tuple[Plan, Sequence[Input]]:
         """Have one run after the other read the same rows, so that roots tell who is meant."""
         directory = self.state.pinned(plan.number)
         held = self._pinned(inputs, directory)
         if held is None:
-            if plan.suspects or plan.condemned:
+            if taken and (plan.suspects or plan.condemned):
                 # These are of rows that somebody took away.
-                plan = replace(plan, suspects=(), condemned=())
+                plan = replace(plan, suspects=(), condemned=(), time_outs={})
                 self.state.write_plan(plan)
             held = interruptible(self._spark, lambda: self._pin(inputs, directory))
         return plan, held
@@ -336,8 +349,13 @@ class Engine:
         _log.warning(
             "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, one_line(error)
         )
-        if plan.careful:
-            plan = blame(plan, read_marks(work / "marks"), failed_attempt(error))
+        markers = died(work)
+        if not plan.careful:
+            # Only that one was alone tells which record it was; more is worth a snapshot later.
+            markers = [
+                one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
+            ]
+        plan = update_suspects(plan, markers, failed_attempt(error))
         return self._record_death(plan)
 
     def _given_up(self, plan: Plan, runs: int, error: BaseException) -> RunFailed:
@@ -366,12 +384,13 @@ class Engine:
             work=str(work),
             retries=_write_retries(due, work),
             careful=plan.careful,
-            suspects=tuple(dict.fromkeys(plan.suspects)),
-            condemned=plan.condemned,
+            suspects=plan.suspects,
+            rejected=plan.condemned,
         )
-        ran = interruptible(
-            self._spark, lambda: self._run(self.topology, self.layout, inputs, run_plan)
-        )
+        with deaths_logged(work, plan.number):
+            ran = interruptible(
+                self._spark, lambda: self._run(self.topology, self.layout, inputs, run_plan)
+            )
         reach("ran", plan.number)
         watch.lap("run")
         if ran.problems:
@@ -389,7 +408,7 @@ class Engine:
                 ran.untracked_failures,
             )
         failed = ran.failed.select(FAILED.names).cast(FAILED)
-        failed = entangle(condemn(failed, plan), ran.files, run_plan.work, self._spouts)
+        failed = entangle(reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts)
         payloads: Mapping[str, pa.Table] = {}
         if len(failed):
             lost = failed

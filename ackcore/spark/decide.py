@@ -3,7 +3,7 @@
 A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
 
 * it failed, at a bolt or because nobody acked it;
-* it killed the worker that had it in hand, again and again;
+* it crashed, or hung, the process that had it in flight, again and again;
 * it shares a row for a sink with such a root: that row cannot be written, and so the other is not
   through either.
 """
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.progress import Account
-from ackcore.spark.reasons import ENGINE, FAILED, killed_worker
+from ackcore.spark.reasons import ENGINE, FAILED
 from ackcore.spark.state import (
     ATTEMPT,
     DUE_MS,
@@ -57,20 +57,17 @@ class Outcome:
     first_ms: Int64s
 
 
-def condemn(failed: pa.Table, plan: Plan) -> pa.Table:
-    """Return the failures, those of roots that killed their worker with that for a reason."""
-    if not plan.condemned:
+def reject(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
+    """Return the failures, those of roots that were not run with the reasons for that."""
+    if not reasons:
         return failed
-    # Who is still among the suspects was not alone when a worker died: it is tried again, in a
-    # later micro-batch and perhaps in other company.
-    finals = set(plan.condemned) - set(plan.suspects)
-    reasons = [
-        killed_worker(root in finals).encode() if root in plan.condemned else reason
-        for root, reason in zip(
+    texts = [
+        reasons[root].encode() if root in reasons else text
+        for root, text in zip(
             failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True
         )
     ]
-    return failed.set_column(2, FAILED.field(2), pa.array(reasons, pa.string()))
+    return failed.set_column(2, FAILED.field(2), pa.array(texts, pa.string()))
 
 
 def entangle(

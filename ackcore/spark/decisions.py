@@ -60,7 +60,8 @@ class Plan:
     deaths: int = 0
     careful: bool = False
     suspects: tuple[int, ...] = ()  # root ids to be run alone
-    condemned: tuple[int, ...] = ()  # root ids that killed their worker
+    condemned: tuple[int, ...] = ()  # root ids that crash their process and are not run
+    time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons of those that hung
     interrupted: bool = False  # its driver was told to end, and did not die of what it ran
 
     def body(self) -> dict[str, Any]:

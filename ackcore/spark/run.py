@@ -111,9 +111,10 @@ class RunPlan:
         By spout, the records that are due: what `state` keeps of those that wait, and the
         source's columns.
     careful : bool
-        Whether tasks note which roots they have in hand, in ``marks/<taskAttemptId>.mark``.
-    suspects, condemned : tuple of int
-        Roots that are run alone; roots that are not run at all but fail for having killed theirs.
+        Whether in-flight markers name roots, for the driver to go by.
+    suspects, rejected : tuple of int
+        Roots that are run alone, and once more for each time that an attempt died of one alone;
+        roots that are not run at all, but fail.
     """
 
     number: int
@@ -123,7 +124,7 @@ class RunPlan:
     retries: Mapping[str, WorkFile] = field(default_factory=dict)
     careful: bool = False
     suspects: tuple[int, ...] = ()
-    condemned: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,12 @@ class _Parts:
             directory=plan.work,
             reject=tuple(settings.reject),
             careful=plan.careful,
-            suspects=frozenset(plan.suspects),
-            condemned=frozenset(plan.condemned),
+            suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
+            rejected=frozenset(plan.rejected),
+            # Where rows may come in another order, a root of one attempt is not that of the next.
+            isolates=not any(source.spilled for source in self.sources.values())
+            and self.spark.conf.get("spark.speculation", "false") != "true",
+            timeout_s=settings.message_timeout_s,
         )
 
     def slices(self) -> tuple[Slice, ...]:

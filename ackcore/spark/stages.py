@@ -39,8 +39,8 @@ from ackcore.spark.source import (
     stamps,
 )
 from ackcore.spark.state import ATTEMPT, MESSAGE_ID
-from ackcore.spark.task import IDENTITY_FIELDS, Task, Work, some_rows
-from ackcore.spark.tracking import NONE, Owners, Rows, Runs, concat
+from ackcore.spark.task import IDENTITY_FIELDS, Task, Work
+from ackcore.spark.tracking import NONE, Owners, Rows, Runs, concat, some_rows
 from ackcore.spark.workfiles import ROOT_ID, RowFile, WorkFile, read_whole
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Edge
@@ -114,7 +114,8 @@ class FirstStage:
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
         task, partition = _begin(self.work, 1)
-        yield from self._run(task, partition, self._records(batches, partition))
+        with task:
+            yield from self._run(task, partition, self._records(batches, partition))
 
     def _records(self, batches: Batches, partition: int) -> Iterator[Records]:
         """The records of a partition; where they are cut is a matter of position alone."""
@@ -193,8 +194,8 @@ class FirstStage:
             reason = null_message_id(source.name, source.message_id)
             task.fail(Owners(owners.ids[nameless]), [reason], source.name)
             good &= ~nameless
-        if work.condemned:
-            bad = good & np.isin(chunk.roots, np.array(list(work.condemned), np.int64))
+        if work.rejected:
+            bad = good & np.isin(chunk.roots, np.array(list(work.rejected), np.int64))
             if bad.any():
                 task.fail(Owners(owners.ids[bad]), [killed_worker(final=True)], source.name)
                 good &= ~bad
@@ -272,7 +273,8 @@ class RetryStage(FirstStage):
         task, partition = _begin(self.work, 1)
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         records = (one for number in numbers for one in self._slice(self.slices[number]))
-        yield from self._run(task, partition, records, retried=True)
+        with task:
+            yield from self._run(task, partition, records, retried=True)
 
     def _slice(self, some: Slice) -> Iterator[Records]:
         source = self.sources[some.spout]
@@ -312,8 +314,12 @@ class NextStage:
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow: rows of the exchange before it."""
+        task, partition = _begin(self.work, self.level)
+        with task:
+            yield from self._run(task, partition, batches)
+
+    def _run(self, task: Task, partition: int, batches: Batches) -> Batches:
         work = self.work
-        task, partition = _begin(work, self.level)
         inbox = Inbox(self.level)
         for batch in batches:
             passed = inbox.read(batch)

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,9 @@ from ackcore.arrow import bytes_before, end_within, hash_columns, offsets_of, ta
 from ackcore.ids import edge_ids
 from ackcore.spark import wire
 from ackcore.spark.exchange import SETTLE, Outbox, origin_of
-from ackcore.spark.reasons import NO_TIME, reasons_of
+from ackcore.spark.inflight import InFlight
+from ackcore.spark.markers import Place
+from ackcore.spark.reasons import NO_TIME, killed_worker, reasons_of
 from ackcore.spark.source import CHUNK_BYTES
 from ackcore.spark.tracking import (
     NONE,
@@ -33,6 +35,7 @@ from ackcore.spark.tracking import (
     Rows,
     draw_edges,
     running_counts,
+    some_rows,
     untracked,
 )
 from ackcore.spark.workfiles import RowFiles
@@ -58,7 +61,9 @@ MOST_ROW_BYTES = 1 << 30
 class Work:
     """What every task of a run is told.
 
-    ``key`` is the micro-batch's; ``dests`` the number of tasks behind every exchange.
+    ``key`` is the micro-batch's; ``dests`` the number of tasks behind every exchange.  ``suspects``
+    says how often each was alone in flight as an attempt died; ``rejected`` are not run at all;
+    ``isolates`` is whether an attempt may go by what those before it had in flight.
     """
 
     layout: Layout
@@ -71,8 +76,10 @@ class Work:
     directory: str
     reject: tuple[str | type[BaseException], ...]
     careful: bool = False
-    suspects: frozenset[int] = frozenset()
-    condemned: frozenset[int] = frozenset()
+    suspects: Mapping[int, int] = field(default_factory=dict)
+    rejected: frozenset[int] = frozenset()
+    isolates: bool = False
+    timeout_s: int | None = None
 
     def sends(self, level: int) -> tuple[int, ...]:
         """Return the levels at which something from this one may be opened."""
@@ -148,17 +155,21 @@ class Task:
         self._events: list[tuple[Int64s, Int64s, int]] = []
         self._reasons: list[pa.Table] = []
         self._turn = Counter[int]()
+        place = Place(level, partition, attempt)
+        self._in_flight = InFlight(
+            work.directory, place, work.careful, work.suspects, work.isolates, work.timeout_s
+        )
 
     # ---------------------------------------------------------------- rows from one to the next
 
     def take_in(self, source: str, stream: str, rows: Rows) -> None:
         """Hand rows of a spout to all who read it in this stage, and send on the rest."""
-        for part in self._parts(rows):
+        for part in self._parts(source, rows):
             self._deliver(source, stream, part)
 
     def take_in_for(self, edge: Edge, rows: Rows) -> None:
         """Hand rows that came along an edge to its target."""
-        for part in self._parts(rows):
+        for part in self._parts(edge.source, rows):
             self._process(edge.target, edge.source, edge.stream, part)
 
     def _deliver(self, source: str, stream: str, rows: Rows) -> None:
@@ -179,7 +190,8 @@ class Task:
             box = self._boxes[target] = _Box(target, self._executor(target))
         box.segments.append(_Segment(box.next, rows))
         box.next += len(rows)
-        results = box.executor.process(source, stream, rows.batch, rows.identity)
+        with self._in_flight.timed(target):
+            results = box.executor.process(source, stream, rows.batch, rows.identity)
         self._take(box, results)
         if not results.open:
             box.segments.clear()
@@ -436,63 +448,85 @@ class Task:
                 files.append((component, stream, place, rows))
         return files
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # However it went: whoever reads its marker is not to take it for dead.
+        self._in_flight.end()
+
     def _flush(self) -> None:
         """End what components have open, in the order of data; whatever follows finds new ones."""
-        marked = self._work.careful and self._mark(self._open_roots())
+        if not self._boxes:
+            return
+        roots = self._open_roots() if self._in_flight.names else None
+        with self._in_flight.of_flush(roots):
+            self._flush_boxes()
+
+    def _flush_boxes(self) -> None:
         for name in self._work.layout.at(self._level):
             box = self._boxes.get(name)
             if box is not None:
-                self._take(box, box.executor.flush())
-                box.executor.cleanup()
+                with self._in_flight.timed(name):
+                    results = box.executor.flush()
+                self._take(box, results)
+                with self._in_flight.timed(name):
+                    box.executor.cleanup()
                 del self._boxes[name]
-        if marked:
-            os.remove(self._mark_path())
 
-    # ---------------------------------------------------------------- after workers have died
+    # ---------------------------------------------------------------- after attempts have died
 
-    def _parts(self, rows: Rows) -> Iterator[Rows]:
-        """Rows as they are handed over: all at once, and those of suspect roots one by one.
+    def _parts(self, source: str, rows: Rows) -> Iterator[Rows]:
+        """Rows as they are handed over: all at once, and those of suspects by themselves.
 
-        In careful runs a file says which roots a task has in hand.  Should the worker die, it is
-        left behind.  What a suspect leaves open is flushed before another comes in.
+        What suspects leave open is flushed before others come in.
         """
-        if not self._work.careful:
-            yield rows
+        in_flight = self._in_flight
+        chunk = in_flight.begin()
+        if not (in_flight.names or in_flight.evidence):
+            with in_flight.of_chunk(chunk, len(rows), None):
+                yield rows
             return
-        of_row, roots = self._roots_by_row(rows.owners)
-        suspects = np.isin(roots, np.array(list(self._work.suspects), np.int64))
-        alone = np.unique(of_row[suspects])
-        rest = np.setdiff1d(np.arange(len(rows)), alone)
+        of_row, of_root = self._roots_by_row(rows.owners)
+        left = np.ones(len(rows), np.bool_)
+
+        def taken(roots: Int64s) -> Int64s:  # rows that are still left, and then are not
+            places = np.unique(of_row[np.isin(of_root, roots)])
+            places = places[left[places]]
+            left[places] = False
+            return places
+
+        rejected, groups = in_flight.evidence.groups(chunk, len(rows), np.unique(of_root))
+        for root in rejected.tolist():
+            reason = in_flight.evidence.reasons.get(root, killed_worker(final=True))
+            self._reject(root, reason, rows, taken(np.array([root])))
+        for group in groups:
+            places = taken(group)
+            if len(places):
+                self._flush()
+                with in_flight.of_roots(np.unique(of_root[np.isin(of_row, places)])):
+                    yield some_rows(rows, places)
+                    self._flush()
+        rest = np.flatnonzero(left)
         if len(rest):
-            self._mark(roots[np.isin(of_row, rest)])
-            yield rows if len(rest) == len(rows) else some_rows(rows, rest)
-        for root in np.unique(roots[suspects]):
-            self._flush()
-            part = np.unique(of_row[suspects & (roots == root)])
-            self._mark(roots[np.isin(of_row, part)])
-            yield some_rows(rows, part)
-        if len(alone):
-            self._flush()
-        if os.path.exists(self._mark_path()):
-            os.remove(self._mark_path())
+            roots = np.unique(of_root[np.isin(of_row, rest)]) if in_flight.names else None
+            with in_flight.of_chunk(chunk, len(rest), roots):
+                yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
-    def _mark_path(self) -> str:
-        return os.path.join(self._work.directory, "marks", f"{self._attempt}.mark")
-
-    def _mark(self, roots: Int64s) -> bool:
-        """Note down which roots are in hand, if there are any."""
-        if not len(roots):
-            return False
-        os.makedirs(os.path.dirname(self._mark_path()), exist_ok=True)
-        with open(self._mark_path(), "wb") as mark:
-            mark.write(np.unique(roots).tobytes())
-        return True
+    def _reject(self, root: int, reason: Reason, rows: Rows, places: Int64s) -> None:
+        """Fail rows of a root that is not run: for good, but others that a row hangs from too."""
+        groups = np.unique(rows.owners.take(places, None).pairs()[1])
+        own = [self._roots_by_row(Owners(groups[i : i + 1]))[1] == root for i in range(len(groups))]
+        alone = np.array([found.all() for found in own], np.bool_)
+        for some, why in ((groups[alone], reason), (groups[~alone], reason._replace(final=False))):
+            if len(some):
+                self.fail(Owners(some), [why], why.component)
 
     def _open_roots(self) -> Int64s:
         """Roots of the tuples that components may still have open."""
         open_rows = [part.rows for box in self._boxes.values() for part in box.segments]
         found = [self._roots_by_row(rows.owners)[1] for rows in open_rows]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def _roots_by_row(self, owners: Owners) -> tuple[Int64s, Int64s]:
         of_row, of_group = owners.pairs()
@@ -523,17 +557,6 @@ def _cut(rows: Rows) -> Iterator[Rows]:
         owners = rows.owners.take(np.arange(start, stop), None)
         yield Rows(rows.batch.slice(start, stop - start), owners, identity, rows.home)
         start = stop
-
-
-def some_rows(rows: Rows, places: Int64s) -> Rows:
-    """Return some of the rows."""
-    at = pa.array(places)
-    identity = rows.identity
-    if identity is not None:
-        identity = Identity(
-            identity.message_ids.take(at), identity.attempts[places], identity.stable_ids[places]
-        )
-    return Rows(take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home)
 
 
 def _by_segment(segments: list[_Segment], handles: Int64s) -> Iterator[tuple[_Segment, Int64s]]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
 from ackcore._rows import pack_runs
-from ackcore.arrow import offsets_of
+from ackcore.arrow import offsets_of, take_rows
 from ackcore.ids import component_key, edge_ids
 from ackcore.topology.tuples import Identity
 
@@ -171,6 +171,17 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.batch)
+
+
+def some_rows(rows: Rows, places: Int64s) -> Rows:
+    """Return some of the rows."""
+    at = pa.array(places)
+    identity = rows.identity
+    if identity is not None:
+        identity = Identity(
+            identity.message_ids.take(at), identity.attempts[places], identity.stable_ids[places]
+        )
+    return Rows(take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home)
 
 
 class Chunk:

@@ -70,6 +70,7 @@ _RANGES = {
     "sink_backoff_ms": _Range(1, MAX_WAIT_MS),
     "run_attempts": _Range(1),
     "careful_after": _Range(0),
+    "message_timeout_s": _Range(1, MAX_WAIT_MS // 1000, optional=True),
     "heartbeat_ms": _Range(1, MAX_WAIT_MS),
 }
 
@@ -106,6 +107,11 @@ class Settings:
     careful_after : int, default 2
         After how many failed runs a micro-batch is run so that a record that kills its worker
         process is found.
+    message_timeout_s : int, optional
+        How long a bolt may be at what it was handed at a time (a batch of some `chunk_rows` rows,
+        its `prepare` included with the first, or one record when records are isolated), or at a
+        flush, before its process is ended and the record is looked for as one that crashes it is;
+        None for ever.  Waiting for input does not count.
     heartbeat_ms : int, default 200
         How often to look whether a retry is due while no new data arrives.
 
@@ -128,6 +134,7 @@ class Settings:
     sink_backoff_ms: int = 1_000
     run_attempts: int = 8
     careful_after: int = 2
+    message_timeout_s: int | None = None
     heartbeat_ms: int = 200
 
     def __post_init__(self) -> None:

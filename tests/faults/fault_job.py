@@ -12,12 +12,14 @@ executions of a record differ.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from glob import glob
 from pathlib import Path
@@ -131,6 +133,8 @@ def kill_noted_executors(marks):
 class Trouble:
     """What a bolt meets when it works on a record; rules by name, each with the ids it is for.
 
+    ``kill_executor`` kills the executor's JVM each time, ``executor_once`` once for each id;
+    ``hang`` never returns, nor does ``hang_with_gil``, as an extension in C may not.
     ``until`` {id: attempts} raises before that attempt; ``once`` fails the first execution ever;
     ``raise`` and ``reject`` always, and ``reject_every`` whatever it divides; ``rate`` a share of
     all (id, attempt); ``kill`` kills the worker each time, ``kill_once`` once, and ``exit`` ends
@@ -158,6 +162,19 @@ class Trouble:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.has("exit", key):
             os._exit(17)
+        if self.has("kill_executor", key):
+            Path(self.marks, f"{self.component}-executor-killed-{key}-{time.time_ns()}").touch()
+            os.kill(executor(), signal.SIGKILL)
+            time.sleep(600)
+        if self.has("executor_once", key) and self.mark("executor-once", key):
+            os.kill(executor(), signal.SIGKILL)
+            time.sleep(600)
+        if self.has("hang", key):
+            Path(self.marks, f"{self.component}-hung-{key}-{time.time_ns()}").touch()
+            threading.Event().wait()
+        if self.has("hang_with_gil", key):
+            Path(self.marks, f"{self.component}-hung-{key}-{time.time_ns()}").touch()
+            ctypes.PyDLL(None).sleep(600)
         if self.has("kill_once", key) and self.mark("kill", key):
             os.kill(os.getpid(), signal.SIGKILL)
         context = TaskContext.get()
@@ -306,6 +323,8 @@ def topology_of(spark, config):
     else:
         source = spark.read.schema(schema)
     frame = source.parquet(f"{directory}/in")
+    if config.get("slow_source"):
+        frame = frame.mapInArrow(Slowly(config["slow_source"]), schema)
     if config.get("shuffled"):
         frame = frame.repartition(2).mapInArrow(in_any_order, schema)
     builder.spout("lines", frame, message_id=config.get("message_id"))
@@ -323,6 +342,18 @@ def topology_of(spark, config):
     builder.sink("count", to_parquet(path) if sink is None else Sink(path, marks, **sink))
     settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
+
+
+class Slowly:
+    """Rows that are long in coming."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, batches):
+        for batch in batches:
+            time.sleep(self.seconds)
+            yield batch
 
 
 def in_any_order(batches):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import fault_job
 import pytest
 from pyspark import cloudpickle
 
 import ackcore.spark.run
+from ackcore.spark import dead_letters
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -141,6 +144,60 @@ def test_a_record_that_kills_its_worker_once_in_a_batch(spark, job, shuffled):
     it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
 
 
+def letter_of(spark, it, kind):
+    """The only dead letter of a kind."""
+    letters = dead_letters(it.directory / "checkpoint", spark)
+    (letter,) = letters.where(letters.error_type == kind).collect()
+    return letter
+
+
+@pytest.mark.parametrize(("where", "tasks"), [("enrich", 1), ("count", 2)])
+def test_a_record_that_crashes_is_isolated_by_the_tasks_that_spark_tries_again(
+    spark, job, where, tasks, caplog
+):
+    """Without a snapshot or another run: three deaths, each of them in the log."""
+    it = job(
+        fault_job.lines(60),
+        mode="batch",
+        message_id="id",
+        rules={where: {"kill": [13], "raise": [5]}},
+    )
+    assert it.run_here(spark) is None
+    it.check(dead={5, 13}.__contains__, alive=lambda key: key not in {5, 13})
+    assert len(it.marks(f"{where}-killed-13-*")) == 3 * tasks
+    assert letter_of(spark, it, "KilledWorker").error_message == "killed its worker"
+    assert caplog.text.count("died, with one record in flight") == 2 * tasks
+    assert "died, death" not in caplog.text
+
+
+@pytest.mark.parametrize(("how", "enrich"), [("hang", "batch"), ("hang_with_gil", "row")])
+def test_a_record_that_hangs_is_parked(spark, job, how, enrich):
+    """It costs three time-outs, and the dead letter says where it was."""
+    it = job(
+        fault_job.lines(40),
+        mode="batch",
+        message_id="id",
+        enrich=enrich,
+        rules={"enrich": {how: [13], "until": {5: 1}}},
+        settings={"message_timeout_s": 1},
+    )
+    assert it.run_here(spark) is None
+    it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
+    assert len(it.marks("enrich-hung-13-*")) == 3
+    letter = letter_of(spark, it, "TimedOut")
+    assert letter.component == "enrich"
+    assert re.fullmatch("timed out in enrich: File .*fault_job.py.* in meet", letter.error_message)
+
+
+def test_waiting_for_rows_is_not_timed(spark, job):
+    """Nor is what a worker does that has been used before, with or without a time-out."""
+    settings = {"message_timeout_s": 1}
+    it = job(fault_job.lines(40), mode="batch", slow_source=1.5, settings=settings)
+    assert it.run_here(spark) is None
+    it.check(dead=lambda key: False, alive=lambda key: True)
+    assert it.run_here(spark, settings={}) is None
+
+
 CLUSTER = "local-cluster[2,1,1024]"
 
 
@@ -208,3 +265,51 @@ def test_speculation(two_hosts, job, otherwise):
     assert ended.error is None, ended.error
     assert it.marks("*-copy-*") == ["count-copy-1", "enrich-copy-0"]
     it.check(alive=lambda key: True)
+
+
+def killed(it):
+    """How often a job's record killed an executor."""
+    return len(it.marks("*-executor-killed-*"))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("where", "rules", "runs", "deaths"),
+    [
+        ("enrich", {"kill_executor": [13]}, 1, 3),
+        ("enrich", {"kill_executor": [13, 21]}, 2, 6),
+        ("enrich", {"kill_executor": [13], "kill": [22]}, 2, 4),
+        # Two tasks get its words; with an executor goes what they are to read, and the stage fails.
+        ("count", {"kill_executor": [13]}, 3, 10),
+    ],
+    ids=["one", "two of a task", "and one that kills its worker", "behind an exchange"],
+)
+def test_a_record_that_kills_its_executor(job, where, rules, runs, deaths):
+    """Spark tries its task again, which isolates it: a run or two, and three executors each."""
+    bad = {key for keys in rules.values() for key in keys}
+    it = job(fault_job.lines(40), mode="batch", message_id="id", rules={where: rules})
+    ended = it.run(master=CLUSTER)
+    assert ended.error is None, ended.error
+    found = it.check(dead=bad.__contains__, alive=lambda key: key not in bad)
+    assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
+    assert ended.log.count("is not accepted") == 0
+    assert ended.log.count("died, death") < runs
+    assert killed(it) <= deaths
+    assert ended.log.count("one record in flight") >= 2
+
+
+@pytest.mark.faults
+def test_nobody_is_rejected_for_executors_that_are_killed_from_outside(job):
+    """Three of them, one after the other, each with another record in flight."""
+    rules = {"executor_once": [5, 14, 23]}
+    it = job(
+        fault_job.lines(40),
+        mode="batch",
+        message_id="id",
+        rules={"enrich": rules},
+        settings={"careful_after": 0},
+    )
+    ended = it.run(master=CLUSTER)
+    assert ended.error is None, ended.error
+    it.check(dead=lambda key: False, alive=lambda key: True)
+    assert len(it.marks("*executor-once*")) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 
-from ackcore.spark import act, batch
+from ackcore.spark import act, batch, markers
 from ackcore.spark.batch import Engine
 from ackcore.spark.run import Run
 from ackcore.spark.sinks import read_accepted
@@ -129,7 +130,7 @@ class World:
         for root, spout, line, attempt in self._records(inputs, plan):
             counted = retried if attempt or (spout, line) not in inputs else records
             counted[spout] = counted.get(spout, 0) + 1
-            if root in plan.condemned:
+            if root in plan.rejected:
                 failed.append((root, spout, Reason("x", "Killed", "condemned").encode()))
                 continue
             reason = self._mark_and_run(plan, root, line, attempt)
@@ -148,12 +149,17 @@ class World:
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
             return self.behaves(line, attempt)
-        marks = Path(plan.work, "marks")
-        marks.mkdir(exist_ok=True)
-        in_hand = [root] if root in plan.suspects else [root, root + 1]
-        (marks / "7.mark").write_bytes(np.array(in_hand, np.int64).tobytes())
-        reason = self.behaves(line, attempt)
-        (marks / "7.mark").unlink()
+        marker = markers.MarkerFile(plan.work, markers.Place(1, 0, 7))
+        if root in plan.suspects:
+            marker.set(markers.ALONE, roots=np.array([root]))
+        else:
+            marker.set(markers.ROOTS, roots=np.array([root, root + 1]))
+        try:
+            reason = self.behaves(line, attempt)
+        except BaseException:
+            os.close(marker._file)  # and with it goes the lock: its process is dead
+            raise
+        marker.remove()
         return reason
 
     def _file(self, work, rows, roots):

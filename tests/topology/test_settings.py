@@ -40,6 +40,7 @@ def test_the_defaults():
         "sink_backoff_ms": 1_000,
         "run_attempts": 8,
         "careful_after": 2,
+        "message_timeout_s": None,
         "heartbeat_ms": 200,
     }
     assert Settings.load(environ={}) == settings
@@ -178,6 +179,7 @@ def test_the_variable_of_reject_is_called_by_its_name(text, message):
         ("sink_backoff_ms", 0, "in 1..31622400000"),
         ("run_attempts", 0, "of at least 1"),
         ("careful_after", -1, "of at least 0"),
+        ("message_timeout_s", 0, "in 1..31622400, or None"),
         ("heartbeat_ms", 0, "in 1..31622400000"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who is blamed for a dead worker: that a killer is found, and nobody else condemned."""
+"""Which records are suspected: that a crashing one is found, and no other rejected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from worlds import Killed, root_of
 
 from ackcore.spark import batch
-from ackcore.spark.blame import blame, certainty, failed_attempt
+from ackcore.spark.markers import ALONE, ROOTS, Marker, Place
 from ackcore.spark.state import Plan
+from ackcore.spark.suspects import failed_attempt, isolation_progress, rejections, update_suspects
 from ackcore.topology.tuples import Reason
 
 PLAN = Plan(0, 0, None, 0, careful=True)
@@ -32,7 +33,7 @@ def test_a_record_that_kills_its_worker_is_found_and_buried(world):
     assert books.balanced
     last = world.runs[-1]
     key = last.key
-    assert set(last.condemned) == {root_of(key, "lines", line, 0) for line in ("poison", "venom")}
+    assert set(last.rejected) == {root_of(key, "lines", line, 0) for line in ("poison", "venom")}
     assert progress.runs == 9
     state, _ = world.driver()
     with state:
@@ -66,7 +67,7 @@ def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world, susp
     # hand when the driver died is nobody's fault.
     _, books = world.process(0, ["a", "b"])
     assert (books.acked, books.dead) == (2, 0)
-    assert world.runs[-1].condemned == ()
+    assert world.runs[-1].rejected == ()
 
 
 def test_suspects_are_of_rows_that_are_kept(world, suspicious):
@@ -86,46 +87,74 @@ def test_suspects_are_forgotten_with_their_rows(world, suspicious):
     assert world.runs[-1].suspects == ()
 
 
-def test_blame_needs_a_mark():
-    assert blame(PLAN, {}, None) == PLAN
-    assert blame(PLAN, {3: frozenset({1, 2})}, None).suspects == (1, 2)
+def of(*deaths):
+    """Markers of attempts that died: (partition, attempt, *roots)."""
+    found = [
+        Marker(
+            Place(1, partition, attempt),
+            ALONE if len(roots) == 1 else ROOTS,
+            roots=frozenset(roots),
+        )
+        for partition, attempt, *roots in deaths
+    ]
+    return sorted(found, key=lambda marker: marker.place)
 
 
-def test_blame_looks_at_the_task_that_failed_the_job():
-    marks = {3: frozenset({1}), 4: frozenset({2, 5})}
-    found = blame(blame(PLAN, marks, 3), marks, 3)
+def test_nobody_is_suspected_without_a_marker():
+    assert update_suspects(PLAN, [], None) == PLAN
+    assert update_suspects(PLAN, of((0, 3)), 3) == PLAN
+    assert set(update_suspects(PLAN, of((0, 3, 1, 2)), None).suspects) == {1, 2}
+
+
+def test_the_task_that_failed_the_job_counts():
+    markers = of((0, 3, 1), (1, 4, 2, 5))
+    found = update_suspects(update_suspects(PLAN, markers, 3), markers, 3)
     assert (found.suspects, found.condemned) == ((), (1,))
-    assert blame(PLAN, marks, 9).suspects == (2, 5)
+    assert set(update_suspects(PLAN, markers[1:], 9).suspects) == {2, 5}
 
 
-def test_killers_do_not_hide_each_other():
+def test_attempts_that_others_followed_count_as_well():
+    """Only the last ones at other tasks may have been killed for the job that was given up."""
+    markers = of((0, 3, 1, 2), (0, 5, 1), (0, 7, 1), (1, 4, 8), (1, 6, 8), (1, 9, 8), (2, 2, 9))
+    found = update_suspects(PLAN, markers, 7)
+    assert set(found.condemned) == {1, 8}
+    assert 9 not in found.suspects
+
+
+def test_crashing_records_do_not_hide_each_other():
     """A task that runs in bulk dies faster than one that runs its suspects one by one."""
     tasks = {3: {1, 2, 4}, 4: {11, 12, 14}, 5: {21, 22}}
-    killers, plan, stuck = {1, 11, 21}, PLAN, 0
-    while stuck < 8 and not killers <= set(plan.condemned):
-        dying = {task: killer for task, rows in tasks.items() for killer in rows & killers}
+    crashing, plan, stuck = {1, 11, 21}, PLAN, 0
+    while stuck < 8 and not crashing <= set(plan.condemned):
+        dying = {task: one for task, rows in tasks.items() for one in rows & crashing}
         dying = {task: one for task, one in dying.items() if one not in plan.condemned}
         task = min(dying, key=lambda task: dying[task] in plan.suspects)
         crowd = tasks[task] - set(plan.condemned) - set(plan.suspects)
-        mark = {dying[task]} if dying[task] in plan.suspects else crowd
-        before = certainty(plan)
-        plan = blame(plan, {task: frozenset(mark)}, task)
-        stuck = 0 if certainty(plan) > before else stuck + 1
-    assert set(plan.condemned) == killers
+        flying = {dying[task]} if dying[task] in plan.suspects else crowd
+        before = isolation_progress(plan)
+        plan = update_suspects(plan, of((task, task, *flying)), task)
+        stuck = 0 if isolation_progress(plan) > before else stuck + 1
+    assert set(plan.condemned) == crashing
     assert stuck == 0
 
 
-def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_buried():
-    """Two tasks had one record each in hand, and nothing tells whose worker died."""
-    marks = {3: frozenset({1}), 4: frozenset({2})}
-    found = blame(blame(PLAN, marks, None), marks, None)
+def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_rejected_for_good():
+    """Two tasks had one record each in flight, and nothing tells whose process died."""
+    markers = of((0, 3, 1), (1, 4, 2))
+    found = update_suspects(update_suspects(PLAN, markers, None), markers, None)
     assert set(found.condemned) == set(found.suspects) == {1, 2}
     failed = pa.table([[1, 2, 3], ["s"] * 3, ["-"] * 3], schema=batch.FAILED)
-    reasons = batch.condemn(failed, found)["reason"].to_pylist()
+    reasons = batch.reject(failed, rejections(found))["reason"].to_pylist()
     assert [Reason.decode(text).final for text in reasons[:2]] == [False, False]
     assert reasons[2] == "-"
-    again = blame(found, {5: frozenset({7, 8})}, None)
+    again = update_suspects(found, of((2, 5, 7, 8)), None)
     assert set(again.condemned) & set(again.suspects) == {1, 2}
+
+
+def test_a_record_that_several_tasks_died_of_is_rejected_for_good():
+    """Its tuples went to two tasks, and an executor's death failed the stage, not a task."""
+    found = update_suspects(PLAN, of((0, 3, 1, 2), (0, 5, 1), (0, 7, 1), (1, 6, 1)), None)
+    assert (found.suspects, found.condemned) == ((), (1,))
 
 
 def test_the_task_that_failed_is_read_off_the_error():

@@ -1,0 +1,206 @@
+"""In-flight markers: files that tell which records a task had in flight when it died.
+
+Each attempt at a task that may be suspected later keeps one, ``in-flight/<level>-<partition>-
+<attempt>.marker`` in its run's directory, and removes it when it ends, however it does as long as
+its process lives.  It holds an exclusive lock on it: a marker that is there and not locked is that
+of a process that died.  One that is locked belongs to an attempt that runs elsewhere, a copy for
+speculation or one that Spark has given up, and says nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ackcore._records import Int64s
+from ackcore.topology.tuples import Reason
+
+#: What is in flight: nothing; a chunk of rows, by its place among those of the task; what bolts
+#: hold open when they are flushed; roots by name; and one root with nothing beside it on the
+#: whole executor.
+NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
+
+DIRECTORY = "in-flight"
+
+_HEAD = struct.Struct("<qqqq")  # kind, chunk, rows, roots that follow
+_ENDING, _TIMED_OUT = ".marker", ".timed-out"
+#: How faulthandler begins what it writes when time is up.
+_FIRED = "Timeout ("
+
+
+class Place(NamedTuple):
+    """Which attempt at which task; sorts by task, and then in the order of attempts."""
+
+    level: int
+    partition: int
+    attempt: int
+
+    @property
+    def task(self) -> tuple[int, int]:
+        """The task without the attempt."""
+        return self.level, self.partition
+
+    def path(self, work: str | os.PathLike[str], ending: str = _ENDING) -> str:
+        """Return where its marker is, below a run's directory."""
+        return os.path.join(work, DIRECTORY, "-".join(map(str, self)) + ending)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What an attempt that died had in flight.
+
+    Attributes
+    ----------
+    place : Place
+        Which attempt.
+    kind : int
+        `NOTHING`, `CHUNK`, `FLUSH`, `ROOTS` or `ALONE`.
+    chunk, rows : int
+        The place of the chunk in the task's work, and its number of rows.
+    roots : frozenset of int
+        Of `ROOTS` and `ALONE`.
+    timed_out : Reason or None
+        Why it ended, if it was ended for taking too long.
+    """
+
+    place: Place
+    kind: int
+    chunk: int = 0
+    rows: int = 0
+    roots: frozenset[int] = frozenset()
+    timed_out: Reason | None = None
+
+    def __str__(self) -> str:
+        level, partition, attempt = self.place
+        what = {
+            NOTHING: "nothing in flight",
+            CHUNK: f"a chunk of {self.rows} rows in flight",
+            FLUSH: "bolts being flushed",
+            ROOTS: f"{len(self.roots)} records in flight",
+            ALONE: "one record in flight",
+        }[self.kind]
+        how = "died" if self.timed_out is None else self.timed_out.message
+        return f"attempt {attempt} at partition {partition} of level {level}: {how}, with {what}"
+
+
+class MarkerFile:
+    """The marker of the attempt that runs here."""
+
+    def __init__(self, work: str, place: Place) -> None:
+        self._path = place.path(work)
+        self._timed_out = place.path(work, _TIMED_OUT)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        # Under another name until it is locked: nobody is to find it unlocked.
+        hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
+        self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.set(NOTHING)
+        os.replace(hidden, self._path)
+
+    def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
+        """Say what is in flight from now on."""
+        named = b"" if roots is None else roots.tobytes()
+        os.pwrite(self._file, _HEAD.pack(kind, chunk, rows, len(named) // 8) + named, 0)
+
+    def remove(self) -> None:
+        """End it: this attempt is not dead."""
+        for path in (self._timed_out, self._path):
+            with suppress(FileNotFoundError):  # the run's directory may be gone
+                os.remove(path)
+        os.close(self._file)
+
+    @property
+    def time_out_path(self) -> str:
+        """Where it is to be written that time is up, and where."""
+        return self._timed_out
+
+
+def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
+    """Return the markers of a run's attempts that died, in the order of tasks and attempts.
+
+    Parameters
+    ----------
+    work : path
+        The run's directory.
+    task : (int, int), optional
+        Level and partition: of this task only.
+    """
+    found = (_read(work, place) for place in places(work) if task in (None, place.task))
+    return [marker for marker in found if marker is not None]
+
+
+def places(work: str | os.PathLike[str]) -> list[Place]:
+    """Return whose markers there are, of those that live too."""
+    names: Iterable[str] = ()
+    with suppress(FileNotFoundError):
+        names = os.listdir(os.path.join(work, DIRECTORY))
+    parts = (
+        name.removesuffix(_ENDING).split("-")
+        for name in names
+        if name.endswith(_ENDING) and not name.startswith(".")
+    )
+    return sorted(Place(*map(int, part)) for part in parts)
+
+
+def _read(work: str | os.PathLike[str], place: Place) -> Marker | None:
+    """Return a marker, None if its attempt lives or has ended well."""
+    try:
+        file = os.open(place.path(work), os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.fstat(file).st_nlink:
+            return None  # removed since it was opened
+        data = os.pread(file, os.fstat(file).st_size, 0)
+    except OSError:
+        return None  # locked
+    finally:
+        os.close(file)
+    kind, chunk, rows, n = _HEAD.unpack_from(data)
+    roots = np.frombuffer(data[: _HEAD.size + 8 * n], np.int64, offset=_HEAD.size)
+    return Marker(place, kind, chunk, rows, frozenset(roots.tolist()), _time_out(work, place))
+
+
+def _time_out(work: str | os.PathLike[str], place: Place) -> Reason | None:
+    """Return the reason that a time-out's traceback gives: the component, and where it was."""
+    try:
+        text = Path(place.path(work, _TIMED_OUT)).read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    component, _, trace = text.partition("\n")
+    if not trace.startswith(_FIRED):
+        return None
+    return Reason(component, "TimedOut", f"timed out in {component}{_innermost(trace)}", True)
+
+
+def _innermost(trace: str) -> str:
+    """Return the innermost line of the bolt's own code, from faulthandler's traceback."""
+    frames: list[str] = []
+    for line in map(str.strip, trace.splitlines()):
+        if line.startswith("Thread ") or line.startswith("Current thread"):
+            frames = []  # of another thread
+        elif line.startswith("File "):
+            if _CALLS_BOLTS in line:
+                break
+            frames.append(line)
+    else:
+        return ""
+    if not frames:
+        return ""
+    # The last one is the bolt's method; what it calls in its own file is its code, too.
+    file = frames[-1].split(",")[0]
+    inner = next(frame for frame in frames if frame.startswith(file))
+    return f": {inner}"
+
+
+#: In which files bolts are called.
+_CALLS_BOLTS = f"{os.sep}ackcore{os.sep}topology{os.sep}"

@@ -1,0 +1,249 @@
+"""In-flight markers, and what an attempt concludes from those of attempts that died."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+import numpy as np
+import pytest
+
+from ackcore.spark import inflight, markers
+from ackcore.spark.inflight import Evidence, InFlight
+from ackcore.spark.markers import ALONE, CHUNK, FLUSH, NOTHING, ROOTS, Marker, MarkerFile, Place
+from ackcore.spark.state import Plan
+from ackcore.spark.suspects import deaths_logged, rejections, update_suspects
+from ackcore.topology.tuples import Reason
+
+PLACE = Place(1, 0, 7)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(inflight, "_DYING_S", 0.1)
+    return str(tmp_path)
+
+
+def flying(work, place=PLACE, names=False, alone=None, isolates=True, timeout_s=None):
+    found = InFlight(work, place, names, alone or {}, isolates, timeout_s)
+    found.begin()
+    return found
+
+
+def die(one):
+    """What becomes of an attempt's files when its process dies."""
+    os.close(one._file._file)
+    os.close(one._executor)
+
+
+def roots(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def test_a_marker_tells_what_a_dead_attempt_had_in_flight(work):
+    marker = MarkerFile(work, PLACE)
+    assert markers.died(work) == []  # it lives
+    marker.set(ROOTS, 3, 10, roots(1, -2, 3))
+    marker.set(ALONE, roots=roots(-2))
+    assert markers.places(work) == [PLACE]
+    os.close(marker._file)
+    assert markers.died(work) == [Marker(PLACE, ALONE, 0, 0, frozenset({-2}))]
+    assert markers.died(work, (1, 1)) == []
+    assert str(markers.died(work)[0]) == (
+        "attempt 7 at partition 0 of level 1: died, with one record in flight"
+    )
+
+
+def test_an_attempt_that_ends_leaves_nothing(work):
+    one = flying(work, timeout_s=60)
+    with one.timed("bolt"):
+        pass
+    one.end()
+    one.end()
+    assert markers.places(work) == []
+    assert os.listdir(f"{work}/in-flight") == []
+
+
+def test_a_marker_that_goes_while_it_is_read_is_nobodys(work, monkeypatch):
+    marker = MarkerFile(work, PLACE)
+    lock = fcntl.flock
+
+    def flock(file, how):
+        if how & fcntl.LOCK_NB and markers.places(work):
+            marker.remove()
+        lock(file, how)
+
+    monkeypatch.setattr(markers.fcntl, "flock", flock)
+    assert markers.died(work) == []
+    assert markers._read(work, PLACE) is None
+
+
+def test_where_there_are_no_markers_nobody_died(work):
+    assert markers.died(f"{work}/nowhere") == []
+
+
+def test_an_attempt_goes_by_those_before_it(work):
+    """A chunk, one of it, the same again: it is rejected."""
+    first = flying(work)
+    with first.of_chunk(2, 3, None):
+        die(first)
+        second = flying(work, Place(1, 0, 9))
+    assert second.evidence.chunks == {(2, 3)}
+    assert second.evidence.groups(1, 3, roots(1, 2, 3))[1] == []
+    rejected, groups = second.evidence.groups(2, 3, roots(4, 5, 6))
+    assert [group.tolist() for group in groups] == [[4], [5], [6]]
+    assert not len(rejected)
+    with second.of_roots(roots(5)):
+        die(second)
+        third = flying(work, Place(1, 0, 12))
+    rejected, groups = third.evidence.groups(2, 3, roots(4, 5, 6))
+    assert [group.tolist() for group in groups] == [[5], [4], [6]]  # it comes first
+    with third.of_roots(roots(5)):
+        die(third)
+        last = flying(work, Place(1, 0, 13))
+    rejected, groups = last.evidence.groups(2, 3, roots(4, 5, 6))
+    assert (rejected.tolist(), [group.tolist() for group in groups]) == ([5], [[4], [6]])
+    assert flying(work, Place(1, 1, 14)).evidence.chunks == set()  # another task
+
+
+def test_an_attempt_that_runs_elsewhere_says_nothing(work):
+    first = flying(work)
+    with first.of_roots(roots(1)):
+        assert not flying(work, Place(1, 0, 9)).evidence
+
+
+def test_what_a_plan_suspects_counts_as_well(work):
+    first = flying(work, alone={1: 1, 2: 0}, names=True)
+    assert [group.tolist() for group in first.evidence.groups(0, 4, roots(1, 2, 3, 4))[1]] == [
+        [1],
+        [2],
+    ]
+    with first.of_roots(roots(1)):
+        die(first)
+        second = flying(work, Place(1, 0, 9), alone={1: 1, 2: 0}, names=True)
+    assert second.evidence.groups(0, 4, roots(1, 2, 3, 4))[0].tolist() == [1]
+
+
+def test_without_isolation_earlier_attempts_say_nothing(work):
+    first = flying(work)
+    with first.of_chunk(0, 3, None):
+        die(first)
+        assert not flying(work, Place(1, 0, 9), isolates=False, names=True).evidence
+
+
+def test_many_suspects_go_in_groups_first():
+    everyone = np.arange(5000)
+    evidence = Evidence()
+    evidence.add(Marker(PLACE, CHUNK, 0, 5000))
+    _, groups = evidence.groups(0, 5000, everyone)
+    assert [len(group) for group in groups] == [256] * 19 + [136]
+    evidence.add(Marker(PLACE, ROOTS, roots=frozenset(groups[3].tolist())))
+    _, groups = evidence.groups(0, 5000, everyone)
+    assert [len(group) for group in groups[:257]] == [1] * 256 + [256]
+    many = Evidence()
+    many.add(Marker(PLACE, ROOTS, roots=frozenset(range(2000))))
+    assert [len(group) for group in many.groups(0, 5000, everyone)[1]] == [256] * 7 + [208]
+
+
+def test_what_is_flushed_is_marked_by_name_the_next_time(work):
+    first = flying(work)
+    with first.of_flush(None):
+        die(first)
+        second = flying(work, Place(1, 0, 9))
+    assert second.names
+    with second.of_flush(roots(3, 4)):
+        die(second)
+        third = flying(work, Place(1, 0, 12))
+    assert third.evidence.suspects == {3, 4}
+    with third.of_flush(roots()):  # nothing is open
+        die(third)
+    kinds = [marker.kind for marker in markers.died(work)]
+    assert kinds == [FLUSH, ROOTS, NOTHING]
+
+
+def test_one_alone_has_the_executor_for_itself(work):
+    """Were the JVM to die, others of its tasks would have nothing in flight."""
+    one, other = flying(work), flying(work, Place(1, 1, 8))
+
+    def may(how):
+        with open(other_lock, "w") as lock:
+            try:
+                fcntl.flock(lock, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    other_lock = inflight._executor_lock(work)
+    with one.of_chunk(0, 3, None), other.of_chunk(0, 3, None):
+        assert may(fcntl.LOCK_SH)
+        assert not may(fcntl.LOCK_EX)
+    with one.of_roots(roots(1)):
+        with one.of_flush(roots(1)):
+            assert not may(fcntl.LOCK_SH)
+        assert not may(fcntl.LOCK_SH)
+    assert may(fcntl.LOCK_EX)
+
+
+TRACE = """slow
+Timeout (0:00:01)!
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/socket.py", line 705 in readinto
+  File "/home/me/bolts.py", line 8 in ask
+  File "/home/me/bolts.py", line 12 in execute
+  File "/site-packages/ackcore/topology/row_bolts.py", line 400 in process
+  File "/site-packages/ackcore/spark/task.py", line 180 in _process
+"""
+
+
+def timed_out(work, text):
+    with open(PLACE.path(work, ".timed-out"), "w") as file:
+        file.write(text)
+    return markers.died(work)[0].timed_out
+
+
+def test_a_time_out_tells_where_it_was(work):
+    one = MarkerFile(work, PLACE)
+    one.set(ALONE, roots=roots(5))
+    os.close(one._file)
+    found = timed_out(work, TRACE)
+    where = 'File "/home/me/bolts.py", line 8 in ask'
+    assert found == Reason("slow", "TimedOut", f"timed out in slow: {where}", True)
+    inner = TRACE.replace('  File "/usr/lib/python3.11/socket.py", line 705 in readinto\n', "")
+    assert timed_out(work, inner) == found
+    assert timed_out(work, TRACE.split("Thread")[0]).message == "timed out in slow"
+    nowhere = TRACE.split("Thread")[0] + "Thread 1\n" + TRACE[TRACE.index('  File "/site') :]
+    assert timed_out(work, nowhere).message == "timed out in slow"
+    assert timed_out(work, "slow\n") is None  # killed while it was timed
+    timed_out(work, TRACE)
+    evidence = Evidence()
+    evidence.add(markers.died(work)[0])
+    assert evidence.reasons == {5: found}
+    assert "timed out in slow" in str(markers.died(work)[0])
+    plan = Plan(0, 0, None, 0, careful=True)
+    for _ in range(2):
+        plan = update_suspects(plan, markers.died(work), 7)
+    assert rejections(Plan.of(plan.body())) == {5: found}
+    held_back = rejections(Plan.of({**plan.body(), "suspects": [5]}))
+    assert held_back == {5: found._replace(final=False)}
+
+
+def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.suspects._LOOK_S", 0.01)
+    one = flying(work)
+    with deaths_logged(work, 3), one.of_chunk(0, 5, None):
+        assert not caplog.records
+        die(one)
+        while not caplog.records:
+            pass
+        one = flying(work, Place(1, 0, 9))
+    text = "attempt 7 at partition 0 of level 1: died, with a chunk of 5 rows in flight"
+    assert [record.getMessage() for record in caplog.records] == [f"micro-batch 3: {text}"]
+    with pytest.raises(ValueError, match="no"), deaths_logged(work, 4):
+        raise ValueError("no")
+    assert f"micro-batch 4: {text}" in caplog.text
+    with pytest.raises(KeyboardInterrupt), deaths_logged(work, 5):
+        raise KeyboardInterrupt  # who was cancelled for it is not dead
