@@ -24,6 +24,7 @@ from ackcore.topology.components import (
     output_streams,
 )
 from ackcore.topology.emissions import joined, no_stream
+from ackcore.topology.lossless import array_of, cast
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
@@ -277,13 +278,18 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
         )
     try:
         if isinstance(column, pa.Array | pa.ChunkedArray):
-            array = column if column.type == field.type else column.cast(field.type)
-        else:
+            array = column if column.type == field.type else cast(column, field.type)
+        elif _is_typed(column):
             # Arrow may lay its array over the memory of a numpy array or a pandas Series, which
             # the bolt may fill again for its next emit.
-            if hasattr(column, "__array__") and hasattr(column, "copy"):
-                column = column.copy()
-            array = pa.array(column, field.type)
+            array = pa.array(column.copy() if hasattr(column, "copy") else column)
+            array = array if array.type == field.type else cast(array, field.type)
+        else:
+            values = list(column)
+            if hasattr(column, "isna"):  # pandas has NaN for null among its objects
+                missing = column.isna()
+                values = [None if gone else one for one, gone in zip(values, missing, strict=True)]
+            array = array_of(values, field.type)
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -294,6 +300,13 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
     if array.null_count and not field.nullable:
         raise ValueError(f"{field.name!r} of {title} must not hold nulls, got {array.null_count}")
     return array
+
+
+def _is_typed(column: Any) -> bool:
+    """Whether a column that is none of Arrow's has a type of its own: numpy's, pandas'."""
+    dtype = getattr(column, "dtype", None)
+    # Objects are Python values, as in a list.
+    return hasattr(column, "__arrow_c_array__") or str(dtype) not in ("None", "object")
 
 
 class BatchExecutor:

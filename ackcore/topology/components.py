@@ -128,7 +128,9 @@ class BatchOutput(Protocol):
         columns : RecordBatch, Table, mapping or list
             A batch or table with the stream's fields, in any order; a mapping of field to column;
             or the columns in the schema's order.  A column is an Arrow array, a numpy array, or
-            a sequence of values; one of another type is cast if that loses nothing.
+            a sequence of values; one of another type is cast if that loses nothing, and
+            else refused: a cast back gives what it was, and a Python value equals what the
+            column gives back.
         parents : array-like of int, list of lists, or None
             Row numbers of the input batch that the tuples hang from: one per tuple, or a list
             per tuple (an Arrow list array, or lists), or None to leave them untracked.

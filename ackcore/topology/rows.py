@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.topology._words import listed, near_miss
+from ackcore.topology.lossless import array_of
 from ackcore.topology.tuples import Tuple
 
 #: A row, as it lies between a bolt and Arrow.
@@ -179,13 +180,13 @@ class RowSchema:
         Raises
         ------
         Exception
-            Whatever Arrow raises if a value does not fit, or `ValueError` if that is not said so
-            by Arrow.
+            Whatever Arrow raises if a value does not fit, or `ValueError` if it would become
+            another.
         """
         columns = []
         for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
             try:
-                column = pa.array(values, field.type)
+                column = array_of(values, field.type)
             except Exception as error:
                 if len(rows) > 1:
                     raise

@@ -1,0 +1,228 @@
+"""Values into columns of a declared type: whole, or not at all.
+
+Arrow makes ``2`` of 2.7 for an int64, and a date of a time.  Here what a column gives back equals
+what was put in, or an error says which value would have become what.
+
+Where the kinds of values cannot lose anything, which is nearly always, their types are all that is
+looked at.  Else the column is read back, or cast back, and compared.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+#: Types of values that either fit a type of columns, or are refused by Arrow itself.
+_FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
+    (("is_integer",), frozenset({int})),
+    (("is_float64",), frozenset({int, float})),
+    (("is_boolean",), frozenset({bool})),
+    (("is_string", "is_large_string"), frozenset({str})),
+    (("is_binary", "is_large_binary", "is_fixed_size_binary"), frozenset({bytes})),
+    (("is_decimal",), frozenset({int, decimal.Decimal})),
+    (("is_date",), frozenset({datetime.date})),
+)
+_NONE = type(None)
+#: Units that take every time that Python has, or refuse it.
+_FINE = ("us", "ns")
+_SHOWN_CHARS = 200
+
+
+def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Return Python values as a column that gives back what equals them.
+
+    Parameters
+    ----------
+    values : sequence
+        Numbers may be of another kind if they are equal; lists may be tuples or numpy arrays, and
+        maps dicts; NaN equals NaN; what pandas takes for missing is null.
+    arrow_type : pyarrow.DataType
+        Of the column.
+
+    Returns
+    -------
+    pyarrow.Array or pyarrow.ChunkedArray
+        The latter if one array has no room for so much text.
+
+    Raises
+    ------
+    ValueError
+        For the first value that would become another.
+    Exception
+        Whatever Arrow raises for what it cannot convert.
+    """
+    kinds = set(map(type, values))
+    kinds.discard(_NONE)
+    try:
+        column = pa.array(values, arrow_type)
+    except Exception:
+        if not any(_is_missing(value) for value in values):
+            raise
+        values = [None if _is_missing(value) else value for value in values]
+        return array_of(values, arrow_type)
+    if not _fits(kinds, values, arrow_type):
+        back = column.to_pylist()
+        if kinds == {datetime.datetime} and back == list(values):  # at the speed of lists
+            return column
+        for row, (value, got) in enumerate(zip(values, back, strict=True)):
+            if not _is_same(value, got, arrow_type):
+                raise ValueError(_became(value, got, arrow_type, row))
+    return column
+
+
+def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row: int = 0) -> Any:
+    """Return an Arrow column in another type, from which a cast leads back to what it was.
+
+    ``first_row`` is the number of its first row, for messages.
+
+    Raises
+    ------
+    ValueError
+        For the first value that would become another.
+    pyarrow.ArrowException
+        If there is no such cast, or Arrow itself finds that something would be lost.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        chunks = []
+        for chunk in column.chunks:
+            chunks.append(cast(chunk, arrow_type, first_row))
+            first_row += len(chunk)
+        return pa.chunked_array(chunks, arrow_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    found = column.cast(arrow_type)
+    if pa.types.is_null(column.type):
+        return found
+    back = found.cast(column.type)
+    if _are_alike(column, back):
+        return found
+    row, size = 0, len(column)
+    while size > 1:  # the first half that differs, and the first of that
+        half = size // 2
+        if _are_alike(column.slice(row, half), back.slice(row, half)):
+            row, half = row + half, size - half
+        size = half
+    was, became = (_one_line(one.slice(row, 1).to_string()) for one in (column, found))
+    raise ValueError(f"{was} would become {became} in row {first_row + row}")
+
+
+def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
+    """Whether these types of values need no comparison."""
+    if not kinds:
+        return True
+    for tests, fit in _FIT:
+        if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
+            return True
+    if kinds == {datetime.timedelta}:
+        return pa.types.is_duration(arrow_type) and arrow_type.unit in _FINE
+    if kinds == {datetime.datetime} and pa.types.is_timestamp(arrow_type):
+        if arrow_type.unit not in _FINE:
+            return False
+        zones = {value.tzinfo for value in values if value is not None}
+        return zones == {None} if arrow_type.tz is None else None not in zones
+    return False
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value is one of those that pandas has for null, beside None and NaN."""
+    return type(value).__name__ in ("NAType", "NaTType")
+
+
+def _is_same(value: Any, got: Any, arrow_type: pa.DataType) -> bool:
+    """Whether what a column gave back is what was put in."""
+    kind = pa.types
+    if got is None:
+        return value is None or _is_missing(value)
+    if value is None:
+        return False
+    if kind.is_struct(arrow_type):
+        return _is_same_struct(value, got, arrow_type)
+    if kind.is_map(arrow_type):
+        pairs = list(value.items()) if isinstance(value, Mapping) else _items(value)
+        return (
+            pairs is not None
+            and len(pairs) == len(got)
+            and all(
+                _is_same(key, key_got, arrow_type.key_type)
+                and _is_same(item, item_got, arrow_type.item_type)
+                for (key, item), (key_got, item_got) in zip(pairs, got, strict=True)
+            )
+        )
+    if isinstance(got, list):
+        items = _items(value)
+        return (
+            items is not None
+            and len(items) == len(got)
+            and all(map(_is_same, items, got, [arrow_type.value_type] * len(got)))
+        )
+    if isinstance(got, bytes):
+        return isinstance(value, bytes | bytearray | memoryview) and bytes(value) == got
+    if isinstance(got, datetime.date) and not isinstance(got, datetime.datetime):
+        # A time at midnight may be equal to a date, and is none.
+        return not isinstance(value, datetime.datetime) and bool(value == got)
+    same = value == got
+    return bool(same) or bool(value != value and got != got)
+
+
+def _is_same_struct(value: Any, got: dict[str, Any], arrow_type: pa.DataType) -> bool:
+    if not isinstance(value, Mapping):
+        items = _items(value)
+        if items is None or len(items) != len(got):
+            return False
+        if all(isinstance(item, tuple) and len(item) == 2 for item in items) and [
+            item[0] for item in items
+        ] == list(got):
+            value = dict(items)
+        else:
+            value = dict(zip(got, items, strict=True))
+    return set(value) == set(got) and all(
+        _is_same(value[name], got[name], arrow_type.field(name).type) for name in got
+    )
+
+
+def _items(value: Any) -> list[Any] | None:
+    """Return the items of what has an order of its own; None for a text, or a set."""
+    if isinstance(value, np.ndarray):
+        return list(value)
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def _are_alike(one: pa.Array, other: pa.Array) -> bool:
+    """Whether two columns of a type are equal, and NaN equal to NaN."""
+    if one.equals(other):
+        return True
+    if not one.is_null().equals(other.is_null()):
+        return False
+    arrow_type = one.type
+    if pa.types.is_floating(arrow_type):
+        was, is_now = (
+            column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other)
+        )
+        return bool(np.array_equal(was, is_now, equal_nan=True))
+    if pa.types.is_struct(arrow_type):
+        return all(map(_are_alike, one.flatten(), other.flatten()))
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        lengths = one.value_lengths().equals(other.value_lengths())
+        return lengths and _are_alike(one.flatten(), other.flatten())
+    return False
+
+
+def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
+    text = f"{_shown(value)} would become {_shown(got)} in row {row}"
+    if pa.types.is_floating(arrow_type) and isinstance(value, float):
+        return f"{text}; numpy.{np.dtype(arrow_type.to_pandas_dtype()).name}(value) rounds it"
+    return text
+
+
+def _shown(value: Any) -> str:
+    return _one_line(repr(value))
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

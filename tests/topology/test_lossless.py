@@ -1,0 +1,321 @@
+"""What is emitted is what a column gives back, or the tuple fails: no value becomes another."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ackcore.topology import BasicBolt, BatchBolt
+from ackcore.topology.executors import executor_for
+
+UTC = dt.UTC
+EAST = dt.timezone(dt.timedelta(hours=5))
+NOON = dt.datetime(2026, 1, 2, 12)
+ONE_ROW = pa.record_batch({"n": [0]})
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+TYPES = [
+    *(pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.bool_()),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.binary(2)),
+    *(pa.decimal128(5, 1), pa.decimal128(38, 10), pa.decimal256(50, 2)),
+    *(pa.date32(), pa.date64(), pa.time32("s"), pa.time64("us"), pa.time64("ns")),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp("us", zone) for zone in ("UTC", "Europe/Berlin")),
+    *(pa.duration(unit) for unit in ("s", "us", "ns")),
+    *(
+        pa.list_(pa.int64()),
+        pa.list_(pa.float32()),
+        pa.list_(pa.string()),
+        pa.large_list(pa.int8()),
+    ),
+    pa.struct([("a", pa.int8()), ("b", pa.string())]),
+    pa.map_(pa.string(), pa.int8()),
+    pa.list_(pa.struct([("a", pa.date32())])),
+]
+
+INTS = st.sampled_from([0, 1, -1, 127, 128, 2**24 + 1, 2**53, 2**53 + 1, 2**63, -(2**70), 10**30])
+FLOATS = st.floats() | st.sampled_from([0.0, -0.0, 2.0, 2.7, 0.1, 1e300, math.nan, math.inf])
+TEXTS = st.sampled_from(["", "a", "ab", "12", "2026-01-02", "ä"])
+TIMES = st.datetimes() | st.datetimes(timezones=st.sampled_from([UTC, EAST])) | st.just(NOON)
+NANOS = st.integers(-(2**60), 2**60)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | INTS
+    | FLOATS
+    | TEXTS
+    | st.binary(max_size=2)
+    | st.builds(bytearray, st.binary(max_size=2))
+    | st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**6), max_value=10**6)
+    | st.dates()
+    | TIMES
+    | st.times()
+    | st.timedeltas()
+    | st.sampled_from([Color.RED, Level.HIGH, pd.NaT, pd.NA, complex(1, 0), object])
+    | st.builds(pd.Timestamp, NANOS)
+    | st.builds(pd.Timedelta, NANOS)
+    | st.builds(np.datetime64, NANOS, st.sampled_from(["s", "us", "ns"]))
+    | st.builds(np.timedelta64, NANOS, st.sampled_from(["s", "us", "ns"]))
+    | st.builds(np.int64, st.integers(-(2**63), 2**63 - 1))
+    | st.builds(np.uint8, st.integers(0, 255))
+    | st.builds(np.float64, FLOATS)
+    | st.builds(np.float32, st.floats(width=32))
+    | st.builds(np.bool_, st.booleans())
+)
+VALUES = (
+    LEAVES
+    | st.lists(LEAVES, max_size=2)
+    | st.lists(INTS, max_size=2).map(tuple)
+    | st.lists(FLOATS, max_size=2).map(np.array)
+    | st.sets(st.integers(0, 5), max_size=2)
+    | st.fixed_dictionaries({"a": LEAVES}, optional={"b": LEAVES, "c": LEAVES})
+    | st.dictionaries(TEXTS, INTS, max_size=2)
+    | st.lists(st.fixed_dictionaries({"a": LEAVES}), max_size=2)
+)
+
+
+def is_equal(value, got):
+    """Whether what a column gives back equals what was put in."""
+    if got is None or value is None or value is pd.NaT or value is pd.NA:
+        return got is None and (value is None or value is pd.NaT or value is pd.NA)
+    if isinstance(got, list | tuple):
+        if isinstance(value, dict):
+            value = list(value.items())
+        return (
+            isinstance(value, list | tuple | np.ndarray)
+            and len(value) == len(got)
+            and all(map(is_equal, value, got))
+        )
+    if isinstance(got, dict):
+        if isinstance(value, list | tuple) and len(value) == len(got):
+            value = dict(zip(got, value, strict=True))
+        return (
+            isinstance(value, dict)
+            and {*value} == {*got}
+            and all(is_equal(value[name], got[name]) for name in got)
+        )
+    if isinstance(value, float | np.floating) and math.isnan(value):
+        return isinstance(got, float | np.floating) and math.isnan(got)
+    if isinstance(value, pd.Timestamp | np.datetime64) or isinstance(got, pd.Timestamp):
+        if not isinstance(got, dt.datetime):
+            return False
+        one, other = pd.Timestamp(value), pd.Timestamp(got)
+        return (one.tz is None) == (other.tz is None) and one == other
+    return bool(value == got) and isinstance(value, dt.datetime) == isinstance(got, dt.datetime)
+
+
+class Row(BasicBolt):
+    def __init__(self, values, arrow_type):
+        self.values = values
+        self.outputs = pa.schema([("v", arrow_type)])
+
+    def execute(self, tuple, collector):
+        for value in self.values:
+            collector.emit((value,))
+
+
+class Column(BatchBolt):
+    def __init__(self, values, arrow_type):
+        self.values = values
+        self.outputs = pa.schema([("v", arrow_type)])
+
+    def process(self, batch, out):
+        out.emit([self.values], parents=[0] * len(self.values))
+
+
+def emitted(bolt):
+    """What a bolt's one column gives back, or the reason of its tuple's failure."""
+    results = executor_for("b", bolt).process("s", "default", ONE_ROW, None)
+    if results.failures:
+        (failure,) = results.failures
+        return failure.reasons[0].message
+    return [value for each in results.emissions for value in each.batch.column(0).to_pylist()]
+
+
+def check(bolt, values):
+    got = emitted(bolt)
+    if not isinstance(got, str):
+        assert len(got) == len(values)
+        assert all(map(is_equal, values, got)), (values, got)
+
+
+@given(value=VALUES, arrow_type=st.sampled_from(TYPES), beside=st.sampled_from([[], [None]]))
+@example(2.7, pa.int64(), [])
+@example(dt.datetime(2026, 1, 2, 3, 4, 5, 6), pa.timestamp("s"), [])
+@example(NOON, pa.date32(), [])
+@pytest.mark.parametrize("shape", [Row, Column])
+def test_python_values_come_back_equal_or_are_refused(shape, value, arrow_type, beside):
+    values = [*beside, value]
+    check(shape(values, arrow_type), values)
+
+
+ARRAYS = [
+    np.array([1, 300, -1]),
+    np.array([2**53 + 1, 5]),
+    np.array([1.0, 2.0]),
+    np.array([1.0, 2.7]),
+    np.array([0.1, math.nan, -0.0]),
+    np.array([0.5, math.nan], np.float32),
+    np.array([True, False]),
+    np.array(["1", "007", "b"]),
+    np.array([b"a", b"bc"]),
+    np.array([1, 2**64 - 1], np.uint64),
+    np.array([1.5, None, "a"], object),
+    np.array([1, 2], object),
+    *(np.array([1_700_000_000_123_456_789], f"M8[{unit}]") for unit in ("ns", "us")),
+    np.array([1_700_000_000], "M8[s]"),
+    np.array([20_000], "M8[D]"),
+    np.array([1, 1_000_000_000], "m8[ns]"),
+]
+
+
+@pytest.mark.parametrize("arrow_type", TYPES, ids=str)
+def test_columns_that_have_a_type_lead_back_to_what_they_were_or_are_refused(arrow_type):
+    """Of numpy, pandas and Arrow; objects are values as in a list."""
+    for array in ARRAYS:
+        if array.dtype == object:
+            check(Column(array, arrow_type), list(array))
+            check(Column(pd.Series(array), arrow_type), list(array))
+            continue
+        series = pd.Series(array)
+        for column in (array, series, pa.array(array), pa.chunked_array([array, array])):
+            if str(getattr(column, "dtype", "")) == "object":  # texts, to pandas
+                check(Column(column, arrow_type), list(column))
+                continue
+            bolt = Column(column, arrow_type)
+            results = executor_for("b", bolt).process("s", "default", ONE_ROW, None)
+            assert len(results.failures) + len(results.emissions) == 1
+            for each in results.emissions:
+                was = pa.array(array if isinstance(column, pa.ChunkedArray) else column)
+                back = each.batch.column(0).cast(was.type)[: len(was)]
+                assert back.equals(was) or all(map(is_equal, was.to_pylist(), back.to_pylist()))
+
+
+KEPT = [
+    (5, pa.uint8()),
+    (5.0, pa.int64()),
+    (-0.0, pa.float64()),
+    (True, pa.float64()),
+    (2**53, pa.float64()),
+    (0.5, pa.float32()),
+    (np.float32(0.1), pa.float32()),
+    (math.nan, pa.float32()),
+    (Level.HIGH, pa.int64()),
+    (np.int16(7), pa.int64()),
+    (np.float64(7), pa.int64()),
+    (decimal.Decimal("1.50"), pa.decimal128(5, 1)),
+    (7, pa.decimal128(5, 1)),
+    (bytearray(b"ab"), pa.binary()),
+    (NOON, pa.timestamp("s")),
+    (NOON, pa.timestamp("us")),
+    (NOON.replace(tzinfo=EAST), pa.timestamp("us", "UTC")),
+    (NOON.replace(tzinfo=UTC), pa.timestamp("s", "Europe/Berlin")),
+    (pd.Timestamp(5), pa.timestamp("ns")),
+    (pd.NaT, pa.timestamp("us")),
+    (pd.NA, pa.string()),
+    (dt.timedelta(seconds=5), pa.duration("s")),
+    ((1, 2.0), pa.list_(pa.int64())),
+    (np.array([1.0, 2.0]), pa.list_(pa.int64())),
+    ({"a": 1, "b": None}, pa.struct([("a", pa.int8()), ("b", pa.string())])),
+    ((1, "x"), pa.struct([("a", pa.int8()), ("b", pa.string())])),
+    ([("a", 1), ("b", "x")], pa.struct([("a", pa.int8()), ("b", pa.string())])),
+    ({"k": 1}, pa.map_(pa.string(), pa.int8())),
+    ([("k", 1), ("k", 2)], pa.map_(pa.string(), pa.int8())),
+]
+
+
+@pytest.mark.parametrize(("value", "arrow_type"), KEPT, ids=repr)
+@pytest.mark.parametrize("shape", [Row, Column])
+def test_what_loses_nothing_is_kept(shape, value, arrow_type):
+    assert len(emitted(shape([value, None], arrow_type))) == 2
+
+
+LOST = [
+    (2.7, pa.int64(), "must be int64, got float: 2.7 would become 2"),
+    (decimal.Decimal("1.5"), pa.int64(), "Decimal('1.5') would become 1"),
+    (0.1, pa.float32(), "0.1 would become 0.10000000149011612 in row 0; numpy.float32(value)"),
+    (1e300, pa.float32(), "1e+300 would become inf"),
+    (NOON.replace(microsecond=5), pa.timestamp("s"), "12, 0, 0, 5) would become"),
+    (NOON, pa.date32(), "would become datetime.date(2026, 1, 2)"),
+    (NOON, pa.timestamp("us", "UTC"), "would become datetime.datetime(2026, 1, 2, 12, 0, tzinfo"),
+    (NOON.replace(tzinfo=UTC), pa.timestamp("us"), "would become"),
+    (pd.Timestamp(5), pa.timestamp("us"), "would become"),
+    (dt.time(1, 2, 3, 4), pa.time32("s"), "would become datetime.time(1, 2, 3)"),
+    (5, pa.timestamp("us"), "5 would become"),
+    ("a", pa.binary(), "'a' would become b'a'"),
+    (b"a", pa.string(), "b'a' would become 'a'"),
+    ("ab", pa.list_(pa.string()), "'ab' would become ['a', 'b']"),
+    ({3}, pa.list_(pa.int64()), "{3} would become [3]"),
+    ([1, 2.5], pa.list_(pa.int64()), "[1, 2.5] would become [1, 2]"),
+    ({"a": 1, "b": 2}, pa.struct([("a", pa.int8())]), "would become {'a': 1}"),
+    ({}, pa.struct([("a", pa.int8())]), "{} would become {'a': None}"),
+    ([{"a": 1.5}], pa.list_(pa.struct([("a", pa.int8())])), "would become [{'a': 1}]"),
+    ({"k": 1.5}, pa.map_(pa.string(), pa.int8()), "would become [('k', 1)]"),
+    (2**63, pa.int64(), "int"),
+    (Color.RED, pa.int64(), "Color"),
+]
+
+
+@pytest.mark.parametrize(("value", "arrow_type", "words"), LOST, ids=repr)
+def test_what_would_become_another_value_is_refused_by_name(value, arrow_type, words):
+    said = emitted(Row([value], arrow_type))
+    assert said.startswith(f"'v' of b's stream 'default' must be {arrow_type}, got "), said
+    assert words in said
+    said = emitted(Column([None, value], arrow_type))
+    assert said.startswith(f"'v' of b's stream 'default' must be {arrow_type}, got list: "), said
+
+
+@pytest.mark.parametrize(
+    ("column", "arrow_type", "words"),
+    [
+        (pa.array([0.5, math.nan, 0.1]), pa.float32(), "[ 0.1 ] would become [ 0.1 ] in row 2"),
+        (pa.chunked_array([[0.5], [0.5, 0.1]]), pa.float32(), "in row 2"),
+        (pa.array([NOON]), pa.date32(), "12:00:00.000000 ] would become [ 2026-01-02 ] in row 0"),
+        (pa.array(["7", "007"]), pa.int64(), '[ "007" ] would become [ 7 ] in row 1'),
+        (pa.array([1.5]), pa.decimal128(3, 0), "would become"),
+        (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int8())]), "would become"),
+        (pa.array([[0.5], [0.1]]), pa.list_(pa.float32()), "in row 1"),
+        (np.array([0.5, 0.1]), pa.float32(), "in row 1"),
+        (pd.Series([NOON]), pa.date32(), "would become"),
+    ],
+)
+def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, words):
+    said = emitted(Column(column, arrow_type))
+    assert said.startswith(f"'v' of b's stream 'default' must be {arrow_type}, got "), said
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("column", "arrow_type", "values"),
+    [
+        (pa.array([0.5, math.nan, None]), pa.float32(), 3),
+        (pa.array([[0.5, math.nan], None]), pa.list_(pa.float32()), 2),
+        (pa.array([{"a": math.nan}]), pa.struct([("a", pa.float32())]), 1),
+        (pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), 3),
+        (pa.nulls(2), pa.int8(), 2),
+        (pd.Series(["a", math.nan], dtype=object), pa.string(), 2),
+        (pd.Series([1, None], dtype="Int64"), pa.int8(), 2),
+        (pd.Series(["a", "b"], dtype="category"), pa.string(), 2),
+        (range(3), pa.int8(), 3),
+    ],
+)
+def test_a_column_that_loses_nothing_is_cast(column, arrow_type, values):
+    assert len(emitted(Column(column, arrow_type))) == values
