@@ -1,11 +1,13 @@
 """A source without rows that advances when something is due, so that retries need no new data.
 
 Spark runs no micro-batch while no source has anything new.  So the spouts are unioned with a source
-of ours: its offset is a number in a file, and it never has rows.  A thread of the driver advances
-the number when the first of the waiting records is due, and Spark runs a micro-batch for it.
+of ours: Spark's own for text files, on a directory that is empty.  A thread of the driver puts an
+empty file there when the first of the waiting records is due, and Spark runs a micro-batch for it.
 
-The number is a hint and no record: whether it is lost, goes back or runs ahead, what is due
-follows from the plans alone, and a beat too many is a micro-batch with nothing in it.
+A beat is a hint and no record: what is due follows from the plans alone, and a beat too many is a
+micro-batch with nothing in it.  So a beat's file is removed as soon as a micro-batch begins, and
+what Spark has noted of beats is forgotten whenever its query starts (`forget_beats`) and cut short
+while it runs (`trim_log`): else it would grow by a line with every beat, for ever.
 """
 
 from __future__ import annotations
@@ -13,21 +15,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import secrets
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+
+from ackcore.spark.files import (
+    numbered,
+    remove,
+    sync_directory,
+    write_file,
+    writing,
+)
 
 _log = logging.getLogger("ackcore")
-
-FORMAT = "ackcore_heartbeat"
 
 Clock = Callable[[], int]
 
@@ -78,77 +88,60 @@ class SteadyClock:
             return now
 
 
-def read_beat(path: str) -> int:
-    """Return a heartbeat's number, 0 if there is none yet."""
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read() or "0")
-    except FileNotFoundError:
-        return 0
-    except ValueError:
-        return 0  # torn by a power cut: the reader never goes back, so any number will do
+#: What a glob reads as anything but itself.
+_GLOB = re.compile(r"([{}\[\]*?\\])")
+#: Beats whose files Spark still knows, by their times, which are a second apart.
+_KNOWN = "60s"
+#: In Spark's offset log, format 1: a source that has nothing yet, and the heartbeat's offset, which
+#: was a number in a file at first.
+_NOTHING = "-"
+_BEAT = re.compile(r'^\{"(?:logOffset|beat)": ?\d+\}$')
+#: How the directory of the beats is called: no other source reads one of that name.
+_DIRECTORY = "ackcore-beats-"
 
 
-def advance_beat(path: str) -> int:
-    """Advance a heartbeat's number; return it."""
-    # Not from what was there alone: Spark remembers higher ones when the file is lost.
-    beat = max(read_beat(path) + 1, wall_clock_ms())
-    temporary = f"{path}.{os.getpid()}.tmp"
-    # Renamed, so that the reader in the other process finds a whole number; not synced to disk,
-    # since nothing depends on it after a power cut.
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(str(beat))
-    os.replace(temporary, path)
-    return beat
+class Beats:
+    """A directory where an empty file is a beat.
 
+    Parameters
+    ----------
+    directory : Path
+        On the driver's machine; made here, removed by `close`.
+    """
 
-class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The heartbeat's number as a stream's offset."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._target: int | None = None
-
-    def initialOffset(self) -> dict[str, int]:
-        """A new query starts below any beat, so that its first micro-batch may be the beat's."""
-        return {"beat": 0}
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Beats from now on are another run's."""
-        self._target = read_beat(self._path)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """The number; never less than what the query has seen."""
-        beat = read_beat(self._path) if self._target is None else self._target
-        return {"beat": max(start["beat"], beat)}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """No rows, no task to read them."""
-        return []
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Never called, as there are no partitions."""
-        return iter(())
-
-
-class Heartbeat(DataSource):
-    """The data source ``ackcore_heartbeat``; its option ``path`` names the number's file."""
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self._numbers = count(1)
 
     @classmethod
-    def name(cls) -> str:
-        """What ``format()`` is given."""
-        return FORMAT
+    def beside(cls, spark: SparkSession) -> Beats:
+        """Make one among the temporary files of a session, which the JVM removes as it ends."""
+        return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
-    def schema(self) -> str:
-        """One column, of no rows."""
-        return "beat bigint"
+    def advance(self) -> None:
+        """Have Spark run a micro-batch."""
+        number = next(self._numbers)
+        hidden = self.directory / f".{number}"
+        hidden.touch()
+        # Spark passes over files that are older than what it has forgotten.  The number is the
+        # time, so that no clock that was set back makes a beat older than the one before.
+        os.utime(hidden, (number, number))
+        hidden.rename(self.directory / str(number))
 
-    def streamReader(self, schema: StructType) -> HeartbeatReader:
-        """Spark passes the schema by this name."""
-        return HeartbeatReader(self.options["path"])
+    def clear(self) -> bool:
+        """Take the beats away; tell whether there were any."""
+        beats = numbered(self.directory)
+        for number in beats:
+            (self.directory / str(number)).unlink(missing_ok=True)
+        return bool(beats)
+
+    def close(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def with_heartbeat(spark: SparkSession, frame: DataFrame, path: str) -> DataFrame:
+def with_heartbeat(spark: SparkSession, frame: DataFrame, directory: Path) -> DataFrame:
     """Return a streaming DataFrame that has a micro-batch for each beat also.
 
     Parameters
@@ -157,13 +150,14 @@ def with_heartbeat(spark: SparkSession, frame: DataFrame, path: str) -> DataFram
         The one that the query will run in.
     frame : DataFrame
         Streaming.  Its columns stay as they are, but may be null for all that Spark knows.
-    path : str
-        The number's file, on the driver's machine.
+    directory : Path
+        Of the beats.
     """
-    spark.dataSource.register(Heartbeat)
-    beats = spark.readStream.format(FORMAT).option("path", path).load()
+    reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
+    # Hadoop takes what follows the scheme as it is, but for what a glob is made of.
+    beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
     nulls = [_null(field.name, field.dataType) for field in frame.schema.fields]
-    # The frame comes first: its partitions keep their numbers.
+    # The frame comes first: its partitions keep their numbers, and its sources theirs.
     return frame.union(beats.select(*nulls))
 
 
@@ -171,13 +165,96 @@ def _null(name: str, kind: Any) -> Column:
     return sql.lit(None).cast(kind).alias(name)
 
 
-class Pacemaker:
-    """The thread that advances the number when something is due.
+def forget_beats(checkpoint: Path) -> None:
+    """Make Spark's part of a checkpoint what it is before the first beat.
+
+    Whether a micro-batch is to be repeated or comes next, it has no rows of the heartbeat.  May be
+    cut short anywhere, and repeated; Spark's query must not run.
 
     Parameters
     ----------
-    path : str
-        The number's file.
+    checkpoint : Path
+        Spark's part of it.
+
+    Raises
+    ------
+    StateError
+        If it cannot be written.
+    """
+    offsets = checkpoint / "offsets"
+    log = find_log(checkpoint)
+    # Spark reads the last one, and the one before if that was not committed.
+    for batch in numbered(offsets)[-2:]:
+        path = offsets / str(batch)
+        with writing(path):
+            lines = path.read_text("utf-8").split("\n")
+        if lines[0] == "v1":
+            # A line for each source, and ours is the last of them.
+            forgotten = [*lines[:-1], _BEAT.sub(_NOTHING, lines[-1])]
+        else:
+            # Format 2 has the number before each offset, and no line for a source without one.
+            ours = f"{log.name}:" if log is not None else "none"
+            forgotten = [line for line in lines if not line.startswith(ours)]
+        if forgotten == lines:
+            continue
+        # Hadoop's checksum first: without one, a file is taken as it is.
+        remove(offsets / f".{batch}.crc")
+        sync_directory(offsets)
+        text = "\n".join(forgotten).encode()
+        write_file(path, lambda file, text=text: file.write(text))  # type: ignore[misc]
+    if log is not None:
+        remove(log)
+
+
+def find_log(checkpoint: Path) -> Path | None:
+    """Return where Spark notes the beats that it has seen; None if it has seen none.
+
+    Known by what is in it: which number Spark gives a source is Spark's affair.
+    """
+    sources = checkpoint / "sources"
+    for number in reversed(numbered(sources)):
+        log = sources / str(number)
+        newest = [f"{name}{kind}" for kind in ("", ".compact") for name in numbered(log, kind)[-1:]]
+        if any(_DIRECTORY.encode() in (log / name).read_bytes() for name in newest):
+            return log
+    return None
+
+
+def trim_log(log: Path) -> None:
+    """Remove from Spark's log of a file source what it read before its last compact file.
+
+    Nothing may be reading or writing there.  A compact file has a line for every file that the
+    source ever read; the last one is left, by which `find_log` knows the log.
+
+    Parameters
+    ----------
+    log : Path
+        ``sources/<number>`` of Spark's part of a checkpoint.
+    """
+    compact = numbered(log, ".compact")
+    if not compact:
+        return
+    last = log / f"{compact[-1]}.compact"
+    version, *entries = last.read_bytes().split(b"\n")
+    if len(entries) > 1:
+        (log / f".{last.name}.crc").unlink(missing_ok=True)
+        short = log / f".{last.name}.tmp"
+        short.write_bytes(version + b"\n" + entries[-1])
+        short.replace(last)
+    for suffix in ("", ".compact"):
+        for number in numbered(log, suffix):
+            if number < compact[-1]:
+                (log / f"{number}{suffix}").unlink()
+                (log / f".{number}{suffix}.crc").unlink(missing_ok=True)
+
+
+class Pacemaker:
+    """The thread that beats when something is due.
+
+    Parameters
+    ----------
+    beat : callable
+        `Beats.advance`.
     clock : callable
         Returns milliseconds, by the clock that made the due times.
     poll_ms : int
@@ -191,12 +268,12 @@ class Pacemaker:
 
     def __init__(
         self,
-        path: str,
+        beat: Callable[[], object],
         clock: Clock,
         poll_ms: int = 200,
         called: Callable[[], bool] | None = None,
     ) -> None:
-        self._path = path
+        self._advance = beat
         self._clock = clock
         self._poll_s = poll_ms / 1000
         self._called = called
@@ -204,7 +281,7 @@ class Pacemaker:
         self._answered = False
         self._stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._beat, name="ackcore-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ackcore-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -225,7 +302,7 @@ class Pacemaker:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         look_at = 0.0
         while True:
             with self._changed:
@@ -245,7 +322,7 @@ class Pacemaker:
                     beat = beat or self._answered
             if beat:
                 try:
-                    advance_beat(self._path)
+                    self._advance()
                 except OSError as error:
                     # A disk that is full now may have room later; the query itself will tell.
                     _log.warning("the heartbeat cannot be written, trying again: %s", error)

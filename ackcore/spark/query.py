@@ -8,6 +8,7 @@ and the retries are the ones after it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -31,10 +32,13 @@ from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.errors import one_line
 from ackcore.spark.files import local_path
 from ackcore.spark.heartbeat import (
+    Beats,
     Clock,
     Pacemaker,
-    advance_beat,
+    find_log,
+    forget_beats,
     read_clock,
+    trim_log,
     wall_clock_ms,
     with_heartbeat,
 )
@@ -273,30 +277,31 @@ class Query:
         )
         self._books = self._engine.books
         self._poll_s = topology.settings.heartbeat_ms / 1000
-        self._beat = str(state.path / "beat")
+        self._spark_checkpoint = checkpoint / "spark"
+        self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
         if not available_now:
             self._pacemaker = Pacemaker(
-                self._beat,
+                self._beats.advance,
                 self._engine.clock,
                 topology.settings.heartbeat_ms,
                 lambda: bool(state.pending_replays()),
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
-        frame, spout = _united(topology)
-        self._spout = spout
-        self._writer = (
-            with_heartbeat(spark, frame, self._beat)
-            .writeStream.foreachBatch(self._each)
-            # Hadoop takes what follows the scheme as it is: an escape would be another name.
-            .option("checkpointLocation", f"file://{checkpoint / 'spark'}")
-        )
-        if trigger:
-            self._writer = self._writer.trigger(**trigger)
-        if available_now and self._is_owed():
-            # Retries of an earlier run, which no new data may come with.
-            advance_beat(self._beat)
-        self._spark_query = self._writer.start()
+        try:
+            frame, self._spout = _united(topology)
+            frame = with_heartbeat(spark, frame, self._beats.directory)
+            self._writer = (
+                frame.writeStream.foreachBatch(self._each)
+                # Hadoop takes what follows the scheme as it is: an escape would be another name.
+                .option("checkpointLocation", f"file://{self._spark_checkpoint}")
+            )
+            if trigger:
+                self._writer = self._writer.trigger(**trigger)
+            self._spark_query = self._begin()
+        except BaseException:
+            self._beats.close()
+            raise
         if self._pacemaker is not None:
             self._pacemaker.start()
         self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
@@ -308,8 +313,21 @@ class Query:
 
     # --------------------------------------------------------------------------------- in Spark
 
+    def _begin(self) -> StreamingQuery:
+        """Start Spark's query, with what there is at the checkpoint."""
+        forget_beats(self._spark_checkpoint)
+        if self._available_now and self._is_owed():
+            # Retries, which no new data may come with.
+            self._beats.advance()
+        return self._writer.start()
+
     def _each(self, frame: DataFrame, number: int) -> None:
         """What Spark calls with each micro-batch."""
+        # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
+        with contextlib.suppress(OSError):
+            log = find_log(self._spark_checkpoint) if self._beats.clear() else None
+            if log is not None:
+                trim_log(log)
         try:
             again = self._state.is_done(number)
             progress = self._engine.process(number, [Input(frame, self._spout)])
@@ -347,9 +365,8 @@ class Query:
                 # is due, and the heartbeat gives it a micro-batch.
                 if self._wait_until_due():
                     return
-                advance_beat(self._beat)
                 self._spark_query = None  # the one that has ended says nothing of the next
-                self._spark_query = self._writer.start()
+                self._spark_query = self._begin()
                 if self._stopping.is_set():
                     self._spark_query.stop()
         except Exception as error:
@@ -360,6 +377,7 @@ class Query:
                 self._error = None
             if self._pacemaker is not None:
                 self._pacemaker.stop()
+            self._beats.close()
             self._state.close()
             if self._error is not None:
                 _log.error("the query ended: %s", self._error)

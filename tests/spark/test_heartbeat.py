@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import threading
 import time
 
 import pytest
+from checkpoints import Killed, Killer
 
+from ackcore.spark.files import numbered
 from ackcore.spark.heartbeat import (
-    FORMAT,
-    Heartbeat,
-    HeartbeatReader,
+    Beats,
     Pacemaker,
     SteadyClock,
-    advance_beat,
-    read_beat,
-    wall_clock_ms,
+    find_log,
+    forget_beats,
+    trim_log,
     with_heartbeat,
 )
 
@@ -30,45 +30,118 @@ def until(found, seconds=30):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "beat")
+def beats(tmp_path):
+    return Beats(tmp_path / "beats")
 
 
-def test_a_beat_is_more_than_any_before(path):
-    assert read_beat(path) == 0
-    first = advance_beat(path)
-    assert first >= wall_clock_ms() - 60_000  # more than what was forgotten with the file
-    with open(path, "w") as file:
-        file.write(str(2 * first))
-    assert advance_beat(path) == read_beat(path) == 2 * first + 1
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("torn", ["", "17\x00\x00"])
-def test_a_torn_beat_is_none(path, torn):
-    with open(path, "w") as file:
-        file.write(torn)
-    assert read_beat(path) == 0
+def test_a_beat_is_an_empty_file_that_is_newer_than_any_before(beats):
+    """Whatever the clock says: Spark passes over a file that is much older than the newest."""
+    assert not beats.clear()
+    for number in (1, 2):
+        beats.advance()
+        assert names(beats.directory) == [str(number)]
+        stat = (beats.directory / str(number)).stat()
+        assert (stat.st_size, stat.st_mtime) == (0, number)
+        assert beats.clear()
+    assert names(beats.directory) == []
+    beats.close()
+    beats.close()
+    assert not beats.directory.exists()
 
 
-def test_the_reader_follows_the_file_and_never_goes_back(path):
-    reader = Heartbeat({"path": path}).streamReader(None)
-    assert Heartbeat.name() == FORMAT
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, None) == start
-    beat = advance_beat(path)
-    assert reader.latestOffset(start, None) == {"beat": beat}
-    assert reader.latestOffset({"beat": beat + 5}, None) == {"beat": beat + 5}
-    assert reader.partitions(start, {"beat": beat}) == []
-    assert list(reader.read(None)) == []
-    json.dumps(start)
+def write_log(checkpoint, *batches, version="v1"):
+    """Spark's offset log: for each micro-batch, the lines of its sources."""
+    (checkpoint / "offsets").mkdir(parents=True)
+    for number, lines in enumerate(batches):
+        text = "\n".join([version, '{"batchWatermarkMs":0}', *lines])
+        (checkpoint / f"offsets/{number}").write_text(text)
+        (checkpoint / f"offsets/.{number}.crc").write_text("of the former bytes")
 
 
-def test_available_now_is_what_there_was(path):
-    reader = HeartbeatReader(path)
-    beat = advance_beat(path)
-    reader.prepareForTriggerAvailableNow()
-    advance_beat(path)
-    assert reader.latestOffset({"beat": 0}, None) == {"beat": beat}
+def write_source(checkpoint, number, path, name="0"):
+    log = checkpoint / f"sources/{number}"
+    log.mkdir(parents=True)
+    (log / name).write_text(f'v1\n{{"path":"file://{path}","timestamp":1000,"batchId":0}}')
+
+
+def read_log(checkpoint):
+    return [
+        (checkpoint / f"offsets/{number}").read_text().split("\n")[2:]
+        for number in numbered(checkpoint / "offsets")
+    ]
+
+
+@pytest.mark.parametrize("beat", ['{"beat": 1795358649646}', '{"logOffset":7}', "-"])
+def test_beats_of_former_runs_are_forgotten(tmp_path, beat):
+    """Also those of the number in a file, which the heartbeat was at first."""
+    write_log(tmp_path, ["a0", "b0", "c0"], ["a1", "b1", beat], ["a1", "b2", beat])
+    write_source(tmp_path, 0, "/in/a")
+    write_source(tmp_path, 1, "/in/b")
+    write_source(tmp_path, 2, "/tmp/ackcore-beats-0f/7")
+    for _ in range(2):
+        forget_beats(tmp_path)
+        # Spark looks at no older one.
+        assert read_log(tmp_path) == [["a0", "b0", "c0"], ["a1", "b1", "-"], ["a1", "b2", "-"]]
+        assert names(tmp_path / "sources") == ["0", "1"]
+    kept = (
+        [".0.crc", "0", "1", "2"] if beat != "-" else [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
+    )
+    assert names(tmp_path / "offsets") == kept
+
+
+def test_forgetting_beats_may_be_cut_short_anywhere(tmp_path):
+    killer = Killer()
+    for left in itertools.count():
+        checkpoint = tmp_path / str(left)
+        write_log(checkpoint, ["a0", '{"logOffset":0}'], ["a1", '{"logOffset":1}'])
+        write_source(checkpoint, 1, "/tmp/ackcore-beats-0f/7")
+        killer.arm(left)
+        try:
+            forget_beats(checkpoint)
+            done = True
+        except Killed:
+            done = False
+        killer.disarm()
+        # Whatever Spark finds, it can read: a checksum is of the bytes beside it, or not there.
+        for number, lines in enumerate(read_log(checkpoint)):
+            assert lines in ([f"a{number}", "-"], [f"a{number}", f'{{"logOffset":{number}}}'])
+            if lines[1] == "-":
+                assert not (checkpoint / f"offsets/.{number}.crc").exists()
+        forget_beats(checkpoint)
+        assert read_log(checkpoint) == [["a0", "-"], ["a1", "-"]]
+        assert not list(checkpoint.glob("sources/1/*"))  # at most a directory with nothing in it
+        if done:
+            break
+    assert left >= 8
+
+
+def test_the_offset_log_of_format_2(tmp_path):
+    write_log(tmp_path, ["0:a", "1:b"], ["0:a"], ['10:{"a":1}', "1:b"], version="v2")
+    forget_beats(tmp_path)  # Spark has seen no beat
+    write_source(tmp_path, 1, "/tmp/ackcore-beats-0f/7", "9.compact")
+    forget_beats(tmp_path)
+    assert read_log(tmp_path) == [["0:a", "1:b"], ["0:a"], ['10:{"a":1}']]
+    forget_beats(tmp_path / "none")
+    (tmp_path / "offsets/2").write_text("")  # torn: it is for Spark to say so
+    forget_beats(tmp_path)
+
+
+def test_sparks_log_of_beats_is_cut_to_its_last_compact_file(tmp_path):
+    for name in ("9.compact", "19.compact"):
+        (tmp_path / name).write_text("v1\n" + "{}\n" * 9 + "{last}")
+    for name in ("8", "18", "20", "21"):
+        (tmp_path / name).write_text("v1\n{}")
+    for name in names(tmp_path):
+        (tmp_path / f".{name}.crc").write_text("")
+    trim_log(tmp_path / "none")
+    for _ in range(2):
+        trim_log(tmp_path)
+        assert names(tmp_path) == [".20.crc", ".21.crc", "19.compact", "20", "21"]
+        assert (tmp_path / "19.compact").read_text() == "v1\n{last}"
 
 
 def test_a_clock_that_goes_back_goes_on_here():
@@ -78,12 +151,18 @@ def test_a_clock_that_goes_back_goes_on_here():
 
 
 @pytest.fixture
-def pacemaker(path):
+def beaten():
+    """The beats of a `Pacemaker`, which has an element of it to call."""
+    return []
+
+
+@pytest.fixture
+def pacemaker(beaten):
     """``pacemaker(clock, called)`` makes one that is stopped in the end."""
     made = []
 
     def make(clock, called=None):
-        made.append(Pacemaker(path, clock, poll_ms=5, called=called))
+        made.append(Pacemaker(lambda: beaten.append(1), clock, poll_ms=5, called=called))
         made[-1].start()
         return made[-1]
 
@@ -92,24 +171,23 @@ def pacemaker(path):
         one.stop()
 
 
-def test_the_pacemaker_beats_once_when_something_is_due(path, pacemaker):
+def test_the_pacemaker_beats_once_when_something_is_due(beaten, pacemaker):
     now = [1000]
     maker = pacemaker(lambda: now[0])
     maker.schedule(1500)
     time.sleep(0.05)
-    assert read_beat(path) == 0
+    assert not beaten
     now[0] = 1500
-    until(lambda: read_beat(path))
-    beat = read_beat(path)
+    until(lambda: beaten)
     time.sleep(0.05)
-    assert read_beat(path) == beat
+    assert len(beaten) == 1
     maker.schedule(None)
     maker.schedule(1400)
-    until(lambda: read_beat(path) > beat)
+    until(lambda: len(beaten) == 2)
 
 
 def test_the_pacemaker_answers_who_calls_once_until_the_next_micro_batch(
-    path, pacemaker, monkeypatch
+    beaten, pacemaker, monkeypatch
 ):
     monkeypatch.setattr(Pacemaker, "CALLED_S", 0.01)
     calls = []
@@ -121,46 +199,61 @@ def test_the_pacemaker_answers_who_calls_once_until_the_next_micro_batch(
         return len(calls) > 3
 
     maker = pacemaker(lambda: 0, called)
-    until(lambda: read_beat(path))
+    until(lambda: beaten)
     assert len(calls) == 4
-    beat = read_beat(path)
     time.sleep(0.05)
-    assert read_beat(path) == beat
+    assert len(beaten) == 1
     maker.schedule(None)
-    until(lambda: read_beat(path) > beat)
+    until(lambda: len(beaten) == 2)
 
 
-def test_a_beat_that_cannot_be_written_is_tried_again(tmp_path, caplog):
-    path = tmp_path / "later" / "beat"
-    maker = Pacemaker(str(path), lambda: 0, poll_ms=5)
+def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
+    beats.close()
+    maker = Pacemaker(beats.advance, lambda: 0, poll_ms=5)
     maker.schedule(0)
     maker.start()
     until(lambda: "the heartbeat cannot be written" in caplog.text)
-    path.parent.mkdir()
-    until(lambda: read_beat(str(path)))
+    beats.directory.mkdir()
+    until(beats.clear)
     maker.stop()
 
 
-def test_one_that_was_never_started_can_be_stopped(path):
-    Pacemaker(path, lambda: 0).stop()
+def test_one_that_was_never_started_can_be_stopped():
+    Pacemaker(int, lambda: 0).stop()
     assert "ackcore-heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_micro_batch_for_each_beat_and_none_between(spark, tmp_path, path):
-    (tmp_path / "in").mkdir()
-    source = spark.readStream.schema("n int, s string").json(str(tmp_path / "in"))
-    frame = with_heartbeat(spark, source, path)
+class Rows:
+    """What a `foreachBatch` has seen: numbers and rows; and the heartbeat's part of its plan."""
+
+    def __init__(self, spark, tmp_path, name="spark"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        self.checkpoint = tmp_path / name
+        self.beats = Beats.beside(spark)
+        self.source = spark.readStream.schema("n int, s string").json(str(tmp_path / "in"))
+        self.frame = with_heartbeat(spark, self.source, self.beats.directory)
+        self.seen = []
+        self.partitions = []
+        self.writer = self.frame.writeStream.foreachBatch(self.each)
+        self.writer.option("checkpointLocation", f"file://{self.checkpoint}")
+
+    def each(self, rows, number):
+        if self.beats.clear():
+            trim_log(find_log(self.checkpoint))
+        self.seen.append((number, [tuple(row) for row in rows.collect()]))
+        self.partitions.append(rows.rdd.getNumPartitions())
+
+
+def test_a_micro_batch_for_each_beat_and_none_between(spark, tmp_path):
+    rows = Rows(spark, tmp_path, "a [b] {c}*?\\ 50% ü#1 a%20b")
+    frame, source, seen = rows.frame, rows.source, rows.seen
     assert frame.columns == ["n", "s"]
     assert [field.dataType for field in frame.schema] == [field.dataType for field in source.schema]
-    seen = []
-    writer = frame.writeStream.foreachBatch(
-        lambda rows, number: seen.append((number, [tuple(row) for row in rows.collect()]))
-    ).option("checkpointLocation", str(tmp_path / "spark"))
-    query = writer.start()
+    query = rows.writer.start()
     try:
         time.sleep(0.5)
         assert seen == []
-        advance_beat(path)
+        rows.beats.advance()
         until(lambda: len(seen) == 1)
         (tmp_path / "in" / "a.json").write_text('{"n": 1, "s": "x"}\n')
         until(lambda: len(seen) == 2)
@@ -168,8 +261,50 @@ def test_a_micro_batch_for_each_beat_and_none_between(spark, tmp_path, path):
     finally:
         query.stop()
     assert seen == [(0, []), (1, [(1, "x")])]
+    until(lambda: len(rows.partitions) == 2)
+    assert rows.partitions == [0, 1]  # the heartbeat has none
     # availableNow: one for a beat that is new, none where nothing is.
-    advance_beat(path)
+    forget_beats(rows.checkpoint)
+    rows.beats.advance()
     for _ in range(2):
-        writer.trigger(availableNow=True).start().awaitTermination()
+        rows.writer.trigger(availableNow=True).start().awaitTermination()
     assert seen[2:] == [(2, [])]
+    rows.beats.close()
+
+
+def test_a_micro_batch_that_was_not_committed_is_repeated_without_its_beat(spark, tmp_path):
+    """As the number in a file had left it, and as the files do."""
+    rows = Rows(spark, tmp_path)
+    for before, number in (('{"beat": 17}', 0), ("as it is", 1)):
+        (tmp_path / f"in/{number}.json").write_text(f'{{"n": {number}, "s": "x"}}\n')
+        rows.beats.advance()
+        rows.writer.trigger(availableNow=True).start().awaitTermination()
+        offsets = rows.checkpoint / f"offsets/{number}"
+        *lines, beat = offsets.read_text().split("\n")
+        assert beat == '{"logOffset":0}'
+        if number == 0:
+            offsets.write_text("\n".join([*lines, before]))
+        for name in (f"{number}", f".{number}.crc"):
+            (rows.checkpoint / "commits" / name).unlink()
+        forget_beats(rows.checkpoint)
+        rows.writer.trigger(availableNow=True).start().awaitTermination()
+    assert rows.seen == [(0, [(0, "x")])] * 2 + [(1, [(1, "x")])] * 2
+    rows.beats.close()
+
+
+def test_many_beats_leave_little_behind(spark, tmp_path, conf):
+    conf("spark.sql.streaming.fileSource.log.compactInterval", "3")
+    rows = Rows(spark, tmp_path)
+    query = rows.writer.trigger(processingTime="0 seconds").start()
+    log, sizes = rows.checkpoint / "sources/1", []
+    try:
+        for number in range(20):
+            rows.beats.advance()
+            until(lambda n=number: len(rows.partitions) > n)
+            sizes.append(sum(path.stat().st_size for path in log.iterdir()))
+    finally:
+        query.stop()
+    assert names(rows.beats.directory) == []
+    assert len(names(log)) <= 9
+    assert max(sizes) < 2_000
+    rows.beats.close()
