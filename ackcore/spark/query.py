@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.act import Stopped
-from ackcore.spark.batch import Engine
+from ackcore.spark.batch import Engine, RunFailed
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters import DeadLetters
 from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
@@ -43,6 +44,7 @@ from ackcore.spark.heartbeat import (
     with_heartbeat,
 )
 from ackcore.spark.progress import Books, Progress
+from ackcore.spark.restarts import end_of, for_spark, may_pass
 from ackcore.spark.run import Input, source_schema
 from ackcore.spark.sinks import claim_sink
 from ackcore.spark.state import State
@@ -50,6 +52,8 @@ from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
+#: How long Spark may take to note that a micro-batch has ended.
+_COMMIT_S = 10.0
 #: How many micro-batches `Query.recent_progress` goes back.
 _RECENT = 100
 
@@ -261,8 +265,15 @@ class Query:
         clock: Clock,
     ) -> None:
         self._state = state
+        self._spark = spark
+        self._settings = topology.settings
         self._available_now = available_now
-        self._stopping = threading.Event()
+        #: Nothing new is begun; and what runs is given up.
+        self._leaving, self._stopping = threading.Event(), threading.Event()
+        #: The thread that a micro-batch runs in, and what tells that it has ended.
+        self._at_work: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._restarts = 0
         self._spark_query: StreamingQuery | None = None
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -276,7 +287,7 @@ class Query:
             pause=self._pause,
         )
         self._books = self._engine.books
-        self._poll_s = topology.settings.heartbeat_ms / 1000
+        self._poll_s = self._settings.heartbeat_ms / 1000
         self._spark_checkpoint = checkpoint / "spark"
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
@@ -284,7 +295,7 @@ class Query:
             self._pacemaker = Pacemaker(
                 self._beats.advance,
                 self._engine.clock,
-                topology.settings.heartbeat_ms,
+                self._settings.heartbeat_ms,
                 lambda: bool(state.pending_replays()),
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
@@ -328,49 +339,47 @@ class Query:
             log = find_log(self._spark_checkpoint) if self._beats.clear() else None
             if log is not None:
                 trim_log(log)
+        with self._changed:
+            self._at_work = threading.current_thread()
         try:
+            if self._leaving.is_set():
+                raise Stopped(f"stopped before micro-batch {number}")
             again = self._state.is_done(number)
             progress = self._engine.process(number, [Input(frame, self._spout)])
             decision = self._state.decision(number)
             if decision is not None and decision.dead and not again:
                 warn_of_micro_batch(number, decision.dead, self._state.path.parent)
+            self._recent.append(progress)
+            self._books = self._engine.books
+            self._restarts = 0
+            if self._pacemaker is not None:
+                self._pacemaker.schedule(self._engine.next_due_ms)
         except BaseException as error:
             # Spark would show it as text in the midst of a Java stack; and wait for ever for an
             # answer, were the thread that called us to end.
             if not isinstance(error, Exception):
                 error = RuntimeError(f"{type(error).__name__} was raised: {error}")
             self._error = error
-            raise _for_spark(error) from None
-        self._recent.append(progress)
-        self._books = self._engine.books
-        if self._pacemaker is not None:
-            self._pacemaker.schedule(self._engine.next_due_ms)
+            raise for_spark(error) from None
+        finally:
+            with self._changed:
+                self._at_work = None
+                self._changed.notify_all()
 
     def _pause(self, seconds: float) -> bool:
         """Wait; True if the query, or Spark's own, was told to stop."""
         if self._stopping.wait(seconds):
             return True
         spark_query = self._spark_query
-        return spark_query is not None and not spark_query.isActive
+        return spark_query is not None and not _is_active(spark_query)
 
     def _attend(self) -> None:
-        """Wait for Spark's query to end; in a thread of its own."""
+        """Wait for Spark's query to end, and start it again if need be; in a thread of its own."""
         try:
-            while True:
-                assert self._spark_query is not None
-                self._spark_query.awaitTermination()
-                if not self._available_now or self._error is not None or not self._is_owed():
-                    return
-                # Spark has ended with what there was.  Records wait: it is started again when one
-                # is due, and the heartbeat gives it a micro-batch.
-                if self._wait_until_due():
-                    return
-                self._spark_query = None  # the one that has ended says nothing of the next
-                self._spark_query = self._begin()
-                if self._stopping.is_set():
-                    self._spark_query.stop()
+            while self._goes_on():
+                pass
         except Exception as error:
-            if self._error is None and not self._stopping.is_set():
+            if self._error is None and not self._leaving.is_set():
                 self._error = error
         finally:
             if isinstance(self._error, Stopped):
@@ -381,7 +390,59 @@ class Query:
             self._state.close()
             if self._error is not None:
                 _log.error("the query ended: %s", self._error)
-            self._ended.set()
+            with self._changed:
+                self._ended.set()
+                self._changed.notify_all()
+
+    def _goes_on(self) -> bool:
+        """Wait until Spark's query has ended; whether it is to be started again, if it was not."""
+        try:
+            if self._spark_query is None:
+                self._spark_query = self._begin()
+                if self._leaving.is_set():
+                    self._spark_query.stop()
+            self._spark_query.awaitTermination()
+            if self._error is not None:
+                raise self._error
+        except Exception as error:
+            if self._spark_query is not None and _is_active(self._spark_query):
+                self._ended.wait(self._poll_s)
+                return True  # only our connection was lost
+            if not self._may_begin_again(self._error or error):
+                raise
+            self._error = None
+        else:
+            # Spark has ended with what there was.  If records wait it is started again when one is
+            # due, and the heartbeat gives it a micro-batch.
+            if not self._available_now or not self._is_owed() or self._wait_until_due():
+                return False
+        self._spark_query = None  # the one that has ended says nothing of the next
+        return True
+
+    def _may_begin_again(self, error: Exception) -> bool:
+        """Wait, if Spark's query ended for a reason that may pass; False if ours ends too."""
+        if self._leaving.is_set():
+            return False
+        end = end_of(self._spark)
+        if end is not None:
+            self._error = RunFailed(end)
+            return False
+        self._restarts += 1
+        if not may_pass(error) or self._restarts > self._settings.restart_attempts:
+            return False
+        # Shifted by what keeps the number small; any cap is below 2**64.
+        waits = min(
+            self._settings.restart_backoff_ms << min(self._restarts - 1, 63),
+            self._settings.max_backoff_ms,
+        )
+        _log.warning(
+            "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
+            waits / 1000,
+            self._restarts,
+            self._settings.restart_attempts,
+            one_line(error),
+        )
+        return not self._leaving.wait(waits / 1000)
 
     def _is_owed(self) -> bool:
         """Whether a record waits, or somebody asked for dead letters to be sent again."""
@@ -389,13 +450,13 @@ class Query:
 
     def _wait_until_due(self) -> bool:
         """Wait; True if the query is to stop."""
-        while not self._stopping.is_set():
+        while not self._leaving.is_set():
             due = self._engine.next_due_ms
             left = 0 if due is None else due - self._engine.clock()
             if left <= 0 or self._state.pending_replays():
                 return False
             # In steps: the clock may be another than this machine's.
-            self._stopping.wait(min(left / 1000, self._poll_s))
+            self._leaving.wait(min(left / 1000, self._poll_s))
         return True
 
     # ------------------------------------------------------------------------------- for others
@@ -455,33 +516,54 @@ class Query:
             raise self._error
         return ended
 
-    def stop(self) -> None:
+    def stop(self, finish: bool = False) -> None:
         """End it and wait until it has ended; what is not done goes on at the next start.
 
-        A micro-batch that runs is given up, and no record's attempt is counted for it.
+        From within a sink it is only asked for: the sink is part of what ends.
+
+        Parameters
+        ----------
+        finish : bool, default False
+            Let the micro-batch that runs come to its end first.  Otherwise it is given up, and no
+            record's attempt is counted for it; another call does so while one waits for the end.
         """
-        self._stopping.set()
+        self._leaving.set()
+        if not finish:
+            self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+            if self._at_work is threading.current_thread():
+                threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
+                return
+        if finish:
+            self._finish()
         spark_query = self._spark_query
         if spark_query is not None and not self._ended.is_set():
-            spark_query.stop()
+            with contextlib.suppress(Py4JError, OSError):  # of a JVM that is gone
+                spark_query.stop()
         self._thread.join()
 
+    def _finish(self) -> None:
+        """Wait until no micro-batch runs, and until Spark has noted the end of the last one."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._at_work is None or self._stopping.is_set() or self._ended.is_set()
+            )
+        last = self.progress
+        if last is not None:
+            noted = self._spark_checkpoint / "commits" / str(last.batch_id)
+            patience = time.monotonic() + _COMMIT_S
+            while not (noted.exists() or self._ended.is_set() or time.monotonic() > patience):
+                if self._stopping.wait(0.01):
+                    break
+        self._stopping.set()
 
-def _for_spark(error: Exception) -> Exception:
-    """Return what Spark is told of an error; `Query.exception` has the error itself.
 
-    Spark searches the text for an interruption, by a pattern that overflows the stack on a long
-    one, and logs the text several times.  What it finds in that of a query that was told to stop
-    it takes for the end that it asked for.
-    """
-    if isinstance(error, Stopped):
-        return RuntimeError(f"{_INTERRUPTED} ({one_line(error)})")
-    return RuntimeError(f"{type(error).__name__}: {one_line(error)}")
-
-
-_INTERRUPTED = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling: java.lang.InterruptedException"
-)
+def _is_active(spark_query: StreamingQuery) -> bool:
+    try:
+        return bool(spark_query.isActive)
+    except (Py4JError, OSError):
+        return False  # nobody can say, and nothing can be run
 
 
 def _united(topology: Topology) -> tuple[DataFrame, str | None]:

@@ -72,6 +72,8 @@ _RANGES = {
     "careful_after": _Range(0),
     "message_timeout_s": _Range(1, MAX_WAIT_MS // 1000, optional=True),
     "heartbeat_ms": _Range(1, MAX_WAIT_MS),
+    "restart_attempts": _Range(0),
+    "restart_backoff_ms": _Range(1, MAX_WAIT_MS),
 }
 
 
@@ -114,6 +116,11 @@ class Settings:
         None for ever.  Waiting for input does not count.
     heartbeat_ms : int, default 200
         How often to look whether a retry is due while no new data arrives.
+    restart_attempts : int, default 5
+        How often a stream that Spark ended for a reason that may pass is started again without a
+        micro-batch in between, before the query ends.
+    restart_backoff_ms : int, default 1000
+        The wait before it is started again; it doubles each time.
 
     Raises
     ------
@@ -136,6 +143,8 @@ class Settings:
     careful_after: int = 2
     message_timeout_s: int | None = None
     heartbeat_ms: int = 200
+    restart_attempts: int = 5
+    restart_backoff_ms: int = 1_000
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():

@@ -42,6 +42,8 @@ def test_the_defaults():
         "careful_after": 2,
         "message_timeout_s": None,
         "heartbeat_ms": 200,
+        "restart_attempts": 5,
+        "restart_backoff_ms": 1_000,
     }
     assert Settings.load(environ={}) == settings
 
@@ -181,6 +183,8 @@ def test_the_variable_of_reject_is_called_by_its_name(text, message):
         ("careful_after", -1, "of at least 0"),
         ("message_timeout_s", 0, "in 1..31622400, or None"),
         ("heartbeat_ms", 0, "in 1..31622400000"),
+        ("restart_attempts", -1, "of at least 0"),
+        ("restart_backoff_ms", 0, "in 1..31622400000"),
     ],
 )
 def test_a_number_out_of_range_is_refused_wherever_it_comes_from(tmp_path, name, value, must_be):

@@ -1,0 +1,100 @@
+"""What ends a stream: whether it is started again, and what Spark is told of an error of ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from ackcore.spark.act import Stopped
+from ackcore.spark.errors import one_line
+
+#: What Python shows of what may pass: a source or a worker that could not be reached, a lost
+#: connection.  Errors of ours have had their attempts before.
+_FROM_OUTSIDE = (Py4JError, PySparkException, OSError, EOFError)
+#: How Java's classes of what another start would end in as well are called, at their end: queries
+#: and settings that will not do, offsets that do not fit, and a Spark that was stopped.
+_LASTING = (
+    "AnalysisException",
+    "AssertionError",
+    "IllegalArgumentException",
+    "IllegalStateException",
+    "UnsupportedOperationException",
+    "ConcurrentModificationException",
+    "ConcurrentStreamLogUpdate",
+    "LinkageError",
+    "NoClassDefFoundError",
+    "NoSuchMethodError",
+    "MatchError",
+)
+_DEEPEST = 50
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what ended a query might not end the next one."""
+    if not isinstance(error, _FROM_OUTSIDE) or isinstance(error, AnalysisException):
+        return False
+    return not any(name.endswith(_LASTING) for name in _java_classes(error))
+
+
+def _java_classes(error: BaseException) -> Iterator[str]:
+    """Yield the names of the classes of a Java error and its causes."""
+    java: Any = getattr(error, "_origin", None)
+    if isinstance(error, Py4JJavaError):
+        java = error.java_exception
+    for _ in range(_DEEPEST):
+        if java is None:
+            return
+        yield str(java.getClass().getName())
+        java = java.getCause()
+
+
+def end_of(spark: SparkSession) -> str | None:
+    """Tell how a session ended, None if it goes on."""
+    gateway = spark.sparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    status = None if process is None else process.poll()
+    way_out = "start again on the same checkpoint, with another session"
+    if status is not None:
+        return f"Spark's JVM ended with exit status {status}; {way_out}"
+    try:
+        context = spark.sparkContext._jsc
+        if context is None or context.sc().isStopped():
+            return f"the SparkSession was stopped; {way_out}"
+    except (Py4JError, OSError):
+        return f"Spark's JVM cannot be reached any more; {way_out}"
+    return None
+
+
+class SaidElsewhere(RuntimeError):
+    """What Spark is told of an error that the query reports itself."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], SaidElsewhere))
+
+
+# Py4J logs whatever a callback raises, with its traceback.
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_is_news)
+
+
+def for_spark(error: Exception) -> Exception:
+    """Return what Spark is told of an error; `Query.exception` has the error itself.
+
+    Spark searches the text for an interruption, by a pattern that overflows the stack on a long
+    one, and logs the text several times.  What it finds in that of a query that was told to stop
+    it takes for the end that it asked for.
+    """
+    if isinstance(error, Stopped):
+        return SaidElsewhere(f"{_INTERRUPTED} ({one_line(error)})")
+    return SaidElsewhere(f"{type(error).__name__}: {one_line(error)}")
+
+
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling: java.lang.InterruptedException"
+)

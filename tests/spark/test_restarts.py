@@ -1,0 +1,211 @@
+"""What ends a stream: its source, Spark, or whoever stops it; and what is started again."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from streams import Store, until, word_count
+
+from ackcore.spark.act import Stopped
+from ackcore.spark.query import start
+from ackcore.spark.restarts import end_of, may_pass
+from ackcore.spark.sinks import SinkError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Unsteady(DataSource):
+    """Lines, one a micro-batch, from a store that cannot be reached as long as a file is there."""
+
+    @classmethod
+    def name(cls):
+        return "unsteady"
+
+    def schema(self):
+        return "line string"
+
+    def simpleStreamReader(self, schema):
+        return UnsteadyReader(Path(self.options["down"]))
+
+
+class UnsteadyReader(SimpleDataSourceStreamReader):
+    def __init__(self, down):
+        self.down = down
+
+    def initialOffset(self):
+        return {"at": 0}
+
+    def read(self, start):
+        if self.down.exists():
+            raise ConnectionError("the store of lines is down")
+        return self.readBetweenOffsets(start, {"at": 1}), {"at": 1}
+
+    def readBetweenOffsets(self, start, end):
+        return iter([("a",)] * (end["at"] - start["at"]))
+
+
+def test_a_source_that_was_down_is_asked_again(spark, tmp_path, store, running, caplog):
+    spark.dataSource.register(Unsteady)
+    down = tmp_path / "down"
+    down.touch()
+    source = spark.readStream.format("unsteady").option("down", str(down)).load()
+    topology = word_count(source, store, restart_attempts=2, restart_backoff_ms=1)
+    on = running(topology, spark, tmp_path / "cp")
+    with pytest.raises(StreamingQueryException, match="the store of lines is down"):
+        on.await_termination(120)
+    told = [line for line in caplog.messages if "started again" in line]
+    assert [line[: line.index(":")] for line in told] == [
+        "Spark ended the query, which is started again in 0.0 s, time 1 of 2",
+        "Spark ended the query, which is started again in 0.0 s, time 2 of 2",
+    ]
+    assert "the store of lines is down" in told[0]
+    caplog.clear()
+    topology = word_count(source, store, restart_attempts=100, restart_backoff_ms=1)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: "started again" in caplog.text, on)
+    down.unlink()
+    until(lambda: on.books.acked == 1, on)
+    assert on._restarts == 0
+    on.stop()
+    assert (on.exception, store.words) == (None, ["a"])
+
+
+class Held(Store):
+    """A sink that holds its first micro-batch until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.came, self.let_go = threading.Event(), threading.Event()
+
+    def write(self, frame, number):
+        super().write(frame, number)
+        self.came.set()
+        assert self.let_go.wait(60)
+
+
+def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, folder, running):
+    store = Held()
+    folder.add("a")
+    folder.add("b")
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    assert store.came.wait(60)
+    stopping = threading.Thread(target=on.stop, args=(True,))
+    stopping.start()
+    until(on._leaving.is_set, on)
+    assert on.is_active
+    store.let_go.set()
+    stopping.join(60)
+    assert (on.is_active, on.exception) == (False, None)
+    assert on.books.batches == 1
+    assert store.words == ["a"]
+    assert (tmp_path / "cp/spark/commits/0").exists()
+    on.stop(finish=True)
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    until(lambda: on.books.acked == 2, on)
+    on.stop(finish=True)  # where nothing runs
+    assert store.words == ["a", "b"]
+
+
+def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
+    spark, tmp_path, folder, running, caplog
+):
+    """A sink that is down for ever never ends; and no word of Py4J's about the stop."""
+    caplog.set_level("WARNING")
+    store = Store()
+    store.down = 10**9
+    folder.add("a")
+    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: store.down < 10**9, on)
+    waits = [threading.Thread(target=on.stop, kwargs={"finish": True}) for _ in range(2)]
+    for thread in waits:
+        thread.start()
+    until(on._leaving.is_set, on)
+    down = store.down
+    until(lambda: store.down < down, on)
+    on.stop()
+    for thread in waits:
+        thread.join(60)
+    assert (on.is_active, on.exception, on.books.batches) == (False, None, 0)
+    assert not [record for record in caplog.records if record.name.startswith("py4j")]
+
+
+def test_a_sink_may_stop_its_query(spark, tmp_path, folder):
+    queries = []
+    folder.add("a")
+    folder.add("b")
+    ready = threading.Event()
+    topology = word_count(folder.stream, lambda f, n: ready.wait(60) and queries[0].stop(True))
+    queries.append(start(topology, spark, tmp_path / "cp"))
+    ready.set()
+    assert queries[0].await_termination(60)
+    assert (queries[0].exception, queries[0].books.batches) == (None, 1)
+
+
+def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, folder, caplog):
+    store.down = 1
+    folder.add("a")
+    on = start(word_count(folder.stream, store, sink_attempts=1), spark, tmp_path / "cp")
+    with pytest.raises(SinkError):
+        on.await_termination(60)
+    assert [record.name for record in caplog.records] == ["ackcore"]
+    assert logging.getLogger("py4j.clientserver").isEnabledFor(logging.ERROR)
+
+
+def java(*names):
+    """As much of a Java error and its causes as is looked at."""
+    cause = None
+    for name in reversed(names):
+        cause = SimpleNamespace(
+            getClass=lambda name=name: SimpleNamespace(getName=lambda: name),
+            getCause=lambda cause=cause: cause,
+        )
+    return cause
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (Py4JNetworkError("Answer from Java side is empty"), True),
+        (ConnectionResetError("by peer"), True),
+        (AnalysisException("no such column"), False),
+        (SinkError("down"), False),
+        (Stopped("by its user"), False),
+        (KeyError("a bug of ours"), False),
+        (("org.apache.spark.SparkException", "java.net.SocketTimeoutException"), True),
+        (("org.apache.spark.SparkException", "java.lang.IllegalStateException"), False),
+        (("org.apache.spark.sql.catalyst.ExtendedAnalysisException",), False),
+        (("java.lang.AssertionError",), False),
+    ],
+)
+def test_what_may_pass(error, passes):
+    if isinstance(error, tuple):
+        names, error = error, StreamingQueryException("it failed")
+        error._origin = java(*names)
+    assert may_pass(error) is passes
+
+
+def test_the_end_of_a_session(spark):
+    assert end_of(spark) is None
+
+    def session(status, context):
+        gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: status))
+        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway, _jsc=context))
+
+    assert "JVM ended with exit status 137; start again" in end_of(session(137, None))
+    assert "SparkSession was stopped" in end_of(session(None, None))
+
+    class Lost:
+        def sc(self):
+            raise ConnectionRefusedError
+
+    assert "cannot be reached any more" in end_of(session(None, Lost()))
