@@ -40,6 +40,7 @@ from pyspark.sql import functions as sql
 from ackcore.examples import word_source
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.examples.word_source import InputError
+from ackcore.spark.dead_letter_store import active_files
 from ackcore.spark.errors import one_line
 from ackcore.spark.progress import Progress
 from ackcore.spark.query import start
@@ -265,8 +266,8 @@ def read_books(job: Job, lines: int, acked: int, retried: int) -> Books:
     letters = job.checkpoint / "ackcore" / "dead_letters" / "lines"
     dead: list[int] = []
     reasons, words = Counter[str](), Counter[str]()
-    for path in sorted(letters.glob("batch-*.parquet")):
-        for letter in pq.ParquetFile(path).read().to_pylist():
+    for file in active_files(letters):
+        for letter in pq.ParquetFile(file.path).read().to_pylist():
             dead.append(letter["payload"]["line"])
             reasons[f"{letter['error_type']}: {letter['error_message']}"] += 1
     for path in job.counts.glob("batch_id=*/*.parquet"):

@@ -22,7 +22,8 @@ Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore o
 
 from ackcore.spark import functions
 from ackcore.spark.batch import RunFailed
-from ackcore.spark.dead_letters import dead_letters, replay
+from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letters import dead_letters
 from ackcore.spark.deaths import TooManyDead
 from ackcore.spark.interrupts import RunCancelled
 from ackcore.spark.parquet import settle_parquet

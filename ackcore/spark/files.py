@@ -389,6 +389,27 @@ def read_table(path: Path, *, check: bool = True) -> pa.Table:
     return table
 
 
+def read_table_schema(path: Path) -> pa.Schema:
+    """A table's schema, from the end of its file; the rest is not looked at.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is missing or not that of a table.
+    StateError
+        If the system does not let it be read.
+    """
+    try:
+        with pa.memory_map(os.fspath(path)) as source:
+            return pa.ipc.open_file(source).schema
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though it was there just now") from None
+    except pa.ArrowInvalid as error:
+        raise corrupt(path, f"is damaged: {error}") from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+
+
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
     """Yield the columns that Parquet cannot hold, and why."""
     for field in schema:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ackcore.spark.act import Stopped
 from ackcore.spark.batch import Engine, RunFailed
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
-from ackcore.spark.dead_letters import DeadLetters
+from ackcore.spark.dead_letter_store import DeadLetters
 from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.errors import one_line
 from ackcore.spark.files import local_path
@@ -84,7 +84,8 @@ def start(
         often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
         any more; None for micro-batches without a pause.
     dead_letters : path, optional
-        Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
+        Where the dead go; if not given, where they went at the last start, and at the first one
+        ``<checkpoint>/ackcore/dead_letters``.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.  Its spouts
         must be the same, in any order.
@@ -158,7 +159,8 @@ def run_batch(
         of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
         the number; None lets that pass, too.  What a replay got through is not dead any more.
     dead_letters : path, optional
-        Where the dead go; ``<checkpoint>/ackcore/dead_letters`` if not given.
+        Where the dead go; if not given, where they went at the last start, and at the first one
+        ``<checkpoint>/ackcore/dead_letters``.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.
     clock : callable, optional
@@ -207,7 +209,7 @@ def run_batch(
     ) as state:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        letters = DeadLetters.open(place, state.deployment_key, dead_letters)
+        letters = _open_dead_letters(topology, state, place, dead_letters)
         engine = Engine(topology, spark, state, letters.write, clock=clock)
         ran = state.last_done is None
         if ran:
@@ -242,6 +244,14 @@ def _claim_sinks(topology: Topology, state: State) -> None:
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:
     return {name: source_schema(each.source.schema) for name, each in topology.spouts.items()}
+
+
+def _open_dead_letters(
+    topology: Topology, state: State, checkpoint: Path, path: str | os.PathLike[str] | None
+) -> DeadLetters:
+    schemas = _schemas(topology)
+    sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
+    return DeadLetters.open(checkpoint, state.deployment_key, path, sources)
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> Input:
@@ -282,7 +292,7 @@ class Query:
             topology,
             spark,
             state,
-            DeadLetters.open(checkpoint, state.deployment_key, dead_letters).write,
+            _open_dead_letters(topology, state, checkpoint, dead_letters).write,
             clock=clock,
             pause=self._pause,
         )

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.files import StateError, corrupt, read_table, sync_directory, write_table
+from ackcore.spark.files import (
+    StateError,
+    corrupt,
+    read_table,
+    read_table_schema,
+    sync_directory,
+    write_table,
+)
 
 #: In a request's schema: the note that makes it count.
 _NOTE = b"ackcore_note"
@@ -47,8 +54,9 @@ def staged(directory: Path) -> list[str]:
 
 def counts(directory: Path, name: str) -> bool:
     """Whether a staged file's request was noted down, so that it must be seen to the end."""
-    table = read_table(directory / name)
-    note = (table.schema.metadata or {}).get(_NOTE)
+    # The footer alone: the heartbeat asks every second for as long as the file lies there, and
+    # whoever takes the request reads and checks it whole.
+    note = (read_table_schema(directory / name).metadata or {}).get(_NOTE)
     if note is None:
         raise corrupt(directory / name, "does not tell where its request is noted down")
     return Path(os.fsdecode(note)).exists()

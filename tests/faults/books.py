@@ -142,12 +142,23 @@ def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
         )
 
 
+def _letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:
+    """Files with their first and last micro-batch, but those that were put into another one."""
+    found = []
+    for path in directory.glob("*/batch*.parquet") if directory.is_dir() else []:
+        first, *rest = path.name.split(".")[0].split("-")[1:]
+        found.append((path, int(first), int(rest[0] if rest else first)))
+    for path, first, last in sorted(found):
+        others = (each for each in found if each[0] != path and each[0].parent == path.parent)
+        if not any(a <= first and last <= b for _, a, b in others):
+            yield path, first, last
+
+
 def _letters(directory: Path, key: str) -> Iterator[Held]:
-    for path in sorted(directory.glob("*/batch-*.parquet")) if directory.is_dir() else []:
-        number = int(path.stem.removeprefix("batch-"))
+    for path, first, last in _letter_files(directory):
         for row in pq.ParquetFile(path).read().to_pylist():
-            if row["batch_id"] != number:
-                raise Damaged(f"{path} has a letter of micro-batch {row['batch_id']}")
+            if not first <= (number := row["batch_id"]) <= last:
+                raise Damaged(f"{path} has a letter of micro-batch {number}")
             payload = row["payload"]
             yield Held(
                 payload.get(key),

@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from ackcore.spark import files, replays
 from ackcore.spark.state import (
+    REASON,
     ROOT_IDS,
     TRACKING,
     Decision,
     State,
 )
+from ackcore.topology.tuples import Reason
 
 
 @dataclass
@@ -63,6 +65,18 @@ def records(first, n, due_ms=1000, attempt=1, step=1):
         pa.array([f"line {row}" for row in rows], pa.string()),
     ]
     return pa.table(columns, schema=TRACKING.append(pa.field("value", pa.string())))
+
+
+BAD = Reason("split", "ValueError", "no\x1fgood ☠")
+SLOW = Reason("enrich", "TimeoutError", "3 s", final=True)
+
+
+def died(first, n, reasons=(BAD,), attempt=5):
+    """Rows as they become dead, one for each of the reasons in turn."""
+    table = records(first, n, due_ms=0, attempt=attempt, step=0)
+    texts = [reasons[row % len(reasons)].encode() for row in range(n)]
+    at = table.column_names.index(REASON)
+    return table.set_column(at, TRACKING.field(at), pa.array(texts, pa.string()))
 
 
 def roots(*ids):

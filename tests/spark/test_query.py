@@ -15,7 +15,8 @@ from streams import LINE, Count, Folder, Split, Store, until, word_count
 
 from ackcore.spark import query
 from ackcore.spark.batch import RunFailed
-from ackcore.spark.dead_letters import dead_letters, replay
+from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letters import dead_letters
 from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import SinkError, to_parquet

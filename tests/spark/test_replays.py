@@ -56,6 +56,21 @@ def test_a_staged_request_counts_once_it_is_noted(checkpoint, noted):
         assert ended.exists()
 
 
+def test_a_request_that_was_given_up_is_not_read_again_and_again(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        ask(checkpoint, note=False, publish=False)
+
+        def never(_):
+            raise AssertionError("the whole file was read")
+
+        monkeypatch.setattr(files, "_digest", never)
+        assert state.pending_replays() == ()
+        (staged,) = (checkpoint / "ackcore/replays").glob("*.staged")
+        staged.write_bytes(staged.read_bytes()[:-8])
+        with pytest.raises(CheckpointCorrupt, match=re.escape(f"{staged} is damaged")):
+            state.pending_replays()
+
+
 def test_a_request_that_its_maker_publishes_meanwhile_is_seen(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         name = ask(checkpoint, publish=False)
@@ -93,7 +108,7 @@ def test_a_damaged_or_missing_request_is_told(checkpoint):
             state.split_due(plan)
         path.with_name("r2.lines.arrow.staged").write_bytes(whole)
         with pytest.raises(CheckpointCorrupt, match="does not carry a checksum in its name"):
-            state.pending_replays()
+            state.make_plan(1, 0)
 
 
 def test_a_staged_table_that_is_no_request_is_told(checkpoint):

@@ -1,0 +1,211 @@
+"""Dead letters as a DataFrame, whatever their sources' columns were, are and will be."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from checkpoints import OPEN, died, run_one
+from pyspark.sql import types as T
+
+from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letter_store import DeadLetters, active_files
+from ackcore.spark.dead_letters import dead_letters, wider
+from ackcore.spark.state import TRACKING, CheckpointForeign
+
+VALUE = pa.schema([("value", pa.string())])
+CLICK = pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", "UTC")), ("a b.c", pa.float64())])
+SOURCES = {"lines": VALUE, "clicks": CLICK}
+
+
+def opened(checkpoint, sources, path=None):
+    with OPEN(checkpoint) as state:
+        if state.last_done is None:
+            run_one(state, 0)
+        return DeadLetters.open(checkpoint, state.deployment_key, path, sources)
+
+
+def of(first, **columns):
+    """Dead records of these columns."""
+    n = len(next(iter(columns.values())))
+    table = died(first, n).select(TRACKING.names)
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def values(frame, *columns):
+    found = frame.orderBy("batch_id", "message_id").select(*(f"payload.{name}" for name in columns))
+    return [tuple(row) for row in found.collect()]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_there_are_columns_before_anybody_died(spark, checkpoint, tmp_path, elsewhere):
+    opened(checkpoint, SOURCES, tmp_path / "dead" if elsewhere else None)
+    way_in = tmp_path / "dead" if elsewhere else checkpoint
+    frame = dead_letters(way_in, spark)
+    assert frame.select("payload.value", "payload.n", "payload.`a b.c`").collect() == []
+    kinds = {field.name: field.dataType for field in frame.schema["payload"].dataType}
+    assert kinds == {
+        "value": T.StringType(),
+        "n": T.IntegerType(),
+        "at": T.TimestampType(),
+        "a b.c": T.DoubleType(),
+    }
+    only = dead_letters(way_in, spark, spout="lines")
+    assert only.schema["payload"].dataType.names == ["value"]
+    texts = dead_letters(way_in, spark, payload="json")
+    assert texts.schema["payload"].dataType == T.StringType()
+    assert texts.columns == frame.columns
+    for ask in (dead_letters, replay):
+        with pytest.raises(ValueError, match="spout must be one of clicks, lines, got 'nobody'"):
+            ask(way_in, spark, spout="nobody")
+    with pytest.raises(ValueError, match="payload must be 'columns' or 'json', got 'text'"):
+        dead_letters(way_in, spark, payload="text")
+
+
+def test_the_columns_stay_the_same_when_somebody_dies(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    before = dead_letters(checkpoint, spark).schema
+    letters.write(0, {"lines": died(0, 2)})
+    after = dead_letters(checkpoint, spark)
+    assert set(after.schema["payload"].dataType) == set(before["payload"].dataType)
+    assert after.columns == before.names
+    assert values(after, "value", "n") == [("line 0", None), ("line 1", None)]
+
+
+def test_a_column_is_of_the_widest_of_its_types(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    inner = pa.struct([("x", pa.int16()), ("y", pa.list_(pa.int32()))])
+    wide = pa.struct([("y", pa.list_(pa.int64())), ("x", pa.int16()), ("z", pa.string())])
+    letters.write(
+        0,
+        {
+            "lines": of(
+                0,
+                n=pa.array([1, None], pa.int32()),
+                s=pa.array([{"x": 1, "y": [2, None]}, None], inner),
+                m=pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32())),
+            )
+        },
+    )
+    letters.write(
+        1,
+        {
+            "lines": of(
+                5,
+                s=pa.array([{"y": [2**40], "x": 3, "z": "z"}], wide),
+                n=pa.array([2**40], pa.int64()),
+                m=pa.array([[("k", 2**40)]], pa.map_(pa.string(), pa.int64())),
+                late=pa.array(["new"]),
+            )
+        },
+    )
+    frame = dead_letters(checkpoint, spark, spout="lines")
+    assert values(frame, "n", "late") == [(1, None), (None, None), (2**40, "new")]
+    nested = [row[0] and row[0].asDict() for row in values(frame, "s")]
+    assert nested == [
+        {"x": 1, "y": [2, None], "z": None},
+        None,
+        {"x": 3, "y": [2**40], "z": "z"},
+    ]
+    assert values(frame, "m") == [({"k": 1},), (None,), ({"k": 2**40},)]
+
+
+KINDS = [
+    ("tinyint", "bigint", "bigint"),
+    ("int", "float", "double"),
+    ("float", "double", "double"),
+    ("bigint", "double", None),
+    ("decimal(10,2)", "int", "decimal(12,2)"),
+    ("decimal(10,2)", "decimal(5,4)", "decimal(12,4)"),
+    ("decimal(38,0)", "decimal(38,10)", None),
+    ("decimal(10,2)", "double", None),
+    ("string", "int", None),
+    ("timestamp", "timestamp_ntz", None),
+    ("array<int>", "array<string>", None),
+    ("map<int,int>", "map<bigint,int>", None),
+    ("struct<a:int>", "struct<a:string>", None),
+    ("struct<a:int>", "array<int>", None),
+    ("boolean", "boolean", "boolean"),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "both"), KINDS)
+def test_the_widest_type_holds_all_values(spark, a, b, both):
+    a, b = (spark.sql(f"SELECT CAST(NULL AS {kind})").schema[0].dataType for kind in (a, b))
+    for found in (wider(a, b), wider(b, a)):
+        assert (found and found.simpleString()) == both
+
+
+def test_letters_whose_types_do_not_go_into_one_are_read_as_texts(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    letters.write(0, {"lines": died(0, 2)})
+    opened(checkpoint, {"lines": pa.schema([("value", pa.int32())])})
+    assert values(dead_letters(checkpoint, spark), "value") == [("line 0",), ("line 1",)]
+    letters.write(
+        1, {"lines": of(7, value=pa.array([7], pa.int32()), more=pa.array([None], pa.int8()))}
+    )
+    with pytest.raises(ValueError, match=r"'value' is int in letters .* and string in") as caught:
+        dead_letters(checkpoint, spark)
+    assert "dead_letters(path, payload='json')" in str(caught.value)
+    texts = dead_letters(checkpoint, spark, payload="json").orderBy("batch_id", "message_id")
+    assert [json.loads(row.payload) for row in texts.collect()] == [
+        {"value": "line 0"},
+        {"value": "line 1"},
+        {"value": 7, "more": None},
+    ]
+
+
+def test_a_condition_is_asked_of_letters_with_the_columns_that_they_have(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    letters.write(0, {"lines": died(0, 2)})
+    now = pa.schema([("value", pa.int32()), ("more", pa.string())])
+    opened(checkpoint, {"lines": now})
+    letters.write(
+        1, {"lines": of(7, value=pa.array([7, 8], pa.int32()), more=pa.array(["a", "b"]))}
+    )
+    with pytest.raises(CheckpointForeign, match="'value' was string and is int32 now"):
+        replay(checkpoint, spark)
+    # Of the letters that have it, and of nobody else: no one else's text is taken for a number.
+    assert replay(checkpoint, spark, where="payload.more = 'a'").records == {"lines": 1}
+    with pytest.raises(ValueError, match=r"where must be a condition, .* over spout, me"):
+        replay(checkpoint, spark, where="payload.nobody = 1")
+    with pytest.raises(ValueError, match=r"in batch-0\.parquet and 0 more files do not"):
+        replay(checkpoint, spark, where="payload.value > 3")
+    late = replay(checkpoint, spark, where="batch_id = 1 and payload.value > 3")
+    assert late.records == {"lines": 1}
+
+
+def test_letters_tell_how_often_they_were_sent_and_by_whom(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    for n in range(20):
+        letters.write(n, {"lines": died(2 * n, 2)})
+    first = replay(checkpoint, spark, request="one", where="batch_id in (3, 17)")
+    assert first.records == {"lines": 4}
+    second = replay(checkpoint, spark, request="two", where="message_id = 'id-7'", again=True)
+    assert second.records == {"lines": 1}
+    frame = dead_letters(checkpoint, spark)
+    assert frame.count() == 40
+    rows = frame.where("replayed > 0").select("message_id", "replayed", "replay_request").collect()
+    assert {name: (times, request) for name, times, request in rows} == {
+        "id-6": (1, "one"),
+        "id-7": (2, "two"),
+        "id-34": (1, "one"),
+        "id-35": (1, "one"),
+    }
+    assert frame.where("replay_request is null and replayed = 0").count() == 36
+    assert replay(checkpoint, spark, where="replayed = 0 and batch_id < 4").records["lines"] == 6
+    assert dead_letters(checkpoint, spark).where("replayed > 0").count() == 10
+
+
+def test_a_reader_goes_on_while_files_are_put_together(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    for n in range(16):
+        letters.write(n, {"lines": died(2 * n, 2)})
+    frame = dead_letters(checkpoint, spark)
+    letters.write(16, {"lines": died(32, 2)})
+    assert len(active_files(letters.path / "lines")) == 2
+    assert sorted(row.message_id for row in frame.collect()) == sorted(f"id-{n}" for n in range(32))
+    assert dead_letters(checkpoint, spark).count() == 34

@@ -1,0 +1,314 @@
+"""The files of dead letters: many become few, and none is lost, doubled or out of sight."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from checkpoints import OPEN, Killed, Killer, died, ids, run_one
+
+from ackcore.spark import dead_letter_store
+from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letter_store import DeadLetters, active_files, kinds_of, read_letters
+from ackcore.spark.dead_letters import notes_of, sent_rows
+from ackcore.spark.state import TRACKING, CheckpointCorrupt, CheckpointForeign, StateError
+
+VALUE = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture
+def letters(checkpoint):
+    """The store of a checkpoint whose one micro-batch is done."""
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+
+
+def numbers(store, spout="lines"):
+    """The letters as (micro-batch, message id), read as a reader does that has only the files."""
+    found = []
+    for file in active_files(store / spout):
+        table = read_letters(file.path)
+        pairs = zip(table["batch_id"].to_pylist(), table["message_id"].to_pylist(), strict=True)
+        found += pairs
+    return found
+
+
+def wrote(batches):
+    """What that must be when each of so many micro-batches left two letters."""
+    return [(n, f"id-{row}") for n in range(batches) for row in (2 * n, 2 * n + 1)]
+
+
+def write(letters, first, end):
+    for n in range(first, end):
+        letters.write(n, {"lines": died(2 * n, 2)})
+
+
+def names(letters):
+    return sorted(os.listdir(letters.path / "lines"))
+
+
+def active(letters):
+    return [file.path.name for file in active_files(letters.path / "lines")]
+
+
+def test_many_files_become_few_and_no_letter_moves(letters):
+    for n in range(300):
+        write(letters, n, n + 1)
+        if n % 37 == 0:
+            assert numbers(letters.path) == wrote(n + 1)
+    assert numbers(letters.path) == wrote(300)
+    assert len(active(letters)) < 36
+    assert active(letters)[0] == "batches-0-255.2.parquet"
+    # The newest is not put into another one: it may be written again.
+    assert active(letters)[-1] == "batch-299.parquet"
+
+
+def test_a_micro_batch_that_is_written_again_replaces_its_letters(letters):
+    write(letters, 0, 17)
+    assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
+    letters.write(16, {"lines": died(90, 1)})
+    assert numbers(letters.path) == [*wrote(16), (16, "id-90")]
+    with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, which is only now"):
+        write(letters, 7, 8)
+
+
+def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
+    write(letters, 0, 8)
+    for n in range(8, 40):
+        table = died(2 * n, 2).append_column("extra", pa.array([1, 2]))
+        letters.write(n, {"lines": table})
+    assert numbers(letters.path) == wrote(40)
+    assert active(letters)[:8] == [f"batch-{n}.parquet" for n in range(8)]
+    assert active(letters)[8] == "batches-8-23.1.parquet"
+    kinds = kinds_of(letters.path, None)
+    assert [len(kind.files) for kind in kinds] == [8, 17]
+    assert [kind.payload.num_fields for kind in kinds] == [1, 2]
+
+
+def test_large_files_are_left_alone(letters, monkeypatch):
+    monkeypatch.setattr(dead_letter_store, "_BYTES", 100)
+    write(letters, 0, 20)
+    assert len(active(letters)) == 20
+    monkeypatch.setattr(dead_letter_store, "_BYTES", 1 << 28)
+    monkeypatch.setattr(dead_letter_store, "_GROUP_ROWS", 8)  # and files go by row groups
+    write(letters, 20, 21)
+    assert numbers(letters.path) == wrote(21)
+    (first, *_) = active_files(letters.path / "lines")
+    assert pq.ParquetFile(first.path).num_row_groups == 5
+
+
+def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkeypatch):
+    monkeypatch.setattr(dead_letter_store, "_FEWEST", 10_000)
+    write(letters, 0, 300)
+    assert len(active(letters)) == 300
+    monkeypatch.undo()
+    write(letters, 300, 303)
+    assert numbers(letters.path) == wrote(303)
+    assert len(active(letters)) < 50
+
+
+def test_files_that_were_put_together_stay_for_whoever_found_them(letters):
+    write(letters, 0, 16)
+    before = active_files(letters.path / "lines")
+    write(letters, 16, 17)
+    assert {file.path.name for file in before} < set(names(letters))
+    assert sum(read_letters(file.path).num_rows for file in before) == 32
+    hour = dead_letter_store.wall_clock_ms() + dead_letter_store.KEPT_MS
+    later = DeadLetters(letters.path, lambda: hour - 60_000)
+    write(later, 17, 18)
+    assert {file.path.name for file in before} < set(names(letters))
+    much_later = DeadLetters(letters.path, lambda: hour + 60_000)
+    write(much_later, 18, 19)
+    assert set(names(letters)) == {*active(letters), "columns.parquet"}
+    assert numbers(letters.path) == wrote(19)
+
+
+def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, caplog):
+    write(letters, 0, 15)
+    path = letters.path / "lines/batch-3.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with caplog.at_level(logging.WARNING, "ackcore"):
+        write(letters, 15, 20)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "stay many files" in told
+    assert "batch-3.parquet is damaged" in told
+    assert len(active(letters)) == 20
+
+
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
+
+
+def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
+    checkpoint, killer, tmp_path, monkeypatch
+):
+    """The driver dies while files are put together and removed, at each of its file operations."""
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        key = state.deployment_key
+    letters = DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
+    write(letters, 0, 16)
+    fresh = tmp_path / "fresh"
+    checkpoint.rename(fresh)
+    hour = dead_letter_store.wall_clock_ms() + 2 * dead_letter_store.KEPT_MS
+    for left in range(200):
+        shutil.copytree(fresh, checkpoint)
+        killer.arm(left)
+        try:
+            DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
+            write(DeadLetters(letters.path), 16, 17)  # puts 16 files together
+            write(DeadLetters(letters.path, lambda: hour), 17, 18)  # and removes them
+            finished = True
+        except Killed:
+            finished = False
+        killer.disarm()
+        found = numbers(letters.path)
+        assert found == wrote(len(found) // 2), f"killed at {left}"
+        assert len(found) >= 32
+        # The next driver writes what was decided again, and then goes on.
+        DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
+        write(DeadLetters(letters.path, lambda: hour), len(found) // 2 - 1, 20)
+        assert numbers(letters.path) == wrote(20), f"killed at {left}"
+        assert not [name for name in names(letters) if name.endswith(".tmp")]
+        shutil.rmtree(checkpoint)
+        if finished:
+            break
+    assert finished
+    assert left > 20
+
+
+def sent(letters):
+    """The message ids that were sent again, and how often, by what the files say now."""
+    notes = notes_of(letters.path)
+    found = {}
+    for file in active_files(letters.path / "lines"):
+        table = read_letters(file.path)
+        times, newest = sent_rows(table["batch_id"].to_numpy(), "lines", notes)
+        names = np.array(table["message_id"].to_pylist())
+        found |= dict(zip(names[times > 0].tolist(), times[times > 0].tolist(), strict=True))
+        assert ((newest >= 0) == (times > 0)).all()
+    return found
+
+
+def test_what_was_sent_stays_sent_when_files_are_put_together(letters, checkpoint):
+    write(letters, 0, 5)
+    assert replay(checkpoint, request="one").records == {"lines": 10}
+    write(letters, 5, 17)
+    expected = {f"id-{row}": 1 for row in range(10)}
+    assert active(letters)[0] == "batches-0-15.1.parquet"
+    assert sent(letters) == expected
+    assert replay(checkpoint, request="two").records == {"lines": 24}
+    write(letters, 17, 40)
+    expected |= {f"id-{row}": 1 for row in range(10, 34)}
+    assert sent(letters) == expected
+    assert replay(checkpoint, again=True).records == {"lines": 80}
+    assert replay(checkpoint).records == {}
+    with OPEN(checkpoint) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    everyone = [f"id-{row}" for row in range(80)]
+    assert sorted(ids(due)) == sorted([*everyone, *everyone[:10], *everyone[10:34]])
+
+
+# -- where it is ----------------------------------------------------------------------------------
+
+
+def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
+    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+        DeadLetters.open(checkpoint, key, tmp_path / "there").write(0, {"lines": died(0, 2)})
+        assert DeadLetters.open(checkpoint, key).path == tmp_path / "there"
+        with pytest.raises(CheckpointForeign, match="Move the directory there first") as caught:
+            DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
+        assert str(tmp_path / "there") in str(caught.value)
+        assert str(tmp_path / "elsewhere") in str(caught.value)
+        assert not (tmp_path / "elsewhere").exists()
+        # It was moved, as the error says; or there is nothing in it that would be out of sight.
+        (tmp_path / "there").rename(tmp_path / "elsewhere")
+        with pytest.raises(StateError, match="is its file system mounted") as caught:
+            DeadLetters.open(checkpoint, key)
+        assert str(tmp_path / "there") in str(caught.value)
+        moved = DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
+        assert numbers(moved.path) == [(0, "id-0"), (0, "id-1")]
+        assert DeadLetters.open(checkpoint, key).path == tmp_path / "elsewhere"
+        inside = checkpoint / "ackcore/dead_letters"
+        moved.path.rename(inside)
+        assert DeadLetters.open(checkpoint, key, inside).path == inside
+    checkpoint.rename(tmp_path / "moved")
+    with OPEN(tmp_path / "moved") as state:
+        found = DeadLetters.open(tmp_path / "moved", state.deployment_key)
+        assert numbers(found.path) == [(0, "id-0"), (0, "id-1")]
+
+
+def test_letters_in_the_checkpoint_are_not_hidden_by_a_store_elsewhere(
+    letters, checkpoint, tmp_path
+):
+    write(letters, 0, 1)
+    with OPEN(checkpoint) as state, pytest.raises(CheckpointForeign, match="Move the directory"):
+        DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "there")
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+
+def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpoint):
+    path = letters.path / "lines/columns.parquet"
+    before = path.stat().st_mtime_ns
+    both = {"lines": VALUE, "clicks": pa.schema([("n", pa.int64())])}
+    with OPEN(checkpoint) as state:
+        DeadLetters.open(checkpoint, state.deployment_key, None, both)
+        assert path.stat().st_mtime_ns == before  # nothing new, nothing written
+        path.write_bytes(b"PAR1")
+        DeadLetters.open(checkpoint, state.deployment_key, None, both)
+        assert pq.read_schema(path).field("payload").type == pa.struct(list(VALUE))
+        only = {"clicks": pa.schema([("n", pa.int32())])}
+        DeadLetters.open(checkpoint, state.deployment_key, None, only)
+    assert not path.exists()
+    path = letters.path / "clicks/columns.parquet"
+    assert pq.read_schema(path).field("payload").type == pa.struct([("n", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ([("value", pa.int32())], "'value' was string and is int32 now .*'line 1'"),
+        ([("text", pa.string())], "'value', string, is not there any more"),
+        (
+            [*VALUE, pa.field("extra", pa.int8(), nullable=False)],
+            "'extra' is new, int8, and may not be null",
+        ),
+    ],
+)
+def test_letters_that_do_not_fit_are_not_sent(letters, checkpoint, now, told):
+    write(letters, 0, 1)
+    with OPEN(checkpoint) as state:
+        DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": pa.schema(now)})
+        with pytest.raises(CheckpointForeign, match=told) as caught:
+            replay(checkpoint)
+        assert state.pending_replays() == ()
+    assert "Nothing was sent" in str(caught.value)
+    assert notes_of(letters.path) == []
+
+
+def test_letters_are_sent_in_the_columns_that_the_source_has_now(letters, checkpoint):
+    table = died(0, 2).drop_columns("value").append_column("value", pa.array(["17", "4"]))
+    letters.write(0, {"lines": table})
+    now = pa.schema([("extra", pa.float32()), ("value", pa.int64())])
+    with OPEN(checkpoint) as state:
+        DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": now})
+    assert replay(checkpoint).records == {"lines": 2}
+    (path,) = (checkpoint / "ackcore/replays").glob("*.arrow")
+    with pa.memory_map(str(path)) as file:
+        staged = pa.ipc.open_file(file).read_all()
+        assert staged.schema.types == [*TRACKING.types, *now.types]
+        assert staged.select(now.names).to_pylist() == [
+            {"extra": None, "value": 17},
+            {"extra": None, "value": 4},
+        ]
