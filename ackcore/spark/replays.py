@@ -21,6 +21,7 @@ from ackcore.spark.files import (
     sync_directory,
     write_table,
 )
+from ackcore.spark.schema_changes import fit_columns
 
 #: In a request's schema: the note that makes it count.
 _NOTE = b"ackcore_note"
@@ -91,31 +92,33 @@ def _names(directory: Path, ending: str) -> list[str]:
     return sorted(name for name in names if name.endswith(ending) and not name.startswith("."))
 
 
-def read(path: Path, schema: pa.Schema | None) -> pa.Table:
+def withdrawn(path: Path) -> Path:
+    """Return what a request is renamed to by whoever wants the query to go on without it."""
+    return path.with_name(f"{path.name}.withdrawn")
+
+
+def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Read a request.
 
     Parameters
     ----------
     path : Path
         Its file.
-    schema : pyarrow.Schema or None
-        Of the records of that spout that wait already, which it must fit.
+    schema : pyarrow.Schema
+        The columns that the spout's source has now.
 
     Raises
     ------
     CheckpointCorrupt
         If it is damaged or missing.
-    StateError
-        If its columns are not those of the spout.
+    ColumnsChanged
+        If it does not fit these columns.
     """
     table = read_table(path).replace_schema_metadata(None)
-    if schema is None or schema.equals(table.schema):
-        return table
-    try:
-        return table.select(schema.names).cast(schema)
-    except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise StateError(
-            f"{path} holds dead letters whose columns do not fit the spout's records that wait "
-            f"for a retry: {error}. Move the file away to go on without them; when nothing waits "
-            "any more, replay(again=True) asks for them once more"
-        ) from error
+    return fit_columns(
+        table,
+        schema,
+        f"the {table.num_rows} dead letters of spout {spout_of(path.name)!r} that {path} asks for",
+        f"To go on without them, rename the file to {withdrawn(path).name} and start again; under "
+        "its name of now it is taken up once the source has such columns again",
+    )

@@ -28,6 +28,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -195,7 +196,8 @@ class State:
         """Nobody may wait for a spout that is no more, nor for columns that it has not."""
         waiting: Mapping[str, pa.Table] = {} if decision is None else decision.waiting
         waits = [(f"{table.num_rows} records", spout) for spout, table in waiting.items()]
-        for name in self.pending_replays():
+        asked = [*self._open_plan().replays, *self.pending_replays()]
+        for name in asked:
             waits.append((f"the replay {name}", replays.spout_of(name)))
         tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
         for what, spout in waits:
@@ -207,6 +209,27 @@ class State:
                 )
         for spout, table in waiting.items():
             self._fitted(spout, table)
+        for name in asked:
+            self._asked(name)
+
+    def _open_plan(self) -> Plan:
+        """Return the plan that is not decided, less the requests that were withdrawn since."""
+        number = self.last_plan
+        plan = None if number is None else self.plan(number)
+        if plan is None or self.decision(plan.number) is not None:
+            return Plan(0, 0, None, 0)
+        left = tuple(name for name in plan.replays if not self._withdrawn(name))
+        if left == plan.replays:
+            return plan
+        # Root ids go by a record's place among the retries, so they are of other records now.
+        plan = replace(plan, replays=left, deaths=0, careful=False, suspects=(), condemned=())
+        self._archive.write_plan(plan, first=False)
+        self._history = self._archive.history(self._meta["begun"])
+        return plan
+
+    def _withdrawn(self, name: str) -> bool:
+        path = self._archive.replays / name
+        return not path.exists() and replays.withdrawn(path).exists()
 
     def _fitted(self, spout: str, table: pa.Table) -> pa.Table:
         """Return waiting rows in the columns that their source has now."""
@@ -311,8 +334,8 @@ class State:
         ------
         CheckpointCorrupt
             If another micro-batch is next.
-        StateError
-            If a request's columns do not fit the records that wait.
+        ColumnsChanged
+            If a request does not fit the columns that its source has now.
         """
         if self.is_done(number):
             raise ValueError(f"micro-batch {number} is done already; ask is_done first")
@@ -329,7 +352,7 @@ class State:
         )
         asked = self.pending_replays()
         for name in asked:
-            self._asked(name, waiting)  # one that does not fit must not be in a plan on record
+            self._asked(name)  # one that does not fit must not be in a plan on record
         return Plan(number, now_ms, parent, due, asked)
 
     def write_plan(self, plan: Plan) -> None:
@@ -374,14 +397,16 @@ class State:
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
         for name in plan.replays:
-            spout, asked = replays.spout_of(name), self._asked(name, waiting)
-            due[spout] = pa.concat_tables([due[spout], asked]) if spout in due else asked
+            spout, asked = replays.spout_of(name), self._asked(name)
+            if spout in due:
+                # Which of them may hold nulls is the one thing that their columns may differ in.
+                asked = pa.concat_tables([due[spout], asked], promote_options="default")
+            due[spout] = asked
         return Due(filled(due), filled(rest))
 
-    def _asked(self, name: str, waiting: Mapping[str, pa.Table]) -> pa.Table:
-        """Return the rows of a request, in the columns of what waits of that spout."""
-        known = waiting.get(replays.spout_of(name))
-        return replays.read(self._archive.replays / name, None if known is None else known.schema)
+    def _asked(self, name: str) -> pa.Table:
+        """Return the rows of a request, in the columns that their source has now."""
+        return replays.read(self._archive.replays / name, self._sources[replays.spout_of(name)])
 
     # -- decisions ----------------------------------------------------------------------------
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Topology, ask, decision, ids, records, run_one
 
 from ackcore.spark import files, replays
+from ackcore.spark.schema_changes import ColumnsChanged
 from ackcore.spark.state import (
     TRACKING,
     CheckpointCorrupt,
     CheckpointForeign,
-    StateError,
+    Plan,
 )
 
 
@@ -119,19 +120,75 @@ def test_a_staged_table_that_is_no_request_is_told(checkpoint):
             state.pending_replays()
 
 
-def test_a_request_is_cast_to_what_waits_or_refused_by_name(checkpoint):
+def numbers(kind, values=("7",), name="value"):
+    """A request whose letters have one column of a type."""
+    table = records(5, len(values)).select(TRACKING.names)
+    return table.append_column(name, pa.array(values).cast(kind))
+
+
+def lines(*fields):
+    return {"lines": pa.schema(fields), "clicks": pa.schema([("value", pa.string())])}
+
+
+def test_a_request_is_cast_to_the_columns_of_now(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 1, due_ms=0)})
-        other = records(5, 1).cast(TRACKING.append(pa.field("value", pa.large_string())))
-        ask(checkpoint, table=other)
+        ask(checkpoint, table=numbers(pa.large_string()))
         assert ids(state.split_due(state.make_plan(1, 0)).due["lines"]) == ["id-0", "id-5"]
-        name = ask(checkpoint, "r2", table=records(5, 1).rename_columns([*TRACKING.names, "v"]))
-        with pytest.raises(StateError, match="do not fit the spout") as caught:
+    now = lines(("more", pa.int8()), ("value", pa.string()))
+    with OPEN(checkpoint, sources=now) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    assert due.select(["more", "value"]).to_pylist()[1] == {"more": None, "value": "7"}
+
+
+MISFITS = [
+    (lines(("value", pa.int32())), "'value' was string and is int32 now .*'x'"),
+    (lines(("text", pa.string())), "'value', string, is not there any more"),
+    (
+        lines(("value", pa.string()), pa.field("more", pa.int8(), nullable=False)),
+        "'more' is new, int8, and may not be null",
+    ),
+]
+
+
+@pytest.mark.parametrize(("now", "told"), MISFITS)
+@pytest.mark.parametrize("planned", [False, True], ids=["pending", "planned"])
+def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
+    checkpoint, now, told, planned
+):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        name = ask(checkpoint, table=numbers(pa.string(), ["x"]))
+        other = ask(checkpoint, "r2", "clicks", records(9, 1))
+        if planned:
+            plan = state.make_plan(1, 0)
+            assert plan.replays == (name, other)
+            state.write_plan(replace(plan, deaths=4, careful=True, condemned=(17,)))
+    with pytest.raises(ColumnsChanged, match=told) as caught:
+        OPEN(checkpoint, sources=now)
+    path = checkpoint / "ackcore/replays" / name
+    assert f"{path} asks for" in str(caught.value)
+    assert f"rename the file to {name}.withdrawn and start again" in str(caught.value)
+    path.rename(f"{path}.withdrawn")
+    with OPEN(checkpoint, sources=now) as state:
+        plan = state.plan(1) if planned else state.make_plan(1, 0)
+        assert plan == Plan(1, plan.now_ms, 0, 0, (other,))
+        assert ids(state.split_due(plan).due["clicks"]) == ["id-9"]
+        assert "lines" not in state.split_due(plan).due
+        path.with_name(f"{name}.withdrawn").rename(path)
+        assert state.pending_replays() == ((name,) if planned else (name, other))
+    with OPEN(checkpoint) as state:  # its source is as it was
+        assert name in state.pending_replays()
+
+
+def test_a_request_that_does_not_fit_does_not_get_into_a_plan(checkpoint):
+    """It came while the query ran, from a caller who knew the former columns."""
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        ask(checkpoint, table=numbers(pa.string(), name="text"))
+        with pytest.raises(ColumnsChanged, match="'text', string, is not there any more"):
             state.make_plan(1, 0)
-        assert name in str(caught.value)
-        assert "Move the file away to go on" in str(caught.value)
-        os.remove(checkpoint / "ackcore/replays" / name)
-        assert ids(state.split_due(state.make_plan(1, 0)).due["lines"]) == ["id-0", "id-5"]
+        assert state.plan(1) is None
 
 
 def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
