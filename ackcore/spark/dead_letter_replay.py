@@ -295,6 +295,7 @@ def _records(letters: pa.Table) -> pa.Table:
         pa.array(zeros),
         *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
         pa.array([Reason(*each).encode() for each in told], pa.string()),
+        pa.repeat(True, letters.num_rows),
     ]
     payload = letters["payload"].type
     fields = [payload.field(n) for n in range(payload.num_fields)]

@@ -194,7 +194,9 @@ class DeadLetters:
         for spout, table in dead.items():
             if table.num_rows:
                 directory = make_directory(self.path / spout)
-                for file in active_files(directory):
+                # Once: what was put together stays for a while, so they may be thousands.
+                counts, replaced = _listed(directory)
+                for file in counts:
                     if file.level and file.first <= number <= file.last:
                         raise corrupt(
                             file.path,
@@ -203,7 +205,8 @@ class DeadLetters:
                         )
                 path = directory / f"batch-{number}.parquet"
                 write_file(path, partial(pq.write_table, _letters(table, number), **_WRITING))
-                self._put_together(directory, number)
+                older = [file for file in counts if file.last < number]
+                self._put_together(directory, older, replaced)
 
     def reasons(self) -> Iterator[tuple[Reason, int]]:
         """Yield why records died and how many of each reason, from all letters that there are.
@@ -222,11 +225,20 @@ class DeadLetters:
                     *reason, deaths = row.values()
                     yield Reason(*reason), deaths
 
-    def _put_together(self, directory: Path, number: int) -> None:
-        """Make one file of many that are older than a micro-batch, which may be written again."""
+    def _put_together(
+        self,
+        directory: Path,
+        older: list[LetterFile],
+        replaced: list[tuple[LetterFile, LetterFile]],
+    ) -> None:
+        """Make one file of many that are older than the last, which may be written again."""
         try:
-            self._remove_replaced(directory)
-            run = self._run([file for file in active_files(directory) if file.last < number])
+            until = self._clock() - KEPT_MS
+            for by, files in groupby(replaced, key=lambda pair: pair[1]):
+                if by.path.stat().st_mtime_ns // 1_000_000 < until:
+                    for file, _ in files:
+                        remove(file.path)
+            run = self._run(older)
             if run:
                 name = f"batches-{run[0].first}-{run[-1].last}.{run[0].level + 1}.parquet"
                 write_file(directory / name, partial(_copy, run))
@@ -235,11 +247,6 @@ class DeadLetters:
             if not self._complained:
                 _log.warning("the dead letters in %s stay many files: %s", directory, error)
             self._complained = True
-
-    def _remove_replaced(self, directory: Path) -> None:
-        for file, by in _listed(directory)[1]:
-            if self._clock() - by.path.stat().st_mtime_ns // 1_000_000 > KEPT_MS:
-                remove(file.path)
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return neighbours that were put together equally often and have the same columns."""

@@ -93,6 +93,8 @@ def dead_letters(
     ValueError
         If a column has types of which no one holds all values: ask for one spout, or for texts.
         If the topology has no ``spout`` of that name, or ``payload`` is none of the two.
+    CheckpointCorrupt
+        If a file is damaged.
     """
     if payload not in ("columns", "json"):
         raise ValueError(f"payload must be 'columns' or 'json', got {payload!r}")

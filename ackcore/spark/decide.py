@@ -28,6 +28,7 @@ from ackcore.spark.state import (
     FIRST_MS,
     MESSAGE_ID,
     REASON,
+    REPLAYED,
     ROOT_IDS,
     TRACKING,
     Decision,
@@ -195,14 +196,16 @@ def decide(
         tried = due.due.get(spout)
         lost = payloads.get(spout)
         runs_again = len(tried) if tried is not None else 0
-        replayed = 0
+        replayed = resolved = 0
         if tried is not None:
+            resolved = pc.sum(tried[REPLAYED]).as_py() or 0
             # What a request put back starts again from attempt 0.
             replayed = pc.sum(pc.equal(tried[ATTEMPT], 0)).as_py() or 0
             first_ms.append(_first_of_acked(tried, lost))
         parked = 0
         if lost is not None and len(lost):
             rows = _tracked(plan, tried, lost, [reasons[root] for root in _roots(lost)])
+            resolved -= pc.sum(rows[REPLAYED]).as_py()
             rows, ends = _judge(policy, plan.now_ms, rows)
             waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
             if len(waits) > room:
@@ -223,6 +226,7 @@ def decide(
             dead=parked,
             waiting=len(waiting.get(spout, ())),
             retried=runs_again - replayed,
+            resolved=resolved,
         )
         if changes[spout].acked < 0:
             raise Disagreement(
@@ -258,10 +262,11 @@ def _first_of_acked(tried: pa.Table, lost: pa.Table | None) -> Int64s:
 def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[str]) -> pa.Table:
     """Failed records in the columns of a waiting table, under the attempt that failed."""
     n = len(lost)
-    first = pa.array(np.full(n, plan.now_ms))
+    first, replayed = pa.array(np.full(n, plan.now_ms)), pa.repeat(False, n)
     if tried is not None:
         place = pc.index_in(lost[MESSAGE_ID], value_set=tried[MESSAGE_ID]).combine_chunks()
         first = pc.coalesce(tried[FIRST_MS].combine_chunks().take(place), first)
+        replayed = pc.coalesce(tried[REPLAYED].combine_chunks().take(place), replayed)
     tracking = [
         lost[MESSAGE_ID],
         lost[ATTEMPT],
@@ -269,6 +274,7 @@ def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[s
         first,
         pa.array(np.full(n, plan.now_ms)),
         pa.array(reasons, pa.string()),
+        replayed,
     ]
     source = [field for field in lost.schema if field.name not in (ROOT_ID, MESSAGE_ID, ATTEMPT)]
     return pa.table(

@@ -18,6 +18,7 @@ DUE_MS = "_ackcore_due_ms"
 FIRST_MS = "_ackcore_first_ms"
 LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
+REPLAYED = "_ackcore_replayed"
 
 #: What a waiting or dead table has in front of the source's own columns.
 TRACKING = pa.schema(
@@ -30,6 +31,8 @@ TRACKING = pa.schema(
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
+        # Whether it is a dead letter that was sent again: the books tell what became of those.
+        pa.field(REPLAYED, pa.bool_(), nullable=False),
     ]
 )
 #: The one column of ``Decision.nonacked``.
@@ -147,7 +150,9 @@ class Tables(Mapping[str, pa.Table]):
     def __getitem__(self, name: str) -> pa.Table:
         if name not in self._loaded:
             file = self.entries[name].file
-            self._loaded[name] = read_table(self._root / file, check=file not in self._verified)
+            table = read_table(self._root / file, check=file not in self._verified)
+            # The one table of root ids is read by this, too.
+            self._loaded[name] = with_replayed(table) if REASON in table.column_names else table
             self._verified.add(file)
         return self._loaded[name]
 
@@ -164,6 +169,15 @@ class Tables(Mapping[str, pa.Table]):
     def entry_of(self, name: str, table: pa.Table) -> Entry | None:
         """Return the file of a table that came from here unchanged."""
         return self.entries[name] if self._loaded.get(name) is table else None
+
+
+def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
+    """Return a table with the column `REPLAYED`, which those of the first version have not."""
+    place = TRACKING.get_field_index(REPLAYED)
+    if table.column_names[place : place + 1] == [REPLAYED]:
+        return table
+    column = pa.repeat(replayed, table.num_rows)
+    return table.add_column(place, TRACKING.field(place), column)
 
 
 def check_tracking(table: pa.Table, what: str) -> None:

@@ -2,7 +2,8 @@
 
 A record of the books is in one of three places, always: it was ACKED, it waits for a retry, or it
 is DEAD.  ``records + replayed == acked + waiting + dead`` for every tracked spout, at the end of
-each micro-batch.
+each micro-batch.  A dead letter that is sent again is a new record, among ``replayed``; it is
+``resolved`` when that was ACKED, and among ``acked`` as well.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class Account:
         For a retry, at the end of the last micro-batch.
     retried : int
         Executions beyond each record's first.
+    resolved : int
+        Of the replayed: ACKED.  (Counted since ackcore knows who was replayed; a checkpoint of
+        the first version has none of before.)
     """
 
     records: int = 0
@@ -42,6 +46,7 @@ class Account:
     dead: int = 0
     waiting: int = 0
     retried: int = 0
+    resolved: int = 0
 
     @property
     def balanced(self) -> bool:
@@ -96,6 +101,11 @@ class Books:
     def retried(self) -> int:
         """Executions beyond each record's first."""
         return self._sum(lambda account: account.retried)
+
+    @property
+    def resolved(self) -> int:
+        """Dead letters that were sent again and ACKED."""
+        return self._sum(lambda account: account.resolved)
 
     @property
     def balanced(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ackcore.spark.decisions import with_replayed
 from ackcore.spark.files import (
     StateError,
     corrupt,
@@ -114,7 +115,7 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
     ColumnsChanged
         If it does not fit these columns.
     """
-    table = read_table(path).replace_schema_metadata(None)
+    table = with_replayed(read_table(path).replace_schema_metadata(None), True)
     return fit_columns(
         table,
         schema,

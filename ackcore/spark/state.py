@@ -45,6 +45,7 @@ from ackcore.spark.decisions import (
     LAST_MS,
     MESSAGE_ID,
     REASON,
+    REPLAYED,
     ROOT_IDS,
     TRACKING,
     Decision,
@@ -78,6 +79,7 @@ __all__ = [
     "LAST_MS",
     "MESSAGE_ID",
     "REASON",
+    "REPLAYED",
     "ROOT_IDS",
     "TRACKING",
     "CheckpointCorrupt",
@@ -196,7 +198,8 @@ class State:
         """Nobody may wait for a spout that is no more, nor for columns that it has not."""
         waiting: Mapping[str, pa.Table] = {} if decision is None else decision.waiting
         waits = [(f"{table.num_rows} records", spout) for spout, table in waiting.items()]
-        asked = [*self._open_plan().replays, *self.pending_replays()]
+        plan = self._open_plan()
+        asked = [*(() if plan is None else plan.replays), *self.pending_replays()]
         for name in asked:
             waits.append((f"the replay {name}", replays.spout_of(name)))
         tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
@@ -212,12 +215,12 @@ class State:
         for name in asked:
             self._asked(name)
 
-    def _open_plan(self) -> Plan:
+    def _open_plan(self) -> Plan | None:
         """Return the plan that is not decided, less the requests that were withdrawn since."""
         number = self.last_plan
         plan = None if number is None else self.plan(number)
         if plan is None or self.decision(plan.number) is not None:
-            return Plan(0, 0, None, 0)
+            return None
         left = tuple(name for name in plan.replays if not self._withdrawn(name))
         if left == plan.replays:
             return plan

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-TRACKING = {"message_id", "attempt", "due_ms", "first_ms", "last_ms", "reason"}
+TRACKING = {"message_id", "attempt", "due_ms", "first_ms", "last_ms", "reason", "replayed"}
 EXAMPLES = 5
 
 

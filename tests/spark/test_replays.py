@@ -8,8 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Topology, ask, decision, ids, records, run_one
+from worlds import World, fails
 
 from ackcore.spark import files, replays
+from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letter_store import DeadLetters
+from ackcore.spark.decisions import REPLAYED, with_replayed
+from ackcore.spark.progress import Account
 from ackcore.spark.schema_changes import ColumnsChanged
 from ackcore.spark.state import (
     TRACKING,
@@ -196,3 +201,43 @@ def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
     ask(checkpoint)
     with pytest.raises(CheckpointForeign, match=r"the replay r1\.lines.* has no spout 'lines'"):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
+
+
+def test_the_books_tell_what_was_resolved(tmp_path):
+    world = World(tmp_path)
+
+    def park(number):
+        state, _ = world.driver()
+        with state:
+            store = DeadLetters.open(tmp_path, state.deployment_key)
+            store.write(number, state.decision(number).dead)
+
+    world.behaves = fails("b", "c", final=True)
+    world.process(0, ["a", "b", "c"])
+    park(0)
+    assert replay(tmp_path).records == {"lines": 2}
+    # One of the two fails once more and is ACKED then, the other one dies again.
+    behaviours = {"b": fails("b"), "c": fails("c", final=True)}
+    world.behaves = lambda line, attempt: behaviours[line](line, attempt)
+    _, books = world.process(1)
+    assert books.spouts["lines"] == Account(3, 2, 1, dead=3, waiting=1, retried=0, resolved=0)
+    park(1)
+    world.now_ms += 10_000
+    _, books = world.process(2)
+    assert books.spouts["lines"] == Account(3, 2, 2, dead=3, waiting=0, retried=1, resolved=1)
+    assert replay(tmp_path).records == {"lines": 1}
+    world.behaves = fails()
+    _, books = world.process(3)
+    assert (books.resolved, books.replayed, books.dead, books.acked) == (2, 3, 3, 3)
+    assert books.balanced
+    assert world.rows == ["A", "B", "C"]
+
+
+def test_a_table_of_the_first_version_is_read(checkpoint):
+    """It has no column that tells who was replayed."""
+    first = records(0, 2).drop_columns(REPLAYED)
+    assert with_replayed(first).equals(records(0, 2))
+    with OPEN(checkpoint) as state:
+        ask(checkpoint, table=first)
+        due = state.split_due(state.make_plan(0, 0)).due["lines"]
+    assert due[REPLAYED].to_pylist() == [True, True]

@@ -18,7 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ackcore.spark.run import Input, RunPlan, fetch, run
 from ackcore.spark.stages import ROOT_ID
-from ackcore.spark.state import ATTEMPT, DUE_MS, FIRST_MS, LAST_MS, MESSAGE_ID, REASON
+from ackcore.spark.state import ATTEMPT, DUE_MS, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, REPLAYED
 from ackcore.spark.workfiles import RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
@@ -290,6 +290,7 @@ def due(tmp_path):
                 FIRST_MS: zeros,
                 LAST_MS: zeros,
                 REASON: [""] * len(rows),
+                REPLAYED: [False] * len(rows),
                 "id": pa.array(columns[2], pa.int64()),
                 "text": pa.array(columns[3], pa.string()),
             }
