@@ -106,6 +106,7 @@ class DeadLetters:
         self._clock = clock
         self._schemas: dict[str, bytes] = {}
         self._complained = False
+        self._listed: dict[Path, tuple[list[LetterFile], list[tuple[LetterFile, LetterFile]]]] = {}
 
     @classmethod
     def open(
@@ -193,20 +194,32 @@ class DeadLetters:
         """
         for spout, table in dead.items():
             if table.num_rows:
-                directory = make_directory(self.path / spout)
-                # Once: what was put together stays for a while, so they may be thousands.
-                counts, replaced = _listed(directory)
-                for file in counts:
-                    if file.level and file.first <= number <= file.last:
-                        raise corrupt(
-                            file.path,
-                            f"holds letters of micro-batches after {number}, which is only now "
-                            "being written: the dead letters and the checkpoint are not of one age",
-                        )
-                path = directory / f"batch-{number}.parquet"
-                write_file(path, partial(pq.write_table, _letters(table, number), **_WRITING))
-                older = [file for file in counts if file.last < number]
-                self._put_together(directory, older, replaced)
+                self._write(make_directory(self.path / spout), number, _letters(table, number))
+
+    def _write(self, directory: Path, number: int, letters: pa.Table) -> None:
+        # One driver writes, and what was put together stays for a while: thousands of files.
+        known = self._listed.pop(directory) if directory in self._listed else None
+        files, replaced = known or _listed(directory)
+        for file in files:
+            if file.level and file.first <= number <= file.last:
+                raise corrupt(
+                    file.path,
+                    f"holds letters of micro-batches after {number}, which is only now being "
+                    "written: the dead letters and the checkpoint are not of one age",
+                )
+        file = LetterFile(directory / f"batch-{number}.parquet", number, number, 0)
+        write_file(file.path, partial(pq.write_table, letters, **_WRITING))
+        older = [each for each in files if each.last < number]
+        try:
+            self._put_together(directory, older, replaced)
+        except (OSError, StateError, pa.ArrowException) as error:
+            # The letters are written: that they are many files only makes them slow to read.
+            if not self._complained:
+                _log.warning("the dead letters in %s stay many files: %s", directory, error)
+            self._complained = True
+        else:
+            if all(each.last <= number for each in files):
+                self._listed[directory] = [*older, file], replaced
 
     def reasons(self) -> Iterator[tuple[Reason, int]]:
         """Yield why records died and how many of each reason, from all letters that there are.
@@ -231,22 +244,27 @@ class DeadLetters:
         older: list[LetterFile],
         replaced: list[tuple[LetterFile, LetterFile]],
     ) -> None:
-        """Make one file of many that are older than the last, which may be written again."""
-        try:
-            until = self._clock() - KEPT_MS
-            for by, files in groupby(replaced, key=lambda pair: pair[1]):
-                if by.path.stat().st_mtime_ns // 1_000_000 < until:
-                    for file, _ in files:
-                        remove(file.path)
-            run = self._run(older)
-            if run:
-                name = f"batches-{run[0].first}-{run[-1].last}.{run[0].level + 1}.parquet"
-                write_file(directory / name, partial(_copy, run))
-        except (OSError, StateError, pa.ArrowException) as error:
-            # The letters are written: that they are many files only makes them slow to read.
-            if not self._complained:
-                _log.warning("the dead letters in %s stay many files: %s", directory, error)
-            self._complained = True
+        """Make one file of many that are older than the last, which may be written again.
+
+        The lists are brought up to date.
+        """
+        until = self._clock() - KEPT_MS
+        by_all = {by for _, by in replaced}
+        gone = {by for by in by_all if by.path.stat().st_mtime_ns // 1_000_000 < until}
+        for file, by in replaced:
+            if by in gone:
+                remove(file.path)
+        replaced[:] = [(file, by) for file, by in replaced if by not in gone]
+        run = self._run(older)
+        if run:
+            first, last, level = run[0].first, run[-1].last, run[0].level + 1
+            name = f"batches-{first}-{last}.{level}.parquet"
+            whole = LetterFile(directory / name, first, last, level)
+            write_file(whole.path, partial(_copy, run))
+            at = older.index(run[0])
+            older[at : at + len(run)] = [whole]
+            replaced[:] = [(file, whole if by in run else by) for file, by in replaced]
+            replaced += [(file, whole) for file in run]
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return neighbours that were put together equally often and have the same columns."""
