@@ -10,7 +10,7 @@ import pytest
 from checkpoints import OPEN, Killer, decision, roots
 
 from ackcore.spark import act, batch, files, sinks
-from ackcore.spark.dead_letters import DeadLetters
+from ackcore.spark.dead_letter_store import DeadLetters
 from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.sinks import to_parquet
 from ackcore.spark.state import State
