@@ -28,6 +28,7 @@ from ackcore.spark.files import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
+    Reader,
     corrupt,
     make_directory,
     numbered,
@@ -37,6 +38,7 @@ from ackcore.spark.files import (
     sync_directory,
     write_record,
 )
+from ackcore.spark.waiting import Waiting
 
 
 class History(NamedTuple):
@@ -63,7 +65,7 @@ class Archive:
         self.batches, self.state = root / "batches", root / "state"
         self.replays, self.works = root / "replays", root / "work"
         self._deployment = deployment
-        self._verified: set[str] = set()
+        self._reader = Reader(self.state)
         self._decisions: dict[int, Decision] = {}
 
     # -- records ------------------------------------------------------------------------------
@@ -130,14 +132,13 @@ class Archive:
         return decision
 
     def _tables(self, entries: Mapping[str, Any]) -> Tables:
-        read = {name: Entry(**entry) for name, entry in entries.items()}
-        return Tables(self.state, read, self._verified)
+        # There was more in an entry when waiting tables had one, too.
+        read = {name: Entry(entry["file"], entry["rows"]) for name, entry in entries.items()}
+        return Tables(self._reader, read)
 
     def _decision_of(self, body: Mapping[str, Any]) -> Decision:
-        waiting, roots = self._tables(body["waiting"]), self._tables(body["nonacked"])
-        entries = waiting.entries.values()
-        dues = [entry.next_due_ms for entry in entries if entry.next_due_ms is not None]
-        firsts = [entry.oldest_ms for entry in entries if entry.oldest_ms is not None]
+        waiting = Waiting.of(self._reader, body["waiting"])
+        roots = self._tables(body["nonacked"])
         return Decision(
             number=body["number"],
             waiting=waiting,
@@ -148,19 +149,15 @@ class Archive:
             work=body.get("work", str(body["number"])),
             counts=body["counts"],
             totals=body["totals"],
-            waiting_rows=sum(entry.rows for entry in entries),
-            next_due_ms=min(dues, default=None),
-            oldest_ms=min(firsts, default=None),
+            waiting_rows=waiting.rows(),
+            next_due_ms=waiting.next_due_ms,
+            oldest_ms=waiting.oldest_ms,
             now_ms=body["now_ms"],
         )
 
-    def waiting(self, number: int | None) -> Tables:
-        """Return the rows that waited after a micro-batch, by spout; nobody before the first."""
-        if number is None:
-            return self._tables({})
-        tables = self.decided(number).waiting
-        assert isinstance(tables, Tables)
-        return tables
+    def waiting(self, number: int | None) -> Waiting:
+        """Return who waited after a micro-batch; nobody before the first."""
+        return Waiting({}) if number is None else self.decided(number).waiting
 
     def write_decision(self, decision: Decision, plan: Plan) -> Decision:
         """Record a decision, the tables first, and return it as `decision` reads it.
@@ -171,21 +168,18 @@ class Archive:
             If a table has not the columns that it must have.
         """
         number = decision.number
-        waiting, dead = filled(decision.waiting), filled(decision.dead)
-        for what, tables in (("waiting", waiting), ("dead", dead)):
-            for spout, table in tables.items():
-                check_tracking(table, f"{what}[{spout!r}]")
+        waiting, dead = decision.waiting, filled(decision.dead)
+        for spout, parts in waiting.parts.items():
+            for part in parts:
+                if isinstance(part, pa.Table):
+                    check_tracking(part, f"waiting[{spout!r}]")
+        for spout, table in dead.items():
+            check_tracking(table, f"dead[{spout!r}]")
         roots = decision.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
         # There may be tables here of a driver that died before it wrote the manifest, or of one
         # that has just taken over: nothing names them, or all depends on them.
         make_directory(self._manifest(number).parent)
-        parents = self.waiting(plan.parent)
-        kept = {spout: parents.entry_of(spout, table) for spout, table in waiting.items()}
         tables = {
-            "waiting": {
-                spout: kept[spout] or self._write(number, f"waiting-{spout}", table, True)
-                for spout, table in waiting.items()
-            },
             "dead": {spout: self._write(number, f"dead-{spout}", dead[spout]) for spout in dead},
             "nonacked": {"nonacked": self._write(number, "nonacked", roots)} if len(roots) else {},
         }
@@ -193,16 +187,15 @@ class Archive:
             what: {name: entry._asdict() for name, entry in entries.items()}
             for what, entries in tables.items()
         }
+        body["waiting"] = waiting.write(self._reader, str(number)).body()
         body |= {"number": number, "now_ms": plan.now_ms}
         body |= {"work": decision.work, "files": [list(file) for file in decision.files]}
         body |= {"counts": dict(decision.counts), "totals": dict(decision.totals)}
         self._record(self._manifest(number), body, once=True)
         return self.decided(number)
 
-    def _write(self, number: int, name: str, table: pa.Table, waits: bool = False) -> Entry:
-        entry = write_entry(self.state, str(number), name, table, waits)
-        self._verified.add(entry.file)
-        return entry
+    def _write(self, number: int, name: str, table: pa.Table) -> Entry:
+        return write_entry(self._reader, str(number), name, table)
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -262,11 +255,11 @@ class Archive:
             parent = self.decided(done)
             last = parent if last is None else last
         if last is not None:
+            for spout in last.waiting:
+                last.waiting.tables(spout)
             # What was acted upon will not be read again.
-            needed = [last.waiting] if last.number == done else [last.waiting, last.dead]
-            for tables in needed:
-                for name in tables:
-                    tables[name]
+            for spout in last.dead if last.number != done else ():
+                last.dead[spout]
         return last
 
     def prune(self, number: int) -> None:
@@ -306,9 +299,11 @@ class Archive:
             if kept >= number - 1:
                 decision = self.decision(kept)
                 # None: a later one, whose driver died while it wrote the tables.
-                for tables in () if decision is None else (decision.waiting, decision.dead):
-                    assert isinstance(tables, Tables)
-                    named.update(entry.file for entry in tables.entries.values())
+                if decision is not None:
+                    assert isinstance(decision.dead, Tables)
+                    named.update(entry.file for entry in decision.dead.entries.values())
+                    segments = decision.waiting.segments().values()
+                    named.update(segment.file for some in segments for segment in some)
         for old in numbers:
             if old < number - 1:
                 directory = self.state / str(old)
@@ -319,3 +314,4 @@ class Archive:
                         remove(path)
                 if not any(f"{old}/{path.name}" in named for path in files):
                     remove(directory)
+        self._reader.keep(named)

@@ -259,15 +259,26 @@ class Engine:
         # One on record is that of a driver which ended before it decided.  Whatever markers its
         # tasks left, nobody saw them die; but it may itself have died of what it ran.
         if plan is None:
-            plan = self._watched(self.state.make_plan(number, self.clock()))
+            most = self.topology.settings.max_retries_per_batch
+            plan = self._watched(self.state.make_plan(number, self.clock(), most))
         elif plan.interrupted:
-            plan = replace(plan, interrupted=False)
+            plan = self._bounded(replace(plan, interrupted=False))
         else:
-            plan = self._record_death(plan)
+            plan = self._bounded(self._record_death(plan))
         self.state.write_plan(plan)
         reach("planned", number)
         watch.lap("plan")
         return plan
+
+    def _bounded(self, plan: Plan) -> Plan:
+        """Hold a plan on record to a bound that was lowered, perhaps since it was too much."""
+        most = self.topology.settings.max_retries_per_batch
+        if plan.max_retries is not None and plan.max_retries <= most:
+            return plan
+        if sum(map(len, self.state.split_due(plan).due.values())) <= most:
+            return plan
+        # Root ids go by a record's place among the retries, so they are of other records now.
+        return replace(plan, max_retries=most, suspects=(), condemned=(), time_outs={})
 
     def _record_death(self, plan: Plan) -> Plan:
         return self._watched(replace(plan, deaths=plan.deaths + 1))
@@ -433,7 +444,7 @@ class Engine:
         decision = replace(
             outcome.decision,
             work=work.name,
-            counts=_counts(outcome.changes),
+            counts=_counts(outcome.changes, outcome.failed),
             totals=before.after(outcome.changes).to_json(),
         )
         return replace(outcome, decision=decision)
@@ -462,14 +473,13 @@ class Engine:
         )
 
 
-def _counts(changes: Mapping[str, Account]) -> dict[str, int]:
+def _counts(changes: Mapping[str, Account], failed: int) -> dict[str, int]:
     accounts = changes.values()
     found = {
         name: sum(getattr(account, name) for account in accounts)
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    executed = found["records"] + found["retried"] + found["replayed"]
-    return {**found, "failed": executed - found["acked"]}
+    return {**found, "failed": failed}
 
 
 def _write_retries(due: Due, work: Path) -> dict[str, WorkFile]:

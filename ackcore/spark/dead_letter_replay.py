@@ -46,7 +46,6 @@ from ackcore.spark.dead_letters import (
     sent_rows,
     session_of,
 )
-from ackcore.spark.decisions import TRACKING
 from ackcore.spark.errors import one_line
 from ackcore.spark.files import (
     CheckpointForeign,
@@ -57,6 +56,7 @@ from ackcore.spark.files import (
     write_record,
 )
 from ackcore.spark.schema_changes import ColumnsChanged, fit_columns
+from ackcore.spark.waiting import TRACKING
 from ackcore.topology.tuples import Reason
 
 

@@ -32,7 +32,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
-from ackcore.spark.decisions import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
 from ackcore.spark.files import (
     CheckpointForeign,
     StateError,
@@ -46,6 +45,7 @@ from ackcore.spark.files import (
     write_record,
 )
 from ackcore.spark.heartbeat import wall_clock_ms
+from ackcore.spark.waiting import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")

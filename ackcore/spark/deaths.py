@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.decisions import REASON
 from ackcore.spark.progress import Books
+from ackcore.spark.waiting import REASON
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")

@@ -49,12 +49,14 @@ class Disagreement(Exception):
 class Outcome:
     """A decision, and what only the process that made it needs to know.
 
-    ``changes`` is by how much each spout's account changes, with what waits in the end;
-    ``first_ms`` when each retried record that is ACKED now was first seen.
+    ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
+    how many executions failed; ``first_ms`` when each retried record that is ACKED now was first
+    seen.
     """
 
     decision: Decision
     changes: Mapping[str, Account]
+    failed: int
     first_ms: Int64s
 
 
@@ -189,45 +191,47 @@ def decide(
     """
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
-    room = settings.max_waiting - sum(map(len, due.rest.values()))
-    waiting, dead, changes = dict(due.rest), {}, {}
+    waiting, dead, changes = due.rest, {}, {}
+    failures = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
         tried = due.due.get(spout)
         lost = payloads.get(spout)
         runs_again = len(tried) if tried is not None else 0
-        replayed = resolved = 0
+        firsts = resolved = 0
         if tried is not None:
             resolved = pc.sum(tried[REPLAYED]).as_py() or 0
             # What a request put back starts again from attempt 0.
-            replayed = pc.sum(pc.equal(tried[ATTEMPT], 0)).as_py() or 0
+            firsts = pc.sum(pc.equal(tried[ATTEMPT], 0)).as_py()
             first_ms.append(_first_of_acked(tried, lost))
-        parked = 0
+        parked = lost_here = 0
         if lost is not None and len(lost):
+            lost_here = len(lost)
             rows = _tracked(plan, tried, lost, [reasons[root] for root in _roots(lost)])
             resolved -= pc.sum(rows[REPLAYED]).as_py()
             rows, ends = _judge(policy, plan.now_ms, rows)
             waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
+            room = settings.max_waiting - waiting.rows()
             if len(waits) > room:
                 kept = max(room, 0)
                 dies = pa.concat_tables([dies, _refused(waits.slice(kept), settings.max_waiting)])
                 waits = waits.slice(0, kept)
-            room -= len(waits)
-            if len(waits):
-                waiting[spout] = _joined(waiting.get(spout), waits)
+            waiting = waiting.plus(spout, waits)
             if len(dies):
                 dead[spout] = dies
                 parked = len(dies)
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
-            replayed=replayed,
-            acked=executed - (0 if lost is None else len(lost)),
+            # Counted when a request is taken, however long its rows then wait for their turn.
+            replayed=due.asked.get(spout, 0),
+            acked=executed - lost_here,
             dead=parked,
-            waiting=len(waiting.get(spout, ())),
-            retried=runs_again - replayed,
+            waiting=waiting.rows(spout),
+            retried=runs_again - firsts,
             resolved=resolved,
         )
+        failures += lost_here
         if changes[spout].acked < 0:
             raise Disagreement(
                 f"spout {spout} has {executed} records in this micro-batch, and "
@@ -236,12 +240,12 @@ def decide(
     nonacked = np.unique(failed["root_id"].to_numpy())
     decision = Decision(
         number=plan.number,
-        waiting={spout: table for spout, table in waiting.items() if len(table)},
+        waiting=waiting,
         dead=dead,
         nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
         files=tuple(files),
     )
-    return Outcome(decision, changes, np.concatenate(first_ms))
+    return Outcome(decision, changes, failures, np.concatenate(first_ms))
 
 
 def _roots(table: pa.Table) -> list[int]:
@@ -311,12 +315,3 @@ def _refused(rows: pa.Table, most: int) -> pa.Table:
 def _with(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
     place = TRACKING.get_field_index(name)
     return rows.set_column(place, TRACKING.field(place), column)
-
-
-def _joined(before: pa.Table | None, new: pa.Table) -> pa.Table:
-    if before is None or not len(before):
-        return new
-    if before.schema.names == new.schema.names and before.schema != new.schema:
-        new = new.cast(before.schema)
-    # A source may have gained columns since the others began to wait.
-    return pa.concat_tables([before, new], promote_options="permissive")

@@ -28,7 +28,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
@@ -39,8 +39,9 @@ import pyarrow.parquet as pq
 
 from ackcore.arrow import rebatched
 
-#: Of the files of a checkpoint.  A reader knows all formats up to its own.
-FORMAT = 1
+#: Of the files of a checkpoint.  A reader knows all formats up to its own.  In format 1 each spout
+#: had one waiting table, in no order.
+FORMAT = 2
 #: A table's checksum: the hex digits in its name.
 _NAMED = re.compile(r"\.([0-9a-f]{32})\.arrow(?:\.staged)?")
 _TEMPORARY = re.compile(r"\..+\.tmp")
@@ -344,13 +345,26 @@ def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = F
 
     A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
     """
+    # Few batches, whatever pieces the table came in: a filter makes as many again.
+    batches = rebatched(table.to_batches(), len(table))
+    return write_batches(directory, name, table.schema, batches, staged=staged)
+
+
+def write_batches(
+    directory: Path,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    staged: bool = False,
+) -> str:
+    """Write a table batch by batch, as `write_table` does."""
     temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
     with writing(directory / name):
         with open(temporary, "wb") as file:
             hashed = _Hashed(file)
-            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), table.schema) as writer:
-                # Few batches, whatever pieces the table came in: a filter makes as many again.
-                for batch in rebatched(table.to_batches(), len(table)):
+            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema) as writer:
+                for batch in batches:
                     writer.write_batch(batch)
             file.flush()
             os.fsync(file.fileno())
@@ -408,6 +422,43 @@ def read_table_schema(path: Path) -> pa.Schema:
         raise corrupt(path, f"is damaged: {error}") from error
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}") from error
+
+
+class Reader:
+    """The tables below a directory, each of them mapped and checked once.
+
+    Parameters
+    ----------
+    root : Path
+        What their names start from.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._verified: set[str] = set()
+        self._mapped: dict[str, pa.Table] = {}
+
+    def read(self, file: str) -> pa.Table:
+        """Return a table.
+
+        Raises
+        ------
+        CheckpointCorrupt, StateError
+            As `read_table`.
+        """
+        if file not in self._mapped:
+            self._mapped[file] = read_table(self.root / file, check=file not in self._verified)
+            self._verified.add(file)
+        return self._mapped[file]
+
+    def wrote(self, file: str) -> None:
+        """Say that a file's checksum need not be looked at: who wrote it has just made it."""
+        self._verified.add(file)
+
+    def keep(self, files: Collection[str]) -> None:
+        """Forget all other files."""
+        self._verified.intersection_update(files)
+        self._mapped = {file: table for file, table in self._mapped.items() if file in files}
 
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.decisions import with_replayed
 from ackcore.spark.files import (
     StateError,
     corrupt,
@@ -23,6 +22,7 @@ from ackcore.spark.files import (
     write_table,
 )
 from ackcore.spark.schema_changes import fit_columns
+from ackcore.spark.waiting import with_replayed
 
 #: In a request's schema: the note that makes it count.
 _NOTE = b"ackcore_note"

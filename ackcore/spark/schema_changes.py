@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from ackcore.spark.decisions import TRACKING
 from ackcore.spark.files import CheckpointForeign
+from ackcore.spark.waiting import TRACKING
 
 
 class ColumnsChanged(CheckpointForeign):

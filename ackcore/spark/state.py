@@ -18,8 +18,8 @@ What holds at every moment, a crash between any two writes included: micro-batch
 a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
 state is read off the names of the files, and a file that is not where it must be was removed by
 somebody else: that is an error, because to begin again would lose what waits, or repeat what was
-done.  The last two micro-batches are kept.  A waiting table that did not change is not written
-again: the manifest names the file of an older micro-batch, which stays until nothing names it.
+done.  The last two micro-batches are kept.  Who waits is mostly in files of older ones, which stay
+until no manifest names them: see `ackcore.spark.waiting`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -38,23 +39,7 @@ import pyarrow as pa
 
 from ackcore.spark import ownership, replays
 from ackcore.spark.archive import Archive
-from ackcore.spark.decisions import (
-    ATTEMPT,
-    DUE_MS,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
-    REASON,
-    REPLAYED,
-    ROOT_IDS,
-    TRACKING,
-    Decision,
-    Due,
-    Plan,
-    SinkFile,
-    filled,
-    part,
-)
+from ackcore.spark.decisions import ROOT_IDS, Decision, Due, Plan, SinkFile
 from ackcore.spark.files import (
     CheckpointCorrupt,
     CheckpointForeign,
@@ -71,6 +56,17 @@ from ackcore.spark.files import (
 )
 from ackcore.spark.ownership import Described
 from ackcore.spark.schema_changes import fit_columns
+from ackcore.spark.waiting import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+    Waiting,
+)
 
 __all__ = [
     "ATTEMPT",
@@ -93,6 +89,7 @@ __all__ = [
     "SinkFile",
     "State",
     "StateError",
+    "Waiting",
 ]
 
 
@@ -196,8 +193,8 @@ class State:
 
     def _check_waiting(self, topology: Described, decision: Decision | None) -> None:
         """Nobody may wait for a spout that is no more, nor for columns that it has not."""
-        waiting: Mapping[str, pa.Table] = {} if decision is None else decision.waiting
-        waits = [(f"{table.num_rows} records", spout) for spout, table in waiting.items()]
+        waiting = Waiting({}) if decision is None else decision.waiting
+        waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
         plan = self._open_plan()
         asked = [*(() if plan is None else plan.replays), *self.pending_replays()]
         for name in asked:
@@ -210,8 +207,9 @@ class State:
                     f"has no spout {spout!r} that is tracked. Let the former topology run until "
                     "nothing waits, then change it; or give this one a checkpoint of its own"
                 )
-        for spout, table in waiting.items():
-            self._fitted(spout, table)
+        for spout in waiting:
+            for table in waiting.tables(spout):
+                self._fitted(spout, table)
         for name in asked:
             self._asked(name)
 
@@ -318,7 +316,7 @@ class State:
         """Return the plan on record, None if there is none yet."""
         return self._archive.plan(number)
 
-    def make_plan(self, number: int, clock_ms: int) -> Plan:
+    def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
         """Return a new plan, which is not yet written.
 
         Parameters
@@ -327,6 +325,8 @@ class State:
             The micro-batch after the last one that is done.
         clock_ms : int
             What the clock says.  It may have gone back; the plan's time never does.
+        max_retries : int, optional
+            How many rows that are due, replays among them, it takes at most.
 
         Returns
         -------
@@ -346,17 +346,11 @@ class State:
         now_ms = clock_ms
         if parent is not None:
             now_ms = max(now_ms, self._archive.decided(parent).now_ms)
-        waiting = self._archive.waiting(parent)
-        due = sum(
-            part(waiting[spout], now_ms)[0].num_rows
-            for spout, entry in waiting.entries.items()
-            # A table in which nothing is due is not even opened.
-            if entry.ripe(now_ms)
-        )
+        due = self._archive.waiting(parent).due(now_ms)
         asked = self.pending_replays()
         for name in asked:
             self._asked(name)  # one that does not fit must not be in a plan on record
-        return Plan(number, now_ms, parent, due, asked)
+        return Plan(number, now_ms, parent, due, asked, max_retries=max_retries)
 
     def write_plan(self, plan: Plan) -> None:
         """Record a plan, or record it anew as long as nothing is decided.
@@ -382,30 +376,23 @@ class State:
         Raises
         ------
         CheckpointCorrupt
-            If the tables do not have the rows that the plan counted, or a request is missing.
+            If there are not the rows that the plan counted, or a request is missing.
+        ColumnsChanged
+            If the rows do not fit the columns that their source has now.
         """
-        due: dict[str, pa.Table] = {}
-        rest: dict[str, pa.Table] = {}
         waiting = self._archive.waiting(plan.parent)
-        for spout, entry in waiting.entries.items():
-            if entry.ripe(plan.now_ms):
-                due[spout], rest[spout] = part(self._fitted(spout, waiting[spout]), plan.now_ms)
-            else:
-                # The object that came from the file, so that it need not be written again.
-                rest[spout] = self._fitted(spout, waiting[spout])
-        found = sum(table.num_rows for table in due.values())
+        found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
                 self._archive.batches / f"{plan.number}.plan",
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
-        for name in plan.replays:
-            spout, asked = replays.spout_of(name), self._asked(name)
-            if spout in due:
-                # Which of them may hold nulls is the one thing that their columns may differ in.
-                asked = pa.concat_tables([due[spout], asked], promote_options="default")
-            due[spout] = asked
-        return Due(filled(due), filled(rest))
+        asked = [(replays.spout_of(name), self._asked(name)) for name in plan.replays]
+        due, rest = waiting.split(plan.now_ms, plan.max_retries, asked, self._fitted)
+        counts = Counter[str]()
+        for spout, table in asked:
+            counts[spout] += len(table)
+        return Due(due, rest, dict(counts))
 
     def _asked(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
@@ -446,8 +433,8 @@ class State:
             raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
         return self._archive.write_decision(decision, plan)
 
-    def waiting(self, number: int) -> Mapping[str, pa.Table]:
-        """Return the rows that waited after a micro-batch, by spout; read when asked for.
+    def waiting(self, number: int) -> Waiting:
+        """Return the rows that waited after a micro-batch; read when asked for.
 
         Raises
         ------

@@ -64,6 +64,7 @@ _RANGES = {
     "backoff_ms": _Range(1, MAX_WAIT_MS),
     "max_backoff_ms": _Range(1, MAX_WAIT_MS),
     "max_waiting": _Range(0),
+    "max_retries_per_batch": _Range(1),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
     "sink_attempts": _Range(1),
@@ -92,6 +93,10 @@ class Settings:
         Where the doubling stops.
     max_waiting : int, default 1000000
         How many records may wait for a retry; what fails beyond goes to the dead letters.
+    max_retries_per_batch : int, default 100000
+        How many retries and replayed records a micro-batch takes, those first that were due first;
+        the others are due in the next one, at once.  Whatever of them fails again passes through
+        the driver: so many records must fit into its memory a few times.
     parallelism : int, optional
         How many tasks there are behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
@@ -134,6 +139,7 @@ class Settings:
     backoff_ms: int = 1_000
     max_backoff_ms: int = 300_000
     max_waiting: int = 1_000_000
+    max_retries_per_batch: int = 100_000
     parallelism: int | None = None
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()

@@ -18,6 +18,7 @@ from ackcore.spark.state import (
     TRACKING,
     Decision,
     State,
+    Waiting,
 )
 from ackcore.topology.tuples import Reason
 
@@ -89,7 +90,9 @@ def ids(table):
 
 
 def decision(number, waiting=None, dead=None, **rest):
-    return Decision(number, waiting or {}, dead or {}, rest.pop("nonacked", roots()), **rest)
+    if not isinstance(waiting, Waiting):
+        waiting = Waiting({name: [table] for name, table in (waiting or {}).items()})
+    return Decision(number, waiting, dead or {}, rest.pop("nonacked", roots()), **rest)
 
 
 def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):

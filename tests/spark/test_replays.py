@@ -13,7 +13,6 @@ from worlds import World, fails
 from ackcore.spark import files, replays
 from ackcore.spark.dead_letter_replay import replay
 from ackcore.spark.dead_letter_store import DeadLetters
-from ackcore.spark.decisions import REPLAYED, with_replayed
 from ackcore.spark.progress import Account
 from ackcore.spark.schema_changes import ColumnsChanged
 from ackcore.spark.state import (
@@ -22,6 +21,7 @@ from ackcore.spark.state import (
     CheckpointForeign,
     Plan,
 )
+from ackcore.spark.waiting import REPLAYED, with_replayed
 
 
 def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
@@ -35,7 +35,7 @@ def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
         assert state.pending_replays() == ()
     with OPEN(checkpoint) as state:
         assert state.pending_replays() == ()
-        due, rest = state.split_due(state.plan(1))
+        due, rest, _ = state.split_due(state.plan(1))
         assert {name: ids(table) for name, table in due.items()} == {
             "lines": ["id-0", "id-77"],
             "clicks": ["id-9", "id-10"],

@@ -70,7 +70,7 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
             assert (found.waiting_rows, found.next_due_ms, found.oldest_ms) == (3, 1000, 0)
             assert found.now_ms == 5000
         assert state.waiting(0)["lines"].equals(records(0, 3))
-        assert repr(state.waiting(0)) == "Tables(lines: 3 rows)"
+        assert repr(state.waiting(0)) == "Waiting(lines: 3 rows)"
 
 
 def test_due_rows_are_parted_from_the_others(checkpoint):
@@ -78,14 +78,14 @@ def test_due_rows_are_parted_from_the_others(checkpoint):
         run_one(state, 0, {"lines": records(0, 10), "clicks": records(0, 2, due_ms=9000)})
         plan = state.make_plan(1, 1003)
         assert plan.due == 4  # 1000 to 1003
-        due, rest = state.split_due(plan)
+        due, rest, _ = state.split_due(plan)
         assert {name: ids(table) for name, table in due.items()} == {
             "lines": ["id-0", "id-1", "id-2", "id-3"]
         }
         assert ids(rest["lines"]) == [f"id-{n}" for n in range(4, 10)]
-        assert rest["clicks"] is state.waiting(0)["clicks"]
+        assert rest.parts["clicks"] == state.waiting(0).parts["clicks"]
         everybody = state.split_due(state.make_plan(1, 10_000))
-        assert everybody.rest == {}
+        assert everybody.rest.rows() == 0
         assert {name: len(table) for name, table in everybody.due.items()} == {
             "lines": 10,
             "clicks": 2,
@@ -110,7 +110,7 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
         with OPEN(checkpoint) as state:
             plan = state.make_plan(number, number)
             state.write_plan(plan)
-            rest = state.split_due(plan).rest | {"clicks": records(number, 1, due_ms=10**9)}
+            rest = state.split_due(plan).rest.plus("clicks", records(number, 1, due_ms=0))
             state.write_decision(decision(number, rest))
             state.write_done(number)
             state.prune(number)
@@ -189,7 +189,7 @@ def test_a_hundred_thousand_that_wait_are_written_and_parted_in_no_time(checkpoi
         run_one(state, 0, {"lines": lines})
         written = time.perf_counter()
         plan = state.make_plan(1, 999)
-        due, rest = state.split_due(plan)
+        due, rest, _ = state.split_due(plan)
         parted = time.perf_counter()
     assert (len(due["lines"]), len(rest["lines"])) == (1000, 99_000)
     assert len(list((checkpoint / "ackcore/state/0").glob("waiting-*"))) == 1
@@ -468,11 +468,11 @@ def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
 
 
 def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(files, "FORMAT", 2)
+    monkeypatch.setattr(files, "FORMAT", 3)
     made(checkpoint)
     monkeypatch.undo()
     with pytest.raises(
-        CheckpointNewer, match=r"meta.json has format 2, and this .* up to 1"
+        CheckpointNewer, match=r"meta.json has format 3, and this .* up to 2"
     ) as told:
         OPEN(checkpoint)
     assert "Start the query with that version" in str(told.value)
@@ -651,7 +651,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
         assert list(state.waiting(0)) == ["clicks"]
         state.write_done(0)
         for number in (1, 2):
-            waits = dict(state.waiting(number - 1))
+            waits = state.waiting(number - 1)
             run_one(state, number, waits)
             state.prune(number)
         names = [path.name.split(".")[0] for path in (checkpoint / "ackcore/state/0").iterdir()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 
-import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 
@@ -35,11 +34,11 @@ def steps(state, until):
         yield f"planned {number}"
         before = state.decision(number - 1).totals if number else {"dead": 0, "tried": 0}
         if state.decision(number) is None:
-            due, waiting = state.split_due(plan)
+            due, waiting, _ = state.split_due(plan)
             tried = due["lines"] if "lines" in due else records(0, 0)
-            more = [records(10 * number, 2)]
-            waiting["lines"] = pa.concat_tables([*filter(None, [waiting.get("lines")]), *more])
-            waiting.setdefault("clicks", records(0, 3, due_ms=10**9))
+            waiting = waiting.plus("lines", records(10 * number, 2))
+            if "clicks" not in waiting:
+                waiting = waiting.plus("clicks", records(0, 3, due_ms=10**9))
             dead = {"lines": tried[:1]}
             totals = {"dead": before["dead"] + len(dead["lines"])}
             totals["tried"] = before["tried"] + len(tried)
