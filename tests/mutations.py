@@ -539,8 +539,8 @@ MUTATIONS = [
     Mutation(
         "a restarted plan has a new time",
         "ackcore/spark/batch.py",
-        "        if plan is None:\n            plan = self._watched(",
-        "        if True:\n            plan = self._watched(",
+        "        if plan is None:\n            most = ",
+        "        if True:\n            most = ",
         f"{BATCH}::test_a_plan_is_kept_with_its_time",
     ),
     Mutation(

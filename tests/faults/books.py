@@ -215,11 +215,12 @@ def read(
         decided[number] = Decided(number, number in done, manifest, tuple(dead))
     if decided:
         last = decided[max(decided)].manifest
-        for spout, entry in last["waiting"].items():
+        segments = [(spout, each) for spout, some in last["waiting"].items() for each in some]
+        for spout, entry in segments:
             table = read_table(root / "state" / entry["file"])
             if len(table) != entry["rows"]:
                 raise Damaged(f"{entry['file']} has {len(table)} rows and not {entry['rows']}")
-            waiting += _held(table, spout, key)
+            waiting += _held(table.slice(entry["start"]), spout, key)
         for account in last["totals"]["spouts"].values():
             totals.update(account)
     letters = Path(dead_letters) if dead_letters is not None else root / "dead_letters"

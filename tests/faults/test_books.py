@@ -55,6 +55,11 @@ def write_table(state, name, rows):
     return {"file": file, "rows": len(rows)}
 
 
+def write_segments(state, name, rows):
+    """One segment, in which somebody has been waiting before them."""
+    return [{**write_table(state, name, [*rows[:1], *rows]), "start": len(rows[:1])}]
+
+
 class History:
     """A query that runs to its end, or up to ``stop`` micro-batches."""
 
@@ -107,7 +112,8 @@ class History:
         for name, rows in (("waiting", waiting.items()), ("dead", dead)):
             if rows:
                 table = [self.tracked(*row) for row in rows]
-                held[name]["lines"] = write_table(state, f"{n}/{name}-lines", table)
+                write = write_segments if name == "waiting" else write_table
+                held[name]["lines"] = write(state, f"{n}/{name}-lines", table)
         totals = {"batches": n + 1, "spouts": {"lines": dict(self.totals)}}
         write_record(self.manifest(n), {"number": n, "totals": totals, **held})
         rows = [row for each in acked for row in rows_of(self.records[each])]
@@ -170,7 +176,7 @@ class History:
 
     def edit_waiting(self, rows):
         def change(body):
-            body["waiting"] = {"lines": write_table(self.root / "state", "w", rows)}
+            body["waiting"] = {"lines": write_segments(self.root / "state", "w", rows)}
             body["totals"]["spouts"]["lines"]["waiting"] = len(rows)
 
         self.edit_manifest(self.number - 1, change)
