@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ from py4j.protocol import Py4JNetworkError
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
-from streams import Store, until, word_count
+from streams import Split, Store, until, word_count
 
 from ackcore.spark.act import Stopped
 from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.sinks import SinkError
+from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -79,37 +81,42 @@ def test_a_source_that_was_down_is_asked_again(spark, tmp_path, store, running, 
     assert (on.exception, store.words) == (None, ["a"])
 
 
-class Held(Store):
-    """A sink that holds its first micro-batch until it is let go."""
+class Held(Split):
+    """Says that it has come, and is at its tuple until it is let go."""
 
-    def __init__(self):
-        super().__init__()
-        self.came, self.let_go = threading.Event(), threading.Event()
+    def __init__(self, directory):
+        self.came, self.let_go = directory / "came", directory / "let go"
 
-    def write(self, frame, number):
-        super().write(frame, number)
-        self.came.set()
-        assert self.let_go.wait(60)
+    def execute(self, tuple, collector):
+        self.came.touch()
+        while not self.let_go.exists():
+            time.sleep(0.01)
+        super().execute(tuple, collector)
 
 
-def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, folder, running):
-    store = Held()
+def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, running):
+    """Its jobs, too, which Spark cancels when its query is stopped."""
     folder.add("a")
     folder.add("b")
-    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
-    assert store.came.wait(60)
+    builder = TopologyBuilder()
+    builder.spout("lines", folder.stream)
+    held = Held(tmp_path)
+    builder.bolt("held", held).shuffle("lines")
+    builder.sink("held", store)
+    on = running(builder.build(), spark, tmp_path / "cp")
+    until(held.came.exists, on)
     stopping = threading.Thread(target=on.stop, args=(True,))
     stopping.start()
     until(on._leaving.is_set, on)
-    assert on.is_active
-    store.let_go.set()
+    assert not on.await_termination(0.5)
+    held.let_go.touch()
     stopping.join(60)
     assert (on.is_active, on.exception) == (False, None)
     assert on.books.batches == 1
     assert store.words == ["a"]
     assert (tmp_path / "cp/spark/commits/0").exists()
     on.stop(finish=True)
-    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    on = running(builder.build(), spark, tmp_path / "cp")
     until(lambda: on.books.acked == 2, on)
     on.stop(finish=True)  # where nothing runs
     assert store.words == ["a", "b"]
