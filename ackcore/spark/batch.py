@@ -66,6 +66,7 @@ from ackcore.spark.suspects import (
 from ackcore.spark.workfiles import RowFile, WorkFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.layout import Layout
+from ackcore.topology.tuples import Raised
 
 _log = logging.getLogger("ackcore")
 
@@ -74,6 +75,9 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
+
+#: Calls that raised, of one bolt in one micro-batch, of which more are told.
+MANY_CALLS = 100
 
 #: How the text begins by which a worker tells that it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
@@ -418,6 +422,7 @@ class Engine:
                 plan.number,
                 ran.untracked_failures,
             )
+        _warn_of_raised(plan.number, ran.raised)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = entangle(reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts)
         payloads: Mapping[str, pa.Table] = {}
@@ -470,6 +475,24 @@ class Engine:
             records_per_s=(acked + failed) / seconds if runs else 0.0,
             runs=runs,
             steps_ms=watch.laps,
+        )
+
+
+def _warn_of_raised(number: int, raised: Mapping[str, Raised]) -> None:
+    """Say which bolts cost many calls because they raise; of a few the dead letters tell."""
+    for name, some in sorted(raised.items()):
+        if some.calls <= MANY_CALLS:
+            continue
+        _log.warning(
+            "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
+            "raises is bisected to the rows that raise by themselves. Catch it, and fail those "
+            "rows with out.fail(rows, reasons)",
+            number,
+            name,
+            some.calls,
+            some.rows,
+            "s" * (some.rows != 1),
+            f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
         )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,12 +60,13 @@ from ackcore.spark.stages import (
 )
 from ackcore.spark.state import MESSAGE_ID, SinkFile
 from ackcore.spark.task import Work
+from ackcore.spark.unions import collected
 from ackcore.spark.workfiles import ROOT_ID, WorkFile, read_rows
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.layout import Layout
 from ackcore.topology.parts import Spout
-from ackcore.topology.tuples import Reason
+from ackcore.topology.tuples import Raised, Reason
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ class Run:
         relative to the run's directory.
     content : mapping from int to mapping from str to int
         By partition of the first stage and spout: `stages.sampled` of what was read.
+    raised : mapping from str to Raised
+        By bolt, what it raised.
     """
 
     records: Mapping[str, int]
@@ -158,6 +160,7 @@ class Run:
     untracked_failures: int
     spilled: Mapping[str, tuple[WorkFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    raised: Mapping[str, Raised] = field(default_factory=dict)
 
 
 def source_schema(frame_schema: StructType) -> pa.Schema:
@@ -280,41 +283,7 @@ def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPl
             stages = frame.repartitionById(work.dests, "dest")
             frame = stages.mapInArrow(NextStage(work, level), ROW_TYPE)
         frame = frame.repartitionById(work.dests, "dest").mapInArrow(LastStage(work), RESULT_TYPE)
-    return _read(parts, layout, _collected(frame))
-
-
-def _collected(frame: DataFrame) -> pa.Table:
-    """Run a job, every partition of each side of a union in a task of its own.
-
-    Since Spark 4.1 a union of sides that are partitioned alike, as single partitions are, has the
-    first partitions of all sides in one task.  There would then be two first stages with one
-    number, and two ends of what they send.
-    """
-    session = frame.sparkSession
-    key = session._jsparkSession.hashCode()
-    with _LOCK:
-        users, before = _PLAIN.get(key, (0, None))
-        if not users:
-            before = session.conf.get(_UNION, None)
-            session.conf.set(_UNION, "false")
-        _PLAIN[key] = users + 1, before
-    try:
-        return frame.toArrow()
-    finally:
-        with _LOCK:
-            users, before = _PLAIN.pop(key)
-            if users > 1:
-                _PLAIN[key] = users - 1, before
-            elif before is None:
-                session.conf.unset(_UNION)
-            else:
-                session.conf.set(_UNION, before)
-
-
-_UNION = "spark.sql.unionOutputPartitioning"
-#: By session, how many jobs want its unions plain, and what the setting was before the first.
-_PLAIN: dict[int, tuple[int, str | None]] = {}
-_LOCK = threading.Lock()
+    return _read(parts, layout, collected(frame))
 
 
 def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
@@ -339,10 +308,13 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
         name: [] for name, source in parts.sources.items() if source.spilled
     }
     untracked = 0
+    raised: dict[str, Raised] = defaultdict(Raised)
     for about in abouts:
         records.update(about.get("read", {}))
         retried.update(about.get("retried", {}))
         untracked += about["untracked_failures"]
+        for name, some in about["raised"].items():
+            raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in about["files"]]
         for spout, path, rows_in_it in about.get("spilled", ()):
             spilled[spout].append(WorkFile(path, rows_in_it))
@@ -373,6 +345,7 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
         untracked,
         {name: tuple(sorted(paths)) for name, paths in spilled.items()},
         {one["partition"]: one["content"] for one in abouts if "read" in one},
+        dict(raised),
     )
     if claims and not problems:
         run = replace(run, failed=_with_repeated(parts, run, claims))
@@ -557,7 +530,7 @@ def _fetch(
             )
             for one in parts.inputs
         ]
-        rows = _collected(reduce(DataFrame.union, again))
+        rows = collected(reduce(DataFrame.union, again))
         content = {}
         for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
             if kind == ABOUT:

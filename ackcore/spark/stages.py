@@ -163,7 +163,6 @@ class FirstStage:
             "content": content,
             "files": files,
             "spilled": spilled,
-            "untracked_failures": task.untracked_failures,
         }
         yield from end(task, work, 1, about)
 
@@ -233,6 +232,8 @@ def _spill(
 
 def end(task: Task, work: Work, level: int, about: dict[str, Any]) -> Batches:
     """End a task's output: with trailers, or with its results where nothing is settled."""
+    about["untracked_failures"] = task.untracked_failures
+    about["raised"] = {name: raised.to_json() for name, raised in task.raised.items()}
     said = json.dumps(about, sort_keys=True).encode()
     if work.layout.settles:
         task.outbox.send_trailers(work.sends(level), said)
@@ -337,7 +338,6 @@ class NextStage:
             "partition": partition,
             "level": self.level,
             "files": files,
-            "untracked_failures": task.untracked_failures,
         }
         yield from end(task, work, self.level, about)
 

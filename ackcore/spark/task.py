@@ -9,7 +9,7 @@ through, its groups leave their ledger rows (`tracking`).
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
@@ -43,7 +43,7 @@ from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import All, Global, PartialKey
 from ackcore.topology.layout import Edge, Layout
-from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
+from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 
 #: What carries a tuple's identity beside its fields.
 IDENTITY_FIELDS = (
@@ -150,6 +150,8 @@ class Task:
         self.outbox = Outbox(origin_of(level, partition), work.dests)
         #: Failures of tuples that nobody tracks.
         self.untracked_failures = 0
+        #: By bolt, what it raised.
+        self.raised: dict[str, Raised] = defaultdict(Raised)
         #: By spout, roots that failed and why: where nothing is settled.
         self.failed: dict[int, list[pa.Table]] = {}
         self._events: list[tuple[Int64s, Int64s, int]] = []
@@ -209,6 +211,8 @@ class Task:
     def _take(self, box: _Box, results: Results) -> None:
         for failure in results.failures:
             self._fail_tuples(box, failure)
+        if results.raised is not None:
+            self.raised[box.name] += results.raised
         layout = self._work.layout
         for emission in results.emissions:
             stream = emission.stream
@@ -547,13 +551,7 @@ def _cut(rows: Rows) -> Iterator[Rows]:
     start = 0
     while start < n:
         stop = max(start + 1, end_within(rows.batch, start, CHUNK_BYTES))
-        identity = rows.identity
-        if identity is not None:
-            identity = Identity(
-                identity.message_ids.slice(start, stop - start),
-                identity.attempts[start:stop],
-                identity.stable_ids[start:stop],
-            )
+        identity = rows.identity and rows.identity.part(start, stop)
         owners = rows.owners.take(np.arange(start, stop), None)
         yield Rows(rows.batch.slice(start, stop - start), owners, identity, rows.home)
         start = stop

@@ -8,6 +8,7 @@ or failed is forgotten, so that an innocent row's emissions come from exactly on
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
@@ -27,7 +28,7 @@ from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.lossless import array_of, cast
 from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_returned
-from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Reason, Results
+from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 
 #: What one emit leaves: the stream, the rows, and what they hang from.
 _Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
@@ -343,16 +344,14 @@ class BatchExecutor:
             return Results([], [Failure(handles, [self._broken])], 0)
         emitted: list[_Piece] = []
         failures: dict[int, Reason] = {}
+        calls, types = 0, Counter[str]()
 
         def process(start: int, stop: int) -> None:
+            nonlocal calls
             part, who = batch, identity
             if stop - start < rows:
                 part = batch.slice(start, stop - start)
-                who = identity and Identity(
-                    identity.message_ids.slice(start, stop - start),
-                    identity.attempts[start:stop],
-                    identity.stable_ids[start:stop],
-                )
+                who = identity and identity.part(start, stop)
             out = BatchCollector(
                 self.reasons, self._schemas, first + start, stop - start, source, stream, who
             )
@@ -361,15 +360,19 @@ class BatchExecutor:
                 more, failed = out._close()
                 emitted.extend(more)
                 failures.update(failed)
-            elif stop - start == 1:
+                return
+            calls += 1
+            if stop - start == 1:
                 failures[first + start] = error
+                types[error.type] += 1
             else:
                 middle = (start + stop) // 2
                 process(start, middle)
                 process(middle, stop)
 
         process(0, rows)
-        return self._results(emitted, failures)
+        results = self._results(emitted, failures)
+        return results._replace(raised=Raised(calls, types.total(), types)) if calls else results
 
     def flush(self) -> Results:
         """Flush the bolt."""

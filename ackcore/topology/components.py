@@ -291,6 +291,8 @@ class BatchBolt(Component):
         If it raises, nothing that it emitted counts, and halves of the batch are processed again,
         and their halves, until the rows that make it raise stand alone; these fail with the
         exception.  So it may see a row several times, and what it keeps on ``self`` must bear that.
+        Many such rows cost as many calls, which the log tells: catch what is to be expected, and
+        fail those rows with ``out.fail``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define process(self, batch, out)")
 

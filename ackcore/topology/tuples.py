@@ -6,7 +6,9 @@ row's *handle*.  Bolts answer in handles, so that the engine alone knows roots a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, final, overload
 
 import numpy as np
@@ -103,6 +105,11 @@ class Identity(NamedTuple):
     message_ids: pa.Array
     attempts: npt.NDArray[np.int32]
     stable_ids: Int64s
+
+    def part(self, start: int, stop: int) -> Identity:
+        """Return the identity of rows from ``start`` up to ``stop``."""
+        message_ids = self.message_ids.slice(start, stop - start)
+        return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
 class Origin:
@@ -290,6 +297,47 @@ class Failure(NamedTuple):
     reasons: list[Reason]
 
 
+@dataclass(frozen=True)
+class Raised:
+    """What a `BatchBolt` raised from ``process``, where a batch that raises is bisected.
+
+    Attributes
+    ----------
+    calls : int
+        That raised.
+    rows : int
+        That raised by themselves.
+    types : collections.Counter of str
+        How many of these rows raised which type of exception.
+    """
+
+    calls: int = 0
+    rows: int = 0
+    types: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: Raised) -> Raised:
+        types = self.types + other.types
+        return Raised(self.calls + other.calls, self.rows + other.rows, types)
+
+    def to_json(self) -> list[Any]:
+        """Return what `from_json` reads, with no more than the commonest types.
+
+        The order is that of the counts and names, and no matter of what came first.
+        """
+        pairs = sorted(self.types.items(), key=lambda pair: (-pair[1], pair[0]))
+        return [self.calls, self.rows, pairs[:_MOST_TYPES]]
+
+    @classmethod
+    def from_json(cls, said: list[Any]) -> Raised:
+        """Return what `to_json` wrote."""
+        calls, rows, pairs = said
+        return cls(calls, rows, Counter(dict(pairs)))
+
+
+#: Types of exceptions that a task tells of: a bolt may make new ones as it goes.
+_MOST_TYPES = 8
+
+
 class Results(NamedTuple):
     """What came of one call of an executor.
 
@@ -301,8 +349,11 @@ class Results(NamedTuple):
     failures : list of Failure
     open : int
         Handles that are neither acked nor failed so far.
+    raised : Raised, optional
+        What a `BatchBolt` raised, if it did.
     """
 
     emissions: list[Emission]
     failures: list[Failure]
     open: int
+    raised: Raised | None = None

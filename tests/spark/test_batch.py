@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from ackcore.spark.batch import RunFailed
 from ackcore.spark.files import CheckpointCorrupt
 from ackcore.spark.sinks import SinkError
 from ackcore.spark.state import ATTEMPT
-from ackcore.topology.tuples import Reason
+from ackcore.topology.tuples import Raised, Reason
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 
@@ -410,6 +411,33 @@ def test_what_fails_untracked_is_told(world, caplog):
     world.lost = 3
     world.process(0, ["a"])
     assert "3 tuples failed that nobody tracks" in caplog.text
+
+
+def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
+    few = Raised(batch.MANY_CALLS, 9, Counter({"KeyError": 9}))
+    world.raised = {
+        "parse": Raised(39_999, 10, Counter({"KeyError": 1, "ValueError": 9})),
+        "few": few,
+    }
+    world.problems = ["trailers differ"]  # nothing is said of a run that is not accepted
+    world.process(0, ["a"])
+    assert len(world.runs) == 2
+    (said,) = [one.getMessage() for one in caplog.records if "raised" in one.getMessage()]
+    assert said == (
+        "micro-batch 0: process() of bolt parse raised in 39999 calls, for 10 rows, mostly "
+        "ValueError; a batch that raises is bisected to the rows that raise by themselves. Catch "
+        "it, and fail those rows with out.fail(rows, reasons)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [({}, "for 0 rows; a"), ({"E": 1}, "for 1 row, mostly E; a")]
+)
+def test_calls_that_raise_for_few_rows_or_none_are_told(world, caplog, rows, said):
+    """What raises on a large batch may not raise on any of its rows."""
+    world.raised = {"parse": Raised(500, len(rows), Counter(rows))}
+    world.process(0, ["a"])
+    assert f"raised in 500 calls, {said} batch" in caplog.text
 
 
 def test_a_stream_without_rows_calls_no_sink(world):

@@ -29,7 +29,7 @@ from ackcore.spark.stages import FirstStage, LastStage, NextStage
 from ackcore.spark.task import Work
 from ackcore.spark.workfiles import WorkFile, keep_acked, read_rows
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
-from ackcore.topology.tuples import Reason
+from ackcore.topology.tuples import Raised, Reason
 
 ROWS = pa.schema([("record", pa.int64()), ("value", pa.int64())])
 DESTS = 3
@@ -422,3 +422,51 @@ def test_what_is_emitted_long_after_its_input_came(simulate, behind):
     assert done.problems == ()
     assert simulation.records_of(done) == roots(simulation, failed, len(values))
     assert simulation.rows_of(done)["two"] == rows["two"]
+
+
+class Raises(Branch):
+    """Raises for what it would have failed."""
+
+    def process(self, batch, out):
+        if any(self.fails(value) for value in batch["value"].to_pylist()):
+            raise ValueError("no such value")
+        super().process(batch, out)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_bolts_raised_is_counted_and_does_not_depend_on_the_order(simulate, behind):
+    """A task that runs again must send the same bytes, and these have the counts."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.bolt("calm", Raises(1, 0)).shuffle("spout")
+    raising = builder.bolt("raising", Raises(2, 3))
+    if behind:
+        raising.fields("spout", "value")
+    else:
+        raising.local_or_shuffle("spout")
+    builder.bolt("last", Branch(3, 0)).fields("raising", "value")
+    topology = builder.build(chunk_rows=8)
+    simulation = simulate(topology)
+    values = list(range(60))
+    sent = simulation.first(values)
+    assert sent == simulation.first(values, batch_rows=7)
+    done = simulation.rest(sent, np.random.default_rng(1))
+    once = simulation.sent
+    again = simulation.rest(sent, np.random.default_rng(2))
+    assert simulation.sent == once
+    assert again.raised == done.raised
+    assert done.problems == ()
+    assert done.raised.keys() == {"raising"}
+    rows = sum(topology.bolts["raising"].component.fails(value) for value in values)
+    assert done.raised["raising"].types == {"ValueError": rows}
+    assert done.raised["raising"].calls > rows == done.raised["raising"].rows > 0
+
+
+def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):
+    builder = TopologyBuilder()
+    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.bolt("raising", Raises(2, 1)).local_or_shuffle("spout")
+    simulation = simulate(builder.build())
+    assert not simulation.layout.settles
+    done = simulation.rest(simulation.first([1, 2, 3], 1), np.random.default_rng(1))
+    assert done.raised["raising"] == Raised(5, 3, collections.Counter(ValueError=3))

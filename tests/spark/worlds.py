@@ -66,6 +66,7 @@ class World:
     paused: list = field(default_factory=list)
     stopping: bool = False
     lost: int = 0
+    raised: dict = field(default_factory=dict)
 
     def __post_init__(self):
         builder = TopologyBuilder()
@@ -144,7 +145,7 @@ class World:
         columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
         table = pa.table(columns, schema=pa.schema(batch.FAILED))
         problems = (self.problems.pop(0),) if self.problems else ()
-        return Run(records, retried, table, tuple(files), problems, self.lost, {})
+        return Run(records, retried, table, tuple(files), problems, self.lost, {}, {}, self.raised)
 
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
