@@ -273,12 +273,17 @@ class DeadLetters:
             if len(neighbours) < _FEWEST:
                 continue
             for _, alike in groupby(neighbours, key=self._schema):
-                sizes = 0
                 run: list[LetterFile] = []
+                whole = 0
                 for file in alike:
-                    sizes += file.path.stat().st_size
-                    if sizes <= _BYTES and len(run) < _MOST:
+                    size = file.path.stat().st_size
+                    if len(run) == _MOST or whole + size > _BYTES:
+                        if len(run) >= _FEWEST:
+                            break
+                        run, whole = [], 0  # what is large stays, and others begin behind it
+                    if size <= _BYTES:
                         run.append(file)
+                        whole += size
                 if len(run) >= _FEWEST:
                     return run
         return None

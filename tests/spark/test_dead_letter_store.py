@@ -103,6 +103,23 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     assert pq.ParquetFile(first.path).num_row_groups == 5
 
 
+def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
+    """All died of an outage once, and since then there are a few deaths now and then."""
+    write(letters, 0, 1)
+    letters.write(1, {"lines": died(2, 20_000)})
+    large = (letters.path / "lines/batch-1.parquet").stat().st_size
+    monkeypatch.setattr(dead_letter_store, "_BYTES", large - 1)
+    for n in range(2, 40):
+        letters.write(n, {"lines": died(20_000 + n, 1)})
+    assert active(letters)[:4] == [
+        "batch-0.parquet",
+        "batch-1.parquet",
+        "batches-2-17.1.parquet",
+        "batches-18-33.1.parquet",
+    ]
+    assert len(numbers(letters.path)) == 2 + 20_000 + 38
+
+
 def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkeypatch):
     monkeypatch.setattr(dead_letter_store, "_FEWEST", 10_000)
     write(letters, 0, 300)
