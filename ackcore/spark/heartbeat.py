@@ -96,6 +96,8 @@ _KNOWN = "60s"
 #: was a number in a file at first.
 _NOTHING = "-"
 _BEAT = re.compile(r'^\{"(?:logOffset|beat)": ?\d+\}$')
+#: The number in format 2, where a log of beats does not tell which source it was.
+_BEAT_2 = re.compile(r'\d+:\{"beat": ?\d+\}')
 #: How the directory of the beats is called: no other source reads one of that name.
 _DIRECTORY = "ackcore-beats-"
 
@@ -122,6 +124,8 @@ class Beats:
     def advance(self) -> None:
         """Have Spark run a micro-batch."""
         number = next(self._numbers)
+        # Whoever sweeps temporary directories takes one that has been empty for days.
+        self.directory.mkdir(parents=True, exist_ok=True)
         hidden = self.directory / f".{number}"
         hidden.touch()
         # Spark passes over files that are older than what it has forgotten.  The number is the
@@ -194,7 +198,9 @@ def forget_beats(checkpoint: Path) -> None:
         else:
             # Format 2 has the number before each offset, and no line for a source without one.
             ours = f"{log.name}:" if log is not None else "none"
-            forgotten = [line for line in lines if not line.startswith(ours)]
+            forgotten = [
+                line for line in lines if not (line.startswith(ours) or _BEAT_2.fullmatch(line))
+            ]
         if forgotten == lines:
             continue
         # Hadoop's checksum first: without one, a file is taken as it is.
@@ -304,6 +310,7 @@ class Pacemaker:
 
     def _run(self) -> None:
         look_at = 0.0
+        complained = False
         while True:
             with self._changed:
                 if self._stopped:
@@ -323,15 +330,19 @@ class Pacemaker:
             if beat:
                 try:
                     self._advance()
+                    complained = False
                 except OSError as error:
                     # A disk that is full now may have room later; the query itself will tell.
-                    _log.warning("the heartbeat cannot be written, trying again: %s", error)
+                    if not complained:
+                        _log.warning("the heartbeat cannot be written, trying again: %s", error)
+                    complained = True
                     with self._changed:
                         if self._due_ms is None:
                             self._due_ms = due if due is not None else 0
             with self._changed:
                 if not self._stopped:
-                    self._changed.wait(self._pause_s())
+                    # What is due already and could not be written need not be tried without pause.
+                    self._changed.wait(self._poll_s if complained else self._pause_s())
 
     def _pause_s(self) -> float | None:
         pauses = []

@@ -31,7 +31,7 @@ from ackcore.spark.checks import check, check_options, check_trigger, read_trigg
 from ackcore.spark.dead_letter_store import DeadLetters
 from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.errors import one_line
-from ackcore.spark.files import local_path
+from ackcore.spark.files import fenced, local_path
 from ackcore.spark.heartbeat import (
     Beats,
     Clock,
@@ -44,7 +44,7 @@ from ackcore.spark.heartbeat import (
     with_heartbeat,
 )
 from ackcore.spark.progress import Books, Progress
-from ackcore.spark.restarts import end_of, for_spark, may_pass
+from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
 from ackcore.spark.run import Input, source_schema
 from ackcore.spark.sinks import claim_sink
 from ackcore.spark.state import State
@@ -336,7 +336,10 @@ class Query:
 
     def _begin(self) -> StreamingQuery:
         """Start Spark's query, with what there is at the checkpoint."""
-        forget_beats(self._spark_checkpoint)
+        with fenced(self._state.check_owner):
+            # Spark's part is another driver's as well, once that has taken over.
+            self._state.check_owner()
+            forget_beats(self._spark_checkpoint)
         if self._available_now and self._is_owed():
             # Retries, which no new data may come with.
             self._beats.advance()
@@ -344,16 +347,17 @@ class Query:
 
     def _each(self, frame: DataFrame, number: int) -> None:
         """What Spark calls with each micro-batch."""
-        # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
-        with contextlib.suppress(OSError):
-            log = find_log(self._spark_checkpoint) if self._beats.clear() else None
-            if log is not None:
-                trim_log(log)
         with self._changed:
             self._at_work = threading.current_thread()
         try:
             if self._leaving.is_set():
                 raise Stopped(f"stopped before micro-batch {number}")
+            self._state.check_owner()
+            # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
+            with contextlib.suppress(OSError):
+                log = find_log(self._spark_checkpoint) if self._beats.clear() else None
+                if log is not None:
+                    trim_log(log)
             again = self._state.is_done(number)
             progress = self._engine.process(number, [Input(frame, self._spout)])
             decision = self._state.decision(number)
@@ -381,7 +385,7 @@ class Query:
         if self._stopping.wait(seconds):
             return True
         spark_query = self._spark_query
-        return spark_query is not None and not _is_active(spark_query)
+        return spark_query is not None and not is_active(spark_query)
 
     def _attend(self) -> None:
         """Wait for Spark's query to end, and start it again if need be; in a thread of its own."""
@@ -415,9 +419,16 @@ class Query:
             if self._error is not None:
                 raise self._error
         except Exception as error:
-            if self._spark_query is not None and _is_active(self._spark_query):
-                self._ended.wait(self._poll_s)
-                return True  # only our connection was lost
+            if self._spark_query is not None:
+                active = is_active(self._spark_query)
+                if active or (active is None and end_of(self._spark) is None):
+                    self._ended.wait(self._poll_s)
+                    return True  # only our connection was lost
+            with self._changed:
+                # A connection that breaks ends Spark's query, and not what that has called here.
+                self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
+            if isinstance(self._error, Stopped) and self._error is not error:
+                self._error = None  # it stopped since Spark's query had ended by itself
             if not self._may_begin_again(self._error or error):
                 raise
             self._error = None
@@ -567,13 +578,6 @@ class Query:
                 if self._stopping.wait(0.01):
                     break
         self._stopping.set()
-
-
-def _is_active(spark_query: StreamingQuery) -> bool:
-    try:
-        return bool(spark_query.isActive)
-    except (Py4JError, OSError):
-        return False  # nobody can say, and nothing can be run
 
 
 def _united(topology: Topology) -> tuple[DataFrame, str | None]:

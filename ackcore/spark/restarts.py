@@ -9,6 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.act import Stopped
 from ackcore.spark.errors import one_line
@@ -68,6 +69,14 @@ def end_of(spark: SparkSession) -> str | None:
     except (Py4JError, OSError):
         return f"Spark's JVM cannot be reached any more; {way_out}"
     return None
+
+
+def is_active(spark_query: StreamingQuery) -> bool | None:
+    """Whether Spark's query has not ended; None if nobody can say, so that nothing can be run."""
+    try:
+        return bool(spark_query.isActive)
+    except (Py4JError, OSError):
+        return None
 
 
 class SaidElsewhere(RuntimeError):

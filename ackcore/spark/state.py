@@ -223,7 +223,15 @@ class State:
         if left == plan.replays:
             return plan
         # Root ids go by a record's place among the retries, so they are of other records now.
-        plan = replace(plan, replays=left, deaths=0, careful=False, suspects=(), condemned=())
+        plan = replace(
+            plan,
+            replays=left,
+            deaths=0,
+            careful=False,
+            suspects=(),
+            condemned=(),
+            time_outs={},
+        )
         self._archive.write_plan(plan, first=False)
         self._history = self._archive.history(self._meta["begun"])
         return plan

@@ -126,6 +126,9 @@ def test_the_offset_log_of_format_2(tmp_path):
     forget_beats(tmp_path)
     assert read_log(tmp_path) == [["0:a", "1:b"], ["0:a"], ['10:{"a":1}']]
     forget_beats(tmp_path / "none")
+    write_log(tmp_path / "first", ["0:a", '1:{"beat": 5}'], version="v2")
+    forget_beats(tmp_path / "first")
+    assert read_log(tmp_path / "first") == [["0:a"]]
     (tmp_path / "offsets/2").write_text("")  # torn: it is for Spark to say so
     forget_beats(tmp_path)
 
@@ -208,14 +211,28 @@ def test_the_pacemaker_answers_who_calls_once_until_the_next_micro_batch(
 
 
 def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
-    beats.close()
-    maker = Pacemaker(beats.advance, lambda: 0, poll_ms=5)
+    tries = []
+
+    def advance():
+        tries.append(time.monotonic())
+        if len(tries) <= 4:
+            raise OSError("no space left on device")
+        beats.advance()
+
+    maker = Pacemaker(advance, lambda: 0, poll_ms=30)
     maker.schedule(0)
     maker.start()
-    until(lambda: "the heartbeat cannot be written" in caplog.text)
-    beats.directory.mkdir()
     until(beats.clear)
     maker.stop()
+    told = [line for line in caplog.messages if "the heartbeat cannot be written" in line]
+    assert len(told) == 1
+    assert tries[4] - tries[0] >= 4 * 0.025
+
+
+def test_the_directory_of_beats_may_be_swept_away(beats):
+    beats.close()
+    beats.advance()
+    assert beats.clear()
 
 
 def test_one_that_was_never_started_can_be_stopped():

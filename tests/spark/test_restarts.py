@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,8 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
 from ackcore.spark.act import Stopped
-from ackcore.spark.query import start
+from ackcore.spark.files import CheckpointInUse
+from ackcore.spark.query import Query, start
 from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.sinks import SinkError
 from ackcore.topology import TopologyBuilder
@@ -144,6 +146,61 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
         thread.join(60)
     assert (on.is_active, on.exception, on.books.batches) == (False, None, 0)
     assert not [record for record in caplog.records if record.name.startswith("py4j")]
+
+
+class CutOff(Held):
+    """Breaks the connection by which Spark has called it, once."""
+
+    def write(self, frame, number):
+        if not self.came.is_set():
+            client = frame.sparkSession.sparkContext._gateway._gateway_client
+            client.get_thread_connection().socket.shutdown(socket.SHUT_RDWR)
+            self.came.set()
+            assert self.let_go.wait(60)
+            return
+        super().write(frame, number)
+
+
+def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
+    spark, tmp_path, folder, running, caplog, monkeypatch
+):
+    """Else two threads would take one micro-batch through the protocol."""
+    began = []
+
+    def begin(query):
+        began.append(query._at_work)
+        return begin_query(query)
+
+    begin_query = Query._begin
+    store = CutOff()
+    folder.add("a")
+    folder.add("b")
+    on = running(word_count(folder.stream, store, restart_backoff_ms=1), spark, tmp_path / "cp")
+    monkeypatch.setattr(Query, "_begin", begin)
+    assert store.came.wait(60)
+    first = on.spark_query
+    until(lambda: not first.isActive, on)
+    assert not on._ended.wait(1)
+    assert began == []
+    store.let_go.set()
+    until(lambda: on.books.acked == 2, on)
+    on.stop()
+    assert (began, on.exception) == ([None], None)
+    assert "started again" in caplog.text
+
+
+def test_who_was_taken_over_leaves_sparks_part_alone(spark, tmp_path, running):
+    """A host that was cut off and comes back: its Spark lost its source meanwhile."""
+    spark.dataSource.register(Unsteady)
+    down = tmp_path / "down"
+    source = spark.readStream.format("unsteady").option("down", str(down)).load()
+    topology = word_count(source, Store(), restart_attempts=10**6, restart_backoff_ms=1)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: on.books.acked >= 1, on)
+    (tmp_path / "cp/ackcore/lock").write_text("pid 7 on another host\n1\n")
+    down.touch()
+    with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
+        on.await_termination(120)
 
 
 def test_a_sink_may_stop_its_query(spark, tmp_path, folder):
