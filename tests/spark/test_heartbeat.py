@@ -21,7 +21,7 @@ from ackcore.spark.heartbeat import (
 )
 
 
-def until(found, seconds=30):
+def until(found, seconds=300):
     """Wait for something that happens in another thread."""
     end = time.monotonic() + seconds
     while not found():
@@ -268,13 +268,16 @@ def test_a_micro_batch_for_each_beat_and_none_between(spark, tmp_path):
     assert [field.dataType for field in frame.schema] == [field.dataType for field in source.schema]
     query = rows.writer.start()
     try:
-        time.sleep(0.5)
+        query.processAllAvailable()
         assert seen == []
         rows.beats.advance()
         until(lambda: len(seen) == 1)
-        (tmp_path / "in" / "a.json").write_text('{"n": 1, "s": "x"}\n')
+        query.processAllAvailable()  # else its commit may be to come
+        assert len(seen) == 1
+        (tmp_path / ".a.json").write_text('{"n": 1, "s": "x"}\n')
+        (tmp_path / ".a.json").rename(tmp_path / "in" / "a.json")  # never seen half written
         until(lambda: len(seen) == 2)
-        time.sleep(0.5)
+        query.processAllAvailable()
     finally:
         query.stop()
     assert seen == [(0, []), (1, [(1, "x")])]

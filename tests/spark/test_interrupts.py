@@ -217,7 +217,7 @@ def test_real_signals_and_cancelled_jobs(tmp_path):
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            timeout=240,
+            timeout=900,
             start_new_session=True,
             check=False,
         ).returncode

@@ -153,7 +153,7 @@ def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, c
     folder.add("b", "bad", "flaky c")
     topology = word_count(folder.stream, store)
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(120)
+    assert on.await_termination(300)
     assert store.words == ["a", "b", "c", "flaky", "flaky"]
     assert (on.books.records, on.books.acked, on.books.dead, on.books.waiting) == (5, 4, 1, 0)
     (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
@@ -214,7 +214,7 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
     topology = word_count(folder.stream, store, sink_attempts=2, sink_backoff_ms=1)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="sink 'count' failed 2 times with micro-batch 0"):
-        on.await_termination(60)
+        on.await_termination(300)
     assert isinstance(on.exception, SinkError)
     assert not on.is_active
     # The decision stands: b is in another file, and what failed still waits.
@@ -229,7 +229,7 @@ def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, s
     topology = word_count(stream, store, run_attempts=2)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises((RunFailed, StreamingQueryException)):
-        on.await_termination(60)
+        on.await_termination(300)
     assert on.exception is not None
 
 
@@ -349,7 +349,7 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
         folder.add(line)
         topology = word_count(folder.stream, store)
         on = start(topology, spark, tmp_path / name, trigger={"availableNow": True})
-        assert on.await_termination(60)
+        assert on.await_termination(300)
     assert on.books.acked == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
 
@@ -369,7 +369,7 @@ def test_dots_in_names(spark, tmp_path, store, folder, dotted):
     builder.sink("count", store)
     topology = builder.build(backoff_ms=10, careful_after=0)
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(120)
+    assert on.await_termination(300)
     times = 2 if dotted == "spouts" else 1
     assert sorted(store.words) == sorted(["a", "b", "flaky"] * times)
     assert on.books.balanced
@@ -404,7 +404,7 @@ def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
     topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), sink_attempts=1)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="SystemExit: enough"):
-        on.await_termination(60)
+        on.await_termination(300)
     on.stop()
 
 
@@ -413,7 +413,7 @@ def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store
     with pytest.raises(ValueError, match=r"trigger must be a processing .* got .*not a duration"):
         start(topology, spark, tmp_path / "cp", trigger="not a duration")
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(60)
+    assert on.await_termination(300)
 
 
 def test_a_checkpoint_of_the_other_kind_is_refused(spark, tmp_path, store, folder):
@@ -431,7 +431,7 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: store.down < 10**9, on)
     on.spark_query.stop()  # not the way, but no reason to hang or to fail
-    assert on.await_termination(60)
+    assert on.await_termination(300)
     assert on.exception is None
     assert on.books.batches == 0
     on = running(topology, spark, tmp_path / "cp")

@@ -65,7 +65,7 @@ def test_a_source_that_was_down_is_asked_again(spark, tmp_path, store, running, 
     topology = word_count(source, store, restart_attempts=2, restart_backoff_ms=1)
     on = running(topology, spark, tmp_path / "cp")
     with pytest.raises(StreamingQueryException, match="the store of lines is down"):
-        on.await_termination(120)
+        on.await_termination(300)
     told = [line for line in caplog.messages if "started again" in line]
     assert [line[: line.index(":")] for line in told] == [
         "Spark ended the query, which is started again in 0.0 s, time 1 of 2",
@@ -112,7 +112,7 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     until(on._leaving.is_set, on)
     assert not on.await_termination(0.5)
     held.let_go.touch()
-    stopping.join(60)
+    stopping.join(300)
     assert (on.is_active, on.exception) == (False, None)
     assert on.books.batches == 1
     assert store.words == ["a"]
@@ -143,7 +143,7 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
     until(lambda: store.down < down, on)
     on.stop()
     for thread in waits:
-        thread.join(60)
+        thread.join(300)
     assert (on.is_active, on.exception, on.books.batches) == (False, None, 0)
     assert not [record for record in caplog.records if record.name.startswith("py4j")]
 
@@ -211,7 +211,7 @@ def test_a_sink_may_stop_its_query(spark, tmp_path, folder):
     topology = word_count(folder.stream, lambda f, n: ready.wait(60) and queries[0].stop(True))
     queries.append(start(topology, spark, tmp_path / "cp"))
     ready.set()
-    assert queries[0].await_termination(60)
+    assert queries[0].await_termination(300)
     assert (queries[0].exception, queries[0].books.batches) == (None, 1)
 
 
@@ -220,7 +220,7 @@ def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, fold
     folder.add("a")
     on = start(word_count(folder.stream, store, sink_attempts=1), spark, tmp_path / "cp")
     with pytest.raises(SinkError):
-        on.await_termination(60)
+        on.await_termination(300)
     assert [record.name for record in caplog.records] == ["ackcore"]
     assert logging.getLogger("py4j.clientserver").isEnabledFor(logging.ERROR)
 
