@@ -47,6 +47,7 @@ from ackcore.spark.dead_letters import (
     session_of,
 )
 from ackcore.spark.errors import one_line
+from ackcore.spark.events import refuse_session
 from ackcore.spark.files import (
     CheckpointForeign,
     Lock,
@@ -134,8 +135,10 @@ def replay(
     CheckpointCorrupt
         If a file is damaged.
     """
+    if spark is not None:
+        refuse_session(spark)  # a condition without its name, say, would send all
     name = uuid.uuid4().hex if request is None else request
-    if not _REQUEST.fullmatch(name):
+    if not isinstance(name, str) or not _REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
     store = store_of(path)
     root, fields = checkpoint_of(store)
