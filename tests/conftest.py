@@ -146,16 +146,24 @@ class LiveSpark:
         self._process = self._session.sparkContext._gateway.proc
 
     def is_alive(self):
-        """Whether the JVM answers, with a context that was not stopped."""
+        """Whether the JVM answers, with a session that is as good as new.
+
+        It is not after a shuffle file was lost: Spark then takes the blocks of the executor that
+        had it for lost, here those of the driver itself, which only a cluster's scheduler lets
+        register again.  From then on large results are lost, each heartbeat fails, and the 60th
+        ends the JVM, with status 56: ten minutes later, in a test that has nothing to do with it.
+        """
         if self._process is None or self._process.poll() is not None:
             return False
         context = self._session.sparkContext
         try:
-            return context._jsc is not None and not context._jsc.sc().isStopped()
+            scala = None if context._jsc is None else context._jsc.sc()
+            return (
+                scala is not None
+                and not scala.isStopped()
+                and scala.getExecutorMemoryStatus().size() > 0
+            )
         except Exception:
-            # Its sockets close before it has ended: let its status be known to whoever asks next.
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=30)
             return False
 
     def post_mortem(self):
@@ -164,6 +172,9 @@ class LiveSpark:
             return None
         from ackcore.examples.quiet_spark import explain_exit  # noqa: PLC0415
 
+        with suppress(subprocess.TimeoutExpired):
+            # Its sockets close, and its context stops, before it has ended.
+            self._process.wait(timeout=10)
         said = self.log.read_text(errors="replace").splitlines()[-50:]
         ended = explain_exit(self._process.poll())
         return "\n".join([f"pid {self._process.pid} ended: {ended}", f"{self.log}:", *said])

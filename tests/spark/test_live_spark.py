@@ -1,4 +1,7 @@
-"""The Spark of these tests: one whose JVM dies fails one test, and says how it died."""
+"""The Spark of these tests: one whose JVM dies fails one test, and says how it died.
+
+A JVM that dies ten minutes after its shuffle files were lost fails none.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from ackcore.examples.quiet_spark import explain_exit
 TESTS = Path(__file__).parents[1]
 
 INNER = """
+import glob
 import os
 import signal
 
@@ -40,8 +44,20 @@ def test_after(spark):
     assert spark.range(3).repartition(2).count() == 3
 
 
-def test_without_spark():
-    pass
+def test_that_loses_shuffle_files(spark):
+    place = spark.conf.get("spark.local.dir")
+    rows = spark.sparkContext.parallelize(range(9), 2).keyBy(lambda n: n % 3).groupByKey(2)
+    assert rows.count() == 3
+    lost = glob.glob(f"{place}/**/shuffle_*", recursive=True)
+    assert lost
+    for file in lost:
+        os.remove(file)
+    assert rows.count() == 3
+    assert spark._jsc.sc().getExecutorMemoryStatus().size() == 0
+
+
+def test_that_the_driver_has_its_blocks(spark):
+    assert spark._jsc.sc().getExecutorMemoryStatus().size() == 1
 """
 
 
@@ -54,7 +70,7 @@ def test_a_jvm_that_dies_fails_one_test(tmp_path):
     command += [f"--basetemp={tmp_path / 'temporary'}", str(tmp_path / "test_inner.py")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     said = ran.stdout + ran.stderr
-    assert re.search(r"^1 failed, 3 passed in ", said, re.MULTILINE), said
+    assert re.search(r"^1 failed, 4 passed in ", said, re.MULTILINE), said
     assert said.count("FAILED ") == 1
     assert "FAILED test_inner.py::test_dies" in said
     (section,) = re.findall(r"^-+ Spark's JVM -+\n(.*\n.*)", said, re.MULTILINE)
