@@ -16,6 +16,7 @@ The exit code is 0 if the books balance, 1 if not or if the job failed, 2 for ba
 from __future__ import annotations
 
 import keyword
+import logging
 import os
 import random
 import re
@@ -490,4 +491,6 @@ def main(
 if __name__ == "__main__":
     # A terminated run cleans up as an interrupted one does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Who died, and of what, is shown in the end, from a checkpoint that is then removed.
+    logging.getLogger("ackcore").setLevel(logging.ERROR)
     app()
