@@ -211,7 +211,8 @@ def decide(
             resolved -= pc.sum(rows[REPLAYED]).as_py()
             rows, ends = _judge(policy, plan.now_ms, rows)
             waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
-            room = settings.max_waiting - waiting.rows()
+            # A replay that is larger than a micro-batch takes is no reason to give others up.
+            room = settings.max_waiting - (waiting.rows() - waiting.untried)
             if len(waits) > room:
                 kept = max(room, 0)
                 dies = pa.concat_tables([dies, _refused(waits.slice(kept), settings.max_waiting)])

@@ -82,6 +82,7 @@ class Segment:
     oldest_ms: int  # the least first_ms of those that wait
     start: int = 0
     in_order: bool = True
+    untried: int = 0  # of those that wait: replayed ones whose first turn has not come
 
     def __len__(self) -> int:
         """How many rows wait."""
@@ -89,7 +90,7 @@ class Segment:
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order")
+        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order", "untried")
         return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
@@ -104,6 +105,7 @@ class Segment:
             start=self.start + taken,
             next_due_ms=left[DUE_MS][0].as_py(),
             oldest_ms=pc.min(left[FIRST_MS]).as_py(),
+            untried=_untried(left) if self.untried else 0,
         )
 
 
@@ -169,6 +171,15 @@ class Waiting(Mapping[str, pa.Table]):
     def rows(self, *spouts: str) -> int:
         """Return how many rows wait, of some spouts or of all."""
         return sum(len(part) for spout in spouts or self for part in self.parts.get(spout, ()))
+
+    @property
+    def untried(self) -> int:
+        """How many of the rows wait for their first turn, and not since they failed."""
+        return sum(
+            part.untried if isinstance(part, Segment) else _untried(part)
+            for some in self.parts.values()
+            for part in some
+        )
 
     @property
     def next_due_ms(self) -> int | None:
@@ -326,6 +337,10 @@ def _numbers(table: pa.Table, name: str) -> Int64s:
     return values
 
 
+def _untried(table: pa.Table) -> int:
+    return int((table[ATTEMPT].to_numpy() == 0).sum())
+
+
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables of the same columns as one; whether a column may be null is not looked at."""
     return pa.concat_tables([_plain(table) for table in tables])
@@ -407,6 +422,7 @@ def _write(
         sum(map(len, runs)),
         next_due_ms=min(run[DUE_MS][0].as_py() for run in runs),
         oldest_ms=min(pc.min(run[FIRST_MS]).as_py() for run in runs),
+        untried=sum(map(_untried, runs)),
     )
 
 

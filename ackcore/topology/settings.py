@@ -92,7 +92,8 @@ class Settings:
     max_backoff_ms : int, default 300000
         Where the doubling stops.
     max_waiting : int, default 1000000
-        How many records may wait for a retry; what fails beyond goes to the dead letters.
+        How many records may wait for a retry; what fails beyond goes to the dead letters.  Those
+        of a replay count once they have failed, and not while they wait for their first turn.
     max_retries_per_batch : int, default 100000
         How many retries and replayed records a micro-batch takes, those first that were due first;
         the others are due in the next one, at once.  Whatever of them fails again passes through

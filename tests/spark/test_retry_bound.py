@@ -49,6 +49,23 @@ def test_a_replay_beyond_the_bound_is_counted_once(tmp_path):
     assert world.rows == sorted(["A", *(f"LINE {n}" for n in range(5))])
 
 
+def test_a_replay_that_waits_for_its_turn_takes_nobodys_place(tmp_path):
+    """What fails meanwhile would be given up at its first failure."""
+    settings = {"max_retries_per_batch": 1, "max_waiting": 2}
+    world = World(tmp_path, settings=settings, behaves=fails("line 0", *"abc"))
+    world.process(0, ["x"])
+    table = records(0, 5, attempt=0)
+    ask(tmp_path, table=table.rename_columns([*table.column_names[:-1], "line"]))
+    progress, _ = world.process(1, ["a", "b"])
+    assert (progress.replayed, progress.waiting, progress.dead) == (5, 6, 1)
+    progress, books = world.process(2, ["c"])  # of a later driver
+    assert (progress.failed, progress.waiting, progress.dead) == (1, 5, 1)
+    assert books.balanced
+    books = world.drain(3)
+    assert (books.acked, books.dead, books.balanced) == (7, 2, True)
+    assert world.parked == ["c", "line 0"]
+
+
 def planned(tmp_path, **changes):
     """A driver dies with a plan on record that takes five retries."""
     world = World(tmp_path, behaves=fails(*"abcde"))
