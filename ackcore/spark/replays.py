@@ -36,7 +36,10 @@ def spout_of(name: str) -> str:
 
 def stage(directory: Path, request: str, spout: str, table: pa.Table, note: Path) -> str:
     """Write a request's file where no query sees it yet."""
-    told = table.replace_schema_metadata({_NOTE: os.fsencode(note)})
+    inside = note.is_relative_to(directory.parent)
+    # A store in the checkpoint moves with it.
+    path = os.path.relpath(note, directory) if inside else note
+    told = table.replace_schema_metadata({_NOTE: os.fsencode(path)})
     return write_table(directory, f"{request}.{spout}", told, staged=True)
 
 
@@ -61,7 +64,7 @@ def counts(directory: Path, name: str) -> bool:
     note = (read_table_schema(directory / name).metadata or {}).get(_NOTE)
     if note is None:
         raise corrupt(directory / name, "does not tell where its request is noted down")
-    return Path(os.fsdecode(note)).exists()
+    return (directory / os.fsdecode(note)).exists()
 
 
 def visible(directory: Path) -> list[str]:

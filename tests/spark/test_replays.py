@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Topology, ask, decision, ids, records, run_one
+from checkpoints import OPEN, Killed, Topology, ask, decision, died, ids, records, run_one
 from worlds import World, fails
 
 from ackcore.spark import files, replays
@@ -60,6 +60,32 @@ def test_a_staged_request_counts_once_it_is_noted(checkpoint, noted):
         assert state.pending_replays() == ((name,) if noted else ())
         ended = checkpoint / "ackcore/replays" / (name if noted else f"{name}.staged")
         assert ended.exists()
+
+
+@pytest.mark.parametrize("moved", ["checkpoint", "store"])
+def test_a_noted_request_is_finished_wherever_the_checkpoint_was_moved(
+    checkpoint, monkeypatch, moved
+):
+    """Its maker died between the note and the rename: its letters count as sent."""
+    store = None if moved == "checkpoint" else checkpoint.parent / "letters"
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        letters = DeadLetters.open(checkpoint, state.deployment_key, store)
+        letters.write(0, {"lines": died(0, 2)})
+
+    def publish(*_):
+        raise Killed
+
+    with monkeypatch.context() as dies:
+        dies.setattr(replays, "publish", publish)
+        with pytest.raises(Killed):
+            replay(checkpoint, request="r1")
+    elsewhere = checkpoint.rename(checkpoint.with_name("elsewhere"))
+    with OPEN(elsewhere) as state:
+        (name,) = state.pending_replays()
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    assert name.startswith("r1.lines.")
+    assert ids(due) == ["id-0", "id-1"]
 
 
 def test_a_request_that_was_given_up_is_not_read_again_and_again(checkpoint, monkeypatch):
