@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ackcore import ACK
 from ackcore._records import Int64s, Status
 from ackcore._rows import fingerprint
-from ackcore.arrow import one_batch
+from ackcore.arrow import hash_columns, one_batch
 from ackcore.spark import wire
 from ackcore.spark.exchange import SEEN, SETTLE, Inbox, Row, origin_of
 from ackcore.spark.packing import fold, new_ledger
@@ -210,11 +210,20 @@ def sampled(batch: pa.RecordBatch, before: int) -> int:
 
     At hardly any cost it tells a source that is cut into other partitions when it is read again.
     """
-    # As Arrow shows them: Python knows no year beyond 9999, nor what some bytes of text mean.
     ends = [
-        column.slice(row, 1).to_string() for row in (0, len(batch) - 1) for column in batch.columns
+        _sample(column.slice(row, 1)) for row in (0, len(batch) - 1) for column in batch.columns
     ]
     return fingerprint(repr([len(batch), *ends]).encode("utf-8", "surrogatepass"), before)
+
+
+def _sample(value: pa.Array) -> int | str:
+    """Return what tells a column of one row from others, whatever it holds."""
+    try:
+        return int(hash_columns([value], 1)[0])
+    except TypeError:
+        # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
+        # Python knows no year beyond 9999, nor what some bytes of text mean.
+        return str(value.to_string())
 
 
 def _spill(

@@ -470,3 +470,31 @@ def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):
     assert not simulation.layout.settles
     done = simulation.rest(simulation.first([1, 2, 3], 1), np.random.default_rng(1))
     assert done.raised["raising"] == Raised(5, 3, collections.Counter(ValueError=3))
+
+
+LONG = "x" * 10_000
+MAPS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array([LONG + "1"]), pa.array([LONG + "2"])),
+        (pa.array([LONG.encode() + b"1"]), pa.array([LONG.encode() + b"2"])),
+        (pa.array([[{"a": LONG + "1"}]]), pa.array([[{"a": LONG + "2"}]])),
+        (pa.array([[*range(500), 1, *range(500)]]), pa.array([[*range(500), 2, *range(500)]])),
+        (pa.array([[("a", 1)]], MAPS), pa.array([[("a", 2)]], MAPS)),
+        (pa.array([None], pa.int64()), pa.array([0], pa.int64())),
+        (pa.array([1], pa.timestamp("us")), pa.array([2], pa.timestamp("us"))),
+        (pa.array([b"\xff"]).view(pa.string()), pa.array([b"\xfe"]).view(pa.string())),
+    ],
+)
+def test_a_source_is_told_from_another_by_whole_values_at_the_ends_of_chunks(one, other):
+    first, second = (pa.record_batch({"v": column}) for column in (one, other))
+    assert stages.sampled(first, 7) == stages.sampled(first, 7)
+    assert stages.sampled(first, 7) != stages.sampled(second, 7)
+    assert stages.sampled(first, 7) != stages.sampled(first, 8)
+    for some in ([first, second], [second, first]):  # either end counts
+        batch = pa.Table.from_batches([some[0], first, some[1]]).combine_chunks().to_batches()[0]
+        plain = pa.Table.from_batches([first] * 3).combine_chunks().to_batches()[0]
+        assert stages.sampled(batch, 7) != stages.sampled(plain, 7)
