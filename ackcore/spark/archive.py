@@ -276,7 +276,9 @@ class Archive:
                 if old < number - 1:
                     remove(self.batches / f"{old}{ending}")
         for run in self.works.iterdir() if self.works.is_dir() else ():
-            if int(run.name.partition(".")[0]) <= number:
+            of = run.name.partition(".")[0]
+            # File systems put names of their own there: what is open still as it is removed, say.
+            if of.isdecimal() and int(of) <= number:
                 # Tasks of a job that was given up may be writing there still: then the next time.
                 shutil.rmtree(run, ignore_errors=True)
         self._prune_state(number)

@@ -165,8 +165,11 @@ def _read(work: str | os.PathLike[str], place: Place) -> Marker | None:
         return None  # locked
     finally:
         os.close(file)
-    kind, chunk, rows, n = _HEAD.unpack_from(data)
-    roots = np.frombuffer(data[: _HEAD.size + 8 * n], np.int64, offset=_HEAD.size)
+    kind, chunk, rows, n = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
+    if len(data) < _HEAD.size + 8 * n:
+        # The name outlasted its host, and what was in flight did not: it is not synced.
+        kind, chunk, rows, n = NOTHING, 0, 0, 0
+    roots = np.frombuffer(data, np.int64, n, _HEAD.size) if n else np.empty(0, np.int64)
     return Marker(place, kind, chunk, rows, frozenset(roots.tolist()), _time_out(work, place))
 
 

@@ -83,6 +83,16 @@ def test_where_there_are_no_markers_nobody_died(work):
     assert markers.died(f"{work}/nowhere") == []
 
 
+@pytest.mark.parametrize("left", [0, 31, 33, 40], ids=lambda n: f"{n} bytes")
+def test_a_marker_that_its_host_took_along_names_nobody(work, left):
+    """Its name may be on the disk before its content is."""
+    file = MarkerFile(work, PLACE)
+    file.set(ROOTS, roots=np.array([1, 2]))
+    os.truncate(PLACE.path(work), left)
+    os.close(file._file)
+    assert markers.died(work) == [Marker(PLACE, NOTHING)]
+
+
 def test_an_attempt_goes_by_those_before_it(work):
     """A chunk, one of it, the same again: it is rejected."""
     first = flying(work)

@@ -129,6 +129,16 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
         assert left == ["6", "7"]
 
 
+def test_pruning_passes_over_what_is_no_runs(checkpoint):
+    """A network file system's own names, say, of what is open still as it is removed."""
+    with OPEN(checkpoint) as state:
+        stray = state.new_work(0).with_name(".nfs0000000001a2")
+        stray.touch()
+        run_one(state, 0)
+        state.prune(0)
+        assert list((checkpoint / "ackcore/work").iterdir()) == [stray]
+
+
 def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
     with OPEN(checkpoint) as state:
         for number in range(5):
