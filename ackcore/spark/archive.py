@@ -306,6 +306,8 @@ class Archive:
                     named.update(entry.file for entry in decision.dead.entries.values())
                     segments = decision.waiting.segments().values()
                     named.update(segment.file for some in segments for segment in some)
+        # First: a network file system keeps a file that is mapped, and with it the directory.
+        self._reader.keep(named)
         for old in numbers:
             if old < number - 1:
                 directory = self.state / str(old)
@@ -316,4 +318,3 @@ class Archive:
                         remove(path)
                 if not any(f"{old}/{path.name}" in named for path in files):
                     remove(directory)
-        self._reader.keep(named)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots, run_one
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark import files, waiting
+from ackcore.spark import archive, files, waiting
 from ackcore.spark.schema_changes import ColumnsChanged
 from ackcore.spark.state import REPLAYED, TRACKING, CheckpointForeign
 
@@ -159,6 +161,24 @@ def test_what_the_reader_of_tables_remembers_does_not_grow(checkpoint):
         # What waits in a few segments; the dead and the roots of two micro-batches.
         assert max(files for files, _ in sizes) < 40
         assert max(decisions for _, decisions in sizes) <= 3
+
+
+def test_nothing_is_removed_that_is_mapped(checkpoint, monkeypatch):
+    """NFS would keep it under another name, and so the directory, which cannot be removed then."""
+    removed = []
+
+    def remove(path):
+        removed.append(path)
+        assert f"{path}\n" not in Path("/proc/self/maps").read_text()
+        files.remove(path)
+
+    monkeypatch.setattr(archive, "remove", remove)
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 2000)})
+        (file,) = (checkpoint / "ackcore/state/0").glob("waiting-lines.*")
+        for number in range(1, 4):
+            micro_batch(state, number, 5000)
+    assert file in removed
 
 
 def test_large_rows_are_cut_where_a_column_would_be_too_long(checkpoint, monkeypatch):
