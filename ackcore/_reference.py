@@ -46,7 +46,7 @@ from ackcore._reference_ids import (
     root_ids,
     xor_by_parent,
 )
-from ackcore._reference_pack import split_by_shard, take_shard
+from ackcore._reference_pack import sort_by_shard, split_by_shard, take_shard
 from ackcore._reference_rows import (
     fingerprint,
     gather_binary,
@@ -68,6 +68,7 @@ __all__ = [
     "pack_runs",
     "root_id",
     "root_ids",
+    "sort_by_shard",
     "split_by_shard",
     "take_shard",
     "xor_by_parent",

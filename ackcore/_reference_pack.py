@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ackcore._columns import as_count, id_column, same_length, task_column
 from ackcore._records import Int32s, Int64s
 
 MAX_SHARDS = 1 << 20
+
+UInt64s = npt.NDArray[np.uint64]
 
 _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 
@@ -44,6 +47,12 @@ def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
     ValueError
         If the column is not one-dimensional and C-contiguous, or ``n`` out of range.
     """
+    _, of_row, counts = _shards(root_ids, n)
+    return np.argsort(of_row, kind="stable").astype(np.int64, copy=False), counts
+
+
+def _shards(root_ids: Any, n: Any) -> tuple[UInt64s, Int64s, Int64s]:
+    """Each row's hash and shard, and the rows of each shard."""
     roots = id_column(root_ids, "root_ids").view(np.uint64)
     shards = as_count(n, "n", 1, MAX_SHARDS)
     mixed = roots ^ (roots >> np.uint64(32))
@@ -52,8 +61,34 @@ def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
     mixed *= _SPREAD
     mixed ^= mixed >> np.uint64(28)
     of_row = (((mixed >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
-    order = np.argsort(of_row, kind="stable").astype(np.int64, copy=False)
-    return order, np.bincount(of_row, minlength=shards).astype(np.int64, copy=False)
+    return mixed, of_row, np.bincount(of_row, minlength=shards).astype(np.int64, copy=False)
+
+
+def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
+    """Sort row numbers by the shard of their root, and by a hash of the root within a shard.
+
+    The order is the same on every processor and by either backend, and that of ``n`` shards is
+    that of any other number.
+
+    Parameters
+    ----------
+    root_ids : column of int64 or uint64, shape (m,)
+        The rows' roots.
+    n : int
+        Number of shards, in 1..2**20.
+
+    Returns
+    -------
+    order, counts
+        As `split_by_shard` returns them; rows of one root are in their old order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `split_by_shard`.
+    """
+    mixed, _, counts = _shards(root_ids, n)
+    return np.argsort(mixed, kind="stable").astype(np.int64, copy=False), counts
 
 
 def take_shard(

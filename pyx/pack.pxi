@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from pack cimport MAX_SHARDS, find_shards, order_by_shard, take_rows_of_shard
+from pack cimport MAX_SHARDS, find_shards, order_by_hash, order_by_shard, take_rows_of_shard
 
 
 def split_by_shard(root_ids, n):
@@ -50,6 +50,48 @@ def split_by_shard(root_ids, n):
         for i in range(1, shards):
             place[i] = place[i - 1] + count[i - 1]
         order_by_shard(shard, m, place, to)
+    return order, counts
+
+
+def sort_by_shard(root_ids, n):
+    """Sort row numbers by the shard of their root, and by a hash of the root within a shard.
+
+    The order is the same on every processor and by either backend, and that of ``n`` shards is
+    that of any other number.
+
+    Parameters
+    ----------
+    root_ids : column of int64 or uint64, shape (m,)
+        The rows' roots.
+    n : int
+        Number of shards, in 1..2**20.
+
+    Returns
+    -------
+    order, counts
+        As `split_by_shard` returns them; rows of one root are in their old order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `split_by_shard`.
+    """
+    cdef cnp.ndarray root_column = id_column(root_ids, "root_ids")
+    cdef int64_t shards = as_count(n, "n", 1, MAX_SHARDS)
+    cdef Py_ssize_t m = rows(root_column)
+    cdef cnp.ndarray hash_column = new_column(m, cnp.NPY_UINT64)
+    cdef cnp.ndarray order = new_column(m, cnp.NPY_INT64)
+    # 4 to 8 rows are left to be sorted together; the counters take 1 to 2 bytes a row.
+    cdef int bits = max(1, int(m).bit_length() - 3)
+    counts = np.zeros(shards, np.int64)
+    next_place = np.zeros(<Py_ssize_t>1 << bits, np.int64)
+    cdef int64_t *count = <int64_t *>cnp.PyArray_DATA(counts)
+    cdef int64_t *place = <int64_t *>cnp.PyArray_DATA(next_place)
+    cdef uint64_t *hashes = <uint64_t *>cnp.PyArray_DATA(hash_column)
+    cdef int64_t *to = <int64_t *>cnp.PyArray_DATA(order)
+    cdef const uint64_t *roots = ids_of(root_column)
+    with nogil:
+        order_by_hash(roots, m, shards, bits, place, hashes, to, count)
     return order, counts
 
 

@@ -14,7 +14,8 @@ INLINE seed_t seed_from(uint64_t secret) {
 }
 /* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed in
  * twenty (bench/README.md).  Vectors take rounds that they can multiply in; one word at a time, the
- * two halves of a product say as much as a round.  Kernels need not agree: no hash leaves them. */
+ * two halves of a product say as much as a round.  Kernels need not agree: no hash leaves them, and rows
+ * that came out in their order are sorted before they are packed (wire.pack_entries). */
 INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
     uint64_t x = key ^ seed.flip;
 #if SIMD >= 2

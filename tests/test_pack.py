@@ -56,6 +56,47 @@ def test_backends_agree(native):
                 assert one.tolist() == other.tolist()
 
 
+@pytest.fixture
+def sort_by_shard(pack):
+    return pack.sort_by_shard
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("n", [1, 7, 200])
+def test_rows_are_sorted_by_shard_whatever_order_they_came_in(sort_by_shard, name, n):
+    """A table's order is that of its processor: none of it may be left."""
+    roots = PATTERNS[name]
+    order, counts = sort_by_shard(roots, n)
+    assert order.dtype == counts.dtype == np.int64
+    split, of_shard = _reference_pack.split_by_shard(roots, n)
+    assert counts.tolist() == of_shard.tolist()
+    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
+        there = slice(start, start + count)
+        assert sorted(order[there].tolist()) == split[there].tolist()
+    mixed = RNG.permutation(roots)
+    assert mixed[sort_by_shard(mixed, n)[0]].tolist() == roots[order].tolist()
+    assert sort_by_shard(roots, 1)[0].tolist() == order.tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 65, 66, 1000])
+def test_rows_of_one_root_stay_in_order(sort_by_shard, rows):
+    """However many there are: a heap sorts them where insertion would take its time squared."""
+    roots = np.full(rows, 42)
+    assert sort_by_shard(roots, 3)[0].tolist() == list(range(rows))
+    roots = np.concatenate([roots, [7], roots])
+    order, _ = sort_by_shard(roots, 1)
+    places = order[roots[order] == 42].tolist()
+    assert places == sorted(places)
+
+
+def test_backends_sort_alike(native):
+    for roots in (*PATTERNS.values(), RNG.integers(0, 9, 5000)):
+        for n in (1, 1000):
+            ours, twins = native.sort_by_shard(roots, n), _reference_pack.sort_by_shard(roots, n)
+            for one, other in zip(ours, twins, strict=True):
+                assert one.tolist() == other.tolist()
+
+
 def test_shards_never_change(split_by_shard):
     """Computed with plain Python integers: the next version finds a root where this one put it."""
     mask = 2**64 - 1
@@ -130,7 +171,9 @@ def test_no_other_shard_is_taken(take_shard):
         take_shard(roots, roots, tasks, [1] * 5, 0, 3)
 
 
-def test_what_is_refused(split_by_shard):
+@pytest.mark.parametrize("name", ["split_by_shard", "sort_by_shard"])
+def test_what_is_refused(pack, name):
+    split_by_shard = getattr(pack, name)
     roots = np.arange(5)
     with pytest.raises(TypeError, match="root_ids"):
         split_by_shard([1, 2], 3)

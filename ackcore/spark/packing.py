@@ -3,7 +3,8 @@
 **A task may run twice, and must then write the same bytes** (`ackcore.spark.wire`).  The seed of
 its ledgers is drawn once per job, by the driver.  Blobs are cut by the position of rows, never by
 the batches they came in.  Where a partition's rows may come in another order the second time (they
-were fetched from a shuffle), the whole partition is folded and its roots are sorted.
+were fetched from a shuffle), the whole partition is folded.  Folded rows are sorted by a fixed hash
+of their root: a table's own order differs from one kind of processor to another.
 """
 
 from __future__ import annotations
@@ -168,12 +169,8 @@ class Packer:
         self._ledger.rotate()
         entries = self._ledger.expired()
         self._rows_folded = 0
-        order = None if self._fixed_order else np.argsort(entries.root_ids)
-        for start in range(0, len(entries), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            yield wire.pack_entries(
-                entries.take(rows if order is None else order[rows]), self._shards
-            )
+        if len(entries):
+            yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
 
     def _ship_reasons(self) -> Batches:
         if self._reasons:

@@ -167,10 +167,8 @@ def settle_blobs(
                 times = rows.times_ms if isinstance(rows, Events) else rows.first_ms
                 if ledger is None:
                     timed = times is not None
-                    # Blobs may hold roots in the order of a table of this seed, and to fill a
-                    # growing one of the same seed in that order would crowd one end of it.
                     # The first batch is most of them, and of a root it has one row or a few.
-                    ledger = new_ledger(seed ^ 1, timed, sum(map(_roots_in, parts)) // 2)
+                    ledger = new_ledger(seed, timed, sum(map(_roots_in, parts)) // 2)
                 if (times is not None) != timed:
                     raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
                 if isinstance(rows, Events):
@@ -209,6 +207,8 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
         kept = earliest(texts)
         entries = ledger.entries()
         del ledger
+        # In an order that is the same on every processor: these rows go on to a shuffle.
+        entries = entries.take(wire.sort_by_shard(entries.root_ids, 1)[0])
         batch = entries_to_batch(entries)
         for start in range(0, len(batch), RESULT_ROWS):
             roots = entries.root_ids[start : start + RESULT_ROWS]

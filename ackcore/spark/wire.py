@@ -30,12 +30,15 @@ import pyarrow as pa
 from ackcore._backend import backend
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore._reference_pack import MAX_SHARDS as MAX_SHARDS
+from ackcore.arrow import offsets_of
 from ackcore.spark.reasons import REASON_SCHEMA
 
 if backend == "native":
+    from ackcore._native import sort_by_shard as sort_by_shard
     from ackcore._native import split_by_shard as split_by_shard
     from ackcore._native import take_shard as take_shard
 else:
+    from ackcore._reference_pack import sort_by_shard as sort_by_shard
     from ackcore._reference_pack import split_by_shard as split_by_shard
     from ackcore._reference_pack import take_shard as take_shard
 
@@ -65,17 +68,28 @@ def pack_events(events: Events, shards: int) -> pa.RecordBatch:
     """Return messages as they are, a blob for each shard that has any."""
     times = () if events.times_ms is None else (events.times_ms,)
     columns = (events.root_ids, events.vals, *times, _narrow(events.tasks))
-    return _pack(EVENTS, bool(times), columns, shards)
+    return _pack(EVENTS, bool(times), columns, *split_by_shard(events.root_ids, shards))
 
 
-def pack_entries(entries: Entries, shards: int) -> pa.RecordBatch:
-    """Return folded rows, a blob for each shard that has any; ages are left out."""
+def pack_entries(
+    entries: Entries, shards: int, most_rows: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return folded rows in batches of so many, a blob for each shard that has any; without ages.
+
+    They come out of a table, whose order differs from one kind of processor to another: they are
+    sorted by shard and by a fixed hash of the root.
+    """
     times: tuple[Int64s, ...] = ()
     if entries.first_ms is not None and entries.last_ms is not None:
         times = (entries.first_ms, entries.last_ms)
     marks = entries.inits | (entries.flags << 2)
     columns = (entries.root_ids, entries.vals, *times, _narrow(entries.tasks), marks)
-    return _pack(ENTRIES, bool(times), columns, shards)
+    order, counts = sort_by_shard(entries.root_ids, shards)
+    rows = max(1, len(order) if most_rows is None else most_rows)
+    bounds = offsets_of(counts)
+    for start in range(0, max(1, len(order)), rows):
+        here = np.diff(bounds.clip(start, start + rows))
+        yield _pack(ENTRIES, bool(times), columns, order[start : start + rows], here)
 
 
 def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
@@ -113,9 +127,10 @@ def _narrow(tasks: Int32s) -> _Column:
     return tasks.astype(dtype, copy=False)
 
 
-def _pack(kind: int, timed: bool, columns: tuple[_Column, ...], shards: int) -> pa.RecordBatch:
-    """Deal columns out to shards, the first one holding the roots; wide columns come first."""
-    order, counts = split_by_shard(columns[0], shards)
+def _pack(
+    kind: int, timed: bool, columns: tuple[_Column, ...], order: Int64s, counts: Int64s
+) -> pa.RecordBatch:
+    """Deal columns out to shards, in this order and as many to each; wide columns come first."""
     dests = np.flatnonzero(counts)
     task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)
     row_bytes = sum(column.itemsize for column in columns)
