@@ -53,7 +53,7 @@ from ackcore.topology.builder import Topology
 _log = logging.getLogger("ackcore")
 
 #: How long Spark may take to note that a micro-batch has ended.
-_COMMIT_S = 10.0
+_COMMIT_S, _CHECKSUM_S = 10.0, 0.5
 #: How many micro-batches `Query.recent_progress` goes back.
 _RECENT = 100
 
@@ -572,11 +572,14 @@ class Query:
             )
         last = self.progress
         if last is not None:
-            noted = self._spark_checkpoint / "commits" / str(last.batch_id)
-            patience = time.monotonic() + _COMMIT_S
-            while not (noted.exists() or self._ended.is_set() or time.monotonic() > patience):
-                if self._stopping.wait(0.01):
-                    break
+            commits = self._spark_checkpoint / "commits"
+            # An interrupt before Hadoop's checksum, which may not come at all, is a long warning.
+            noted = ((str(last.batch_id), _COMMIT_S), (f".{last.batch_id}.crc", _CHECKSUM_S))
+            for name, patience in noted:
+                until = time.monotonic() + patience
+                while not ((commits / name).exists() or self._ended.is_set()):
+                    if self._stopping.wait(0.01) or time.monotonic() > until:
+                        break
         self._stopping.set()
 
 

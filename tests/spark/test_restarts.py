@@ -117,6 +117,7 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     assert on.books.batches == 1
     assert store.words == ["a"]
     assert (tmp_path / "cp/spark/commits/0").exists()
+    assert (tmp_path / "cp/spark/commits/.0.crc").exists()
     on.stop(finish=True)
     on = running(builder.build(), spark, tmp_path / "cp")
     until(lambda: on.books.acked == 2, on)
@@ -148,8 +149,12 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
     assert not [record for record in caplog.records if record.name.startswith("py4j")]
 
 
-class CutOff(Held):
-    """Breaks the connection by which Spark has called it, once."""
+class CutOff(Store):
+    """Breaks the connection by which Spark has called it, and goes on when it is let go; once."""
+
+    def __init__(self):
+        super().__init__()
+        self.came, self.let_go = threading.Event(), threading.Event()
 
     def write(self, frame, number):
         if not self.came.is_set():
