@@ -316,7 +316,7 @@ class Pacemaker:
                 if self._stopped:
                     return
                 due = self._due_ms
-                beat = due is not None and self._clock() >= due
+                beat = due is not None and self._left_ms(due) <= 0
                 if beat:
                     self._due_ms = None
             now = time.monotonic()
@@ -344,10 +344,17 @@ class Pacemaker:
                     # What is due already and could not be written need not be tried without pause.
                     self._changed.wait(self._poll_s if complained else self._pause_s())
 
+    def _left_ms(self, due_ms: int) -> int:
+        try:
+            return due_ms - self._clock()
+        except Exception:
+            # The user's clock: the micro-batch asks it too, and its error ends the query.
+            return 0
+
     def _pause_s(self) -> float | None:
         pauses = []
         if self._due_ms is not None:
-            left = (self._due_ms - self._clock()) / 1000
+            left = self._left_ms(self._due_ms) / 1000
             # In steps: the clock may be another than this machine's.
             pauses.append(min(max(left, 0.001), self._poll_s))
         if self._called is not None and not self._answered:

@@ -229,6 +229,13 @@ def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
     assert tries[4] - tries[0] >= 4 * 0.025
 
 
+def test_a_clock_that_raises_does_not_silence_the_heartbeat(beaten, pacemaker):
+    """The micro-batch that follows meets the error, and tells it; a thread that ends tells none."""
+    maker = pacemaker(lambda: 1 // 0)
+    maker.schedule(10**15)
+    until(lambda: beaten)
+
+
 def test_the_directory_of_beats_may_be_swept_away(beats):
     beats.close()
     beats.advance()
