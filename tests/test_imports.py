@@ -32,6 +32,19 @@ FLOORS: tuple[tuple[set[str], set[str]], ...] = (
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 
+#: The rooms of ``spark/``, by when and where code runs, and what each may import of the others.
+#: What lies in ``spark/`` itself, the doors, may import them all.
+ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "settle": {"base"},
+    "tasks": {"base", "settle"},
+    "run": {"base", "settle", "tasks"},
+    "sinks": {"base", "settle", "tasks"},
+    "checkpoint": {"base"},
+    "dead_letters": {"base", "checkpoint"},
+    "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
+}
+
 
 def module_name(path: Path) -> str:
     """``ackcore/spark/wire.py`` as ``ackcore.spark.wire``."""
@@ -48,6 +61,14 @@ def floor_of(module: str) -> int:
     floors = [n for n, (parts, _) in enumerate(FLOORS) if part in parts]
     assert floors, f"{module} has no floor; give it one here and in CONTRIBUTING"
     return floors[0]
+
+
+def room_of(module: str) -> str:
+    """In which room of ``spark/`` a module is, or "" for a door."""
+    path = MODULES[module].relative_to(ROOT / "spark")
+    room = path.parts[0] if len(path.parts) > 1 else ""
+    assert not room or room in ROOMS, f"{room} is no room; give it its place in ROOMS"
+    return room
 
 
 def imported(module: str) -> set[str]:
@@ -79,6 +100,17 @@ def test_imports_point_down(module: str) -> None:
             assert floor_of(name) <= floor, f"{module} imports {name} from above"
         else:
             assert name.split(".")[0] in may, f"{module} may not import {name} on its floor"
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if name.startswith("ackcore.spark.") and room_of(name)]
+)
+def test_rooms_import_down(module: str) -> None:
+    """No room of ``spark/`` knows one above it, nor a door."""
+    room = room_of(module)
+    for name in imported(module) & MODULES.keys():
+        if name.startswith("ackcore.spark"):
+            assert room_of(name) in ROOMS[room] | {room}, f"{module} imports {name} from above"
 
 
 def test_modules_of_one_floor_do_not_lean_on_each_other_in_a_ring() -> None:

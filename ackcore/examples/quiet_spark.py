@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import ackcore
-from ackcore.spark.errors import one_line
+from ackcore.spark.base.errors import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pyspark.sql import functions as sql
 
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark import settle
-from ackcore.spark.errors import one_line
+from ackcore.spark.base.errors import one_line
 
 try:
     import typer

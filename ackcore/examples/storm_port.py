@@ -66,9 +66,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark.progress import Books
+from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import run_batch
-from ackcore.spark.sinks import to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import Bolt, Context, Topology, TopologyBuilder, Tuple
 
 #: The sentences of storm-starter's RandomSentenceSpout.

@@ -21,18 +21,7 @@ Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore o
 """
 
 from ackcore.spark import functions
-from ackcore.spark.batch import RunFailed
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letters import dead_letters
-from ackcore.spark.deaths import TooManyDead
-from ackcore.spark.interrupts import RunCancelled
-from ackcore.spark.parquet import settle_parquet
-from ackcore.spark.progress import Books, Progress
-from ackcore.spark.query import Query, run_batch, start
-from ackcore.spark.settle import combine, settle
-from ackcore.spark.shards import settle_partitions
-from ackcore.spark.sinks import SinkError, to_parquet
-from ackcore.spark.state import (
+from ackcore.spark.base.files import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
@@ -40,6 +29,17 @@ from ackcore.spark.state import (
     CheckpointReadOnly,
     StateError,
 )
+from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.protocol.batch import RunFailed
+from ackcore.spark.protocol.deaths import TooManyDead
+from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.spark.query import Query, run_batch, start
+from ackcore.spark.settle.parquet import settle_parquet
+from ackcore.spark.settle.shards import settle_partitions
+from ackcore.spark.settle.tables import combine, settle
+from ackcore.spark.sinks.parquet import SinkError, to_parquet
 
 __all__ = [
     "Books",

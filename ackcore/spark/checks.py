@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.arrow import hash_columns
-from ackcore.spark.errors import one_line
-from ackcore.spark.events import refuse_frame, refuse_session
-from ackcore.spark.files import local_path, unfit_for_parquet
-from ackcore.spark.run import source_schema
-from ackcore.spark.sinks import check_sink
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.files import local_path, unfit_for_parquet
+from ackcore.spark.base.session import refuse_frame, refuse_session
+from ackcore.spark.run.action import source_schema
+from ackcore.spark.sinks.parquet import check_sink
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import Component
 from ackcore.topology.parts import BoltSpec, Input, Spout

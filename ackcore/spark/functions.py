@@ -23,7 +23,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType
 
 from ackcore import _columns, ids
 from ackcore.arrow import integers, refuse_nulls
-from ackcore.spark.events import refuse_no_session
+from ackcore.spark.base.session import refuse_no_session
 
 ColumnOrName = Column | str
 

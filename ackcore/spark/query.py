@@ -25,29 +25,27 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.spark.act import Stopped
-from ackcore.spark.batch import Engine, RunFailed
+from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.files import fenced, local_path
+from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
-from ackcore.spark.dead_letter_store import DeadLetters
-from ackcore.spark.deaths import check_max_dead, close_run, warn_of_micro_batch
-from ackcore.spark.errors import one_line
-from ackcore.spark.files import fenced, local_path
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.heartbeat import (
     Beats,
-    Clock,
     Pacemaker,
     find_log,
     forget_beats,
-    read_clock,
     trim_log,
-    wall_clock_ms,
     with_heartbeat,
 )
-from ackcore.spark.progress import Books, Progress
+from ackcore.spark.protocol.act import Stopped
+from ackcore.spark.protocol.batch import Engine, RunFailed
+from ackcore.spark.protocol.deaths import check_max_dead, close_run, warn_of_micro_batch
+from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.run import Input, source_schema
-from ackcore.spark.sinks import claim_sink
-from ackcore.spark.state import State
+from ackcore.spark.run.action import Input, source_schema
+from ackcore.spark.sinks.parquet import claim_sink
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")

@@ -11,8 +11,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.spark.act import Stopped
-from ackcore.spark.errors import one_line
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.protocol.act import Stopped
 
 #: What Python shows of what may pass: a source or a worker that could not be reached, a lost
 #: connection.  Errors of ours have had their attempts before.

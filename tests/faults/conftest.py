@@ -143,7 +143,7 @@ class Job:
 @pytest.fixture
 def failing_at(monkeypatch):
     """``failing_at(name)`` has the driver fail where a failpoint would kill it."""
-    from ackcore.spark import failpoints  # noqa: PLC0415
+    from ackcore.spark.base import failpoints  # noqa: PLC0415
 
     def failing_at(name=None):
         points = {} if name is None else failpoints.parse(f"{name}=raise")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ackcore.spark.batch
 import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.batch
 from ackcore.spark.heartbeat import Pacemaker
 from ackcore.spark.query import start
 

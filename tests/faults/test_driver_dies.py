@@ -128,7 +128,7 @@ def forgets(spark, it, failing_at, weak, monkeypatch):
 
 def no_record_of_the_decision(monkeypatch):
     """A driver that is started again decides again."""
-    from ackcore.spark.state import State  # noqa: PLC0415
+    from ackcore.spark.checkpoint.state import State  # noqa: PLC0415
 
     monkeypatch.setattr(State, "decision", lambda self, number: None)
 

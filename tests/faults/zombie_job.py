@@ -24,7 +24,7 @@ ID = pa.schema([("id", pa.int64())])
 from pyspark import TaskContext  # noqa: E402
 
 from ackcore.spark.query import run_batch  # noqa: E402
-from ackcore.spark.sinks import to_parquet  # noqa: E402
+from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
 from ackcore.topology import BatchBolt, Reject, TopologyBuilder  # noqa: E402
 
 

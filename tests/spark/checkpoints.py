@@ -11,15 +11,12 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from ackcore.spark import files, replays
-from ackcore.spark.state import (
-    REASON,
-    ROOT_IDS,
-    TRACKING,
-    Decision,
-    State,
-    Waiting,
-)
+from ackcore.spark.base import files
+from ackcore.spark.base.schemas import REASON, TRACKING
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.tuples import Reason
 
 

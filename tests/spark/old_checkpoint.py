@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks import to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from worlds import Killed, World, fails
 
-from ackcore.spark import act, batch
-from ackcore.spark.batch import RunFailed
-from ackcore.spark.files import CheckpointCorrupt
-from ackcore.spark.sinks import SinkError
-from ackcore.spark.state import ATTEMPT
+from ackcore.spark.base.files import CheckpointCorrupt
+from ackcore.spark.base.schemas import ATTEMPT
+from ackcore.spark.protocol import act, batch
+from ackcore.spark.protocol.batch import RunFailed
+from ackcore.spark.sinks.parquet import SinkError
 from ackcore.topology.tuples import Raised, Reason
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]

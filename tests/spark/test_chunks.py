@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ackcore import arrow
 from ackcore.arrow import bytes_before, end_within, rebatched
-from ackcore.spark import source
-from ackcore.spark.files import read_table, write_table
-from ackcore.spark.source import Source, chunked
-from ackcore.spark.stages import due_records
-from ackcore.spark.state import TRACKING
+from ackcore.spark.base.files import read_table, write_table
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.tasks import source
+from ackcore.spark.tasks.source import Source, chunked
+from ackcore.spark.tasks.stages import due_records
 
 
 def batches(*sizes):

@@ -9,10 +9,11 @@ import pytest
 from checkpoints import OPEN, died, run_one
 from pyspark.sql import types as T
 
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letter_store import DeadLetters, active_files
-from ackcore.spark.dead_letters import dead_letters, wider
-from ackcore.spark.state import TRACKING, CheckpointForeign
+from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters.reading import dead_letters, wider
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import DeadLetters, active_files
 
 VALUE = pa.schema([("value", pa.string())])
 CLICK = pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", "UTC")), ("a b.c", pa.float64())])

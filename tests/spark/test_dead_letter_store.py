@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killed, Killer, died, ids, run_one
 
-from ackcore.spark import dead_letter_store
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letter_store import DeadLetters, active_files, kinds_of, read_letters
-from ackcore.spark.dead_letters import notes_of, sent_rows
-from ackcore.spark.state import TRACKING, CheckpointCorrupt, CheckpointForeign, StateError
+from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, StateError
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters import store as dead_letter_store
+from ackcore.spark.dead_letters.reading import notes_of, sent_rows
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import DeadLetters, active_files, kinds_of, read_letters
 
 VALUE = pa.schema([("value", pa.string())])
 

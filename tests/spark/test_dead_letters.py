@@ -27,18 +27,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from ackcore.spark import replays
-from ackcore.spark.dead_letter_replay import Replay, replay
-from ackcore.spark.dead_letter_store import DeadLetters
-from ackcore.spark.dead_letters import dead_letters
-from ackcore.spark.files import Lock
-from ackcore.spark.schema_changes import ColumnsChanged
-from ackcore.spark.state import (
-    TRACKING,
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointReadOnly,
-)
+from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, CheckpointReadOnly, Lock
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import Replay, replay
+from ackcore.spark.dead_letters.store import DeadLetters
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from ackcore.spark import TooManyDead, dead_letters, deaths, replay, run_batch
-from ackcore.spark.progress import Account, Books
+from ackcore.spark import TooManyDead, dead_letters, replay, run_batch
+from ackcore.spark.protocol import deaths
+from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackcore.spark.errors import one_line
+from ackcore.spark.base.errors import one_line
 
 FROM_A_WORKER = """An error occurred while calling o146.getResult.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 failed 4 times

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from ackcore.spark import failpoints
-from ackcore.spark.failpoints import VARIABLE, FailpointReached, parse, reach
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.failpoints import VARIABLE, FailpointReached, parse, reach
 
 PROGRAM = """
-from ackcore.spark.failpoints import FailpointReached, reach
+from ackcore.spark.base.failpoints import FailpointReached, reach
 for batch in range(3):
     for name in ("planned", "decided", "in-sink"):
         try:

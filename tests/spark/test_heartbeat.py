@@ -9,11 +9,11 @@ import time
 import pytest
 from checkpoints import Killed, Killer
 
-from ackcore.spark.files import numbered
+from ackcore.spark.base.clocks import SteadyClock
+from ackcore.spark.base.files import numbered
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,
-    SteadyClock,
     find_log,
     forget_beats,
     trim_log,

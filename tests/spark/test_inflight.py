@@ -8,11 +8,20 @@ import os
 import numpy as np
 import pytest
 
-from ackcore.spark import inflight, markers
-from ackcore.spark.inflight import Evidence, InFlight
-from ackcore.spark.markers import ALONE, CHUNK, FLUSH, NOTHING, ROOTS, Marker, MarkerFile, Place
-from ackcore.spark.state import Plan
-from ackcore.spark.suspects import deaths_logged, rejections, update_suspects
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.protocol.suspects import deaths_logged, rejections, update_suspects
+from ackcore.spark.tasks import inflight, markers
+from ackcore.spark.tasks.inflight import Evidence, InFlight
+from ackcore.spark.tasks.markers import (
+    ALONE,
+    CHUNK,
+    FLUSH,
+    NOTHING,
+    ROOTS,
+    Marker,
+    MarkerFile,
+    Place,
+)
 from ackcore.topology.tuples import Reason
 
 PLACE = Place(1, 0, 7)
@@ -205,7 +214,7 @@ Thread 0x00007f02 (most recent call first):
   File "/home/me/bolts.py", line 8 in ask
   File "/home/me/bolts.py", line 12 in execute
   File "/site-packages/ackcore/topology/row_bolts.py", line 400 in process
-  File "/site-packages/ackcore/spark/task.py", line 180 in _process
+  File "/site-packages/ackcore/spark/tasks/task.py", line 180 in _process
 """
 
 
@@ -242,7 +251,7 @@ def test_a_time_out_tells_where_it_was(work):
 
 
 def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
-    monkeypatch.setattr("ackcore.spark.suspects._LOOK_S", 0.01)
+    monkeypatch.setattr("ackcore.spark.protocol.suspects._LOOK_S", 0.01)
     one = flying(work)
     with deaths_logged(work, 3), one.of_chunk(0, 5, None):
         assert not caplog.records

@@ -12,9 +12,10 @@ import pytest
 from py4j.protocol import Py4JError
 from worlds import fails
 
-from ackcore.spark import RunCancelled, act, batch
-from ackcore.spark.files import CheckpointInUse, check_fence, fenced
-from ackcore.spark.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark import RunCancelled
+from ackcore.spark.base.files import CheckpointInUse, check_fence, fenced
+from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark.protocol import act, batch
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (

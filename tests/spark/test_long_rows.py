@@ -9,10 +9,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
 
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letters import dead_letters
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.query import run_batch
-from ackcore.spark.sinks import to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

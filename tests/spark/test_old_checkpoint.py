@@ -7,7 +7,7 @@ from pathlib import Path
 import old_checkpoint
 import pytest
 
-from ackcore.spark.dead_letters import dead_letters
+from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.query import run_batch, start
 
 DATA = Path(__file__).parent.parent / "data"

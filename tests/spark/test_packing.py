@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.spark import packing, wire
-from ackcore.spark.shards import pack_entries, pack_events, read_events, settle_blobs
+from ackcore.spark.settle import packing, wire
+from ackcore.spark.settle.shards import pack_entries, pack_events, read_events, settle_blobs
 
 SCHEMA = pa.schema(
     [
@@ -212,8 +212,8 @@ def test_blobs_with_and_without_times_do_not_mix(random_events):
 PACK = """
 import hashlib
 import numpy as np
-from ackcore.spark import packing, wire
-from ackcore.spark.shards import combine_events, pack_events
+from ackcore.spark.settle import packing, wire
+from ackcore.spark.settle.shards import combine_events, pack_events
 import pyarrow as pa
 
 packing.CHUNK_ROWS, packing.PROBE_ROWS, packing.TABLES = 3000, 2000, ((2000, 10), (8000, 50))

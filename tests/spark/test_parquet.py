@@ -13,8 +13,9 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
-from ackcore.spark import parquet, settle, settle_parquet
-from ackcore.spark.settled import Narrow
+from ackcore.spark import settle, settle_parquet
+from ackcore.spark.settle import parquet
+from ackcore.spark.settle.settled import Narrow
 
 TYPES = {
     "root_id": pa.int64(),
@@ -72,7 +73,7 @@ def test_both_plans(spark, write, random_events, expected, found, monkeypatch, p
         directory = write(f"part-{n}.parquet", events[n::3], columns)
     monkeypatch.setattr(parquet, "MOST_READERS", 1 << 10 if plan == "shares" else 0)
     # All of this is less than a MiB, and would be one share.
-    module = sys.modules["ackcore.spark.settle"]
+    module = sys.modules["ackcore.spark.settle.tables"]
     monkeypatch.setattr(module, "default_shards", lambda spark, size: 3)
     settled = settle_parquet(spark, directory, now_ms=1000)
     assert found(settled) == expected([event[:columns] for event in events], 1000)

@@ -11,12 +11,12 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 
-from ackcore.spark import pinned as module
-from ackcore.spark.events import has_fixed_order
-from ackcore.spark.files import CheckpointCorrupt, StateError, read_record, write_record
-from ackcore.spark.pinned import pin, pinned
-from ackcore.spark.run import Input
-from ackcore.spark.workfiles import damage_in
+from ackcore.spark.base.files import CheckpointCorrupt, StateError, read_record, write_record
+from ackcore.spark.base.session import has_fixed_order
+from ackcore.spark.run import snapshot as module
+from ackcore.spark.run.action import Input
+from ackcore.spark.run.snapshot import pin, pinned
+from ackcore.spark.tasks.workfiles import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

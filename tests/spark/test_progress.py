@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackcore.spark.progress import Account, Books, Percentiles, Progress, percentiles
+from ackcore.spark.protocol.progress import Account, Books, Percentiles, Progress, percentiles
 
 
 def test_the_books_go_on_and_are_kept():

@@ -14,12 +14,12 @@ from pyspark.errors import StreamingQueryException
 from streams import LINE, Count, Folder, Split, Store, until, word_count
 
 from ackcore.spark import query
-from ackcore.spark.batch import RunFailed
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letters import dead_letters
-from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.base.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.protocol.batch import RunFailed
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks import SinkError, to_parquet
+from ackcore.spark.sinks.parquet import SinkError, to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

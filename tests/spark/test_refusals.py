@@ -11,7 +11,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.functions import col
 
-from ackcore.spark import combine, events, settle, settle_parquet
+from ackcore.spark import combine, settle, settle_parquet
+from ackcore.spark.settle import events
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -10,18 +10,16 @@ import pytest
 from checkpoints import OPEN, Killed, Topology, ask, decision, died, ids, records, run_one
 from worlds import World, fails
 
-from ackcore.spark import files, replays
-from ackcore.spark.dead_letter_replay import replay
-from ackcore.spark.dead_letter_store import DeadLetters
-from ackcore.spark.progress import Account
-from ackcore.spark.schema_changes import ColumnsChanged
-from ackcore.spark.state import (
-    TRACKING,
-    CheckpointCorrupt,
-    CheckpointForeign,
-    Plan,
-)
-from ackcore.spark.waiting import REPLAYED, with_replayed
+from ackcore.spark.base import files
+from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign
+from ackcore.spark.base.schemas import REPLAYED, TRACKING
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
+from ackcore.spark.checkpoint.waiting import with_replayed
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.protocol.progress import Account
 
 
 def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):

@@ -17,11 +17,11 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
-from ackcore.spark.act import Stopped
-from ackcore.spark.files import CheckpointInUse
+from ackcore.spark.base.files import CheckpointInUse
+from ackcore.spark.protocol.act import Stopped
 from ackcore.spark.query import Query, start
 from ackcore.spark.restarts import end_of, may_pass
-from ackcore.spark.sinks import SinkError
+from ackcore.spark.sinks.parquet import SinkError
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

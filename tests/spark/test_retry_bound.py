@@ -12,10 +12,10 @@ from checkpoints import ask, records
 from pyspark import cloudpickle
 from worlds import Killed, World, fails
 
-from ackcore.spark import batch
-from ackcore.spark.dead_letter_replay import replay
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.protocol import batch
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks import to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

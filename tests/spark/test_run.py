@@ -16,10 +16,17 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from ackcore.spark.run import Input, RunPlan, fetch, run
-from ackcore.spark.stages import ROOT_ID
-from ackcore.spark.state import ATTEMPT, DUE_MS, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, REPLAYED
-from ackcore.spark.workfiles import RowFile, WorkFile, keep_acked, read_rows
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+)
+from ackcore.spark.run.action import Input, RunPlan, fetch, run
+from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -635,7 +642,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
 def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
     """Their rows are in the file of those that were due."""
     retries = due([("m", 2, 5, "bad")])
-    monkeypatch.setattr(sys.modules["ackcore.spark.run"], "PickStage", None)
+    monkeypatch.setattr(sys.modules["ackcore.spark.run.action"], "PickStage", None)
     result = execute(by_word(spark, ["a"]), retries={"lines": retries})
     assert [row["id"] for _, row in result.failed.values()] == [5]
 

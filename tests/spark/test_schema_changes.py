@@ -13,8 +13,9 @@ from checkpoints import records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.schema_changes import ColumnsChanged, cast_exactly, fit_columns
-from ackcore.spark.state import TRACKING, CheckpointForeign
+from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, cast_exactly, fit_columns
 
 
 def kept(**columns):

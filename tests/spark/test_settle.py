@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as sql
 
 from ackcore.spark import combine, settle, settle_partitions
-from ackcore.spark.shards import (
+from ackcore.spark.settle.shards import (
     COMBINED_DDL,
     SETTLED_DDL,
     combine_events,
@@ -16,7 +16,7 @@ from ackcore.spark.shards import (
     pack_events,
     settle_blobs,
 )
-from ackcore.spark.wire import BLOB_DDL
+from ackcore.spark.settle.wire import BLOB_DDL
 
 NOW = 1000
 DECIDED = {"ACKED", "FAILED", "ANOMALY"}

@@ -14,12 +14,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
-from ackcore.spark import sinks
-from ackcore.spark.failpoints import FailpointReached
-from ackcore.spark.files import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
 from ackcore.spark.query import run_batch
-from ackcore.spark.sinks import Accepted, check_sink, read_accepted, to_parquet, write_sink
-from ackcore.spark.workfiles import ROOT, ROOTS, RowFile, WorkFile, damage_in
+from ackcore.spark.sinks import parquet as sinks
+from ackcore.spark.sinks.parquet import Accepted, check_sink, read_accepted, to_parquet, write_sink
+from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, WorkFile, damage_in
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

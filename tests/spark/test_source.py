@@ -8,7 +8,7 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.source import Source
+from ackcore.spark.tasks.source import Source
 
 VALUES = {
     "int": ([1, None, -5], pa.int64(), ["1", "null", "-5"]),

@@ -9,8 +9,8 @@ import pytest
 from checkpoints import OPEN, Topology, run_one
 from streams import LINE, Folder, Split
 
-from ackcore.spark import files
-from ackcore.spark.files import CheckpointForeign
+from ackcore.spark.base import files
+from ackcore.spark.base.files import CheckpointForeign
 from ackcore.spark.query import run_batch, start
 from ackcore.topology import TopologyBuilder
 

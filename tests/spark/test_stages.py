@@ -20,14 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
-from ackcore.spark import run, stages
-from ackcore.spark import source as spark_source
-from ackcore.spark import task as spark_task
-from ackcore.spark.exchange import ROW_SCHEMA, TRAILER
-from ackcore.spark.source import Source
-from ackcore.spark.stages import FirstStage, LastStage, NextStage
-from ackcore.spark.task import Work
-from ackcore.spark.workfiles import WorkFile, keep_acked, read_rows
+from ackcore.spark.run import action as run
+from ackcore.spark.tasks import source as spark_source
+from ackcore.spark.tasks import stages
+from ackcore.spark.tasks import task as spark_task
+from ackcore.spark.tasks.exchange import ROW_SCHEMA, TRAILER
+from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.stages import FirstStage, LastStage, NextStage
+from ackcore.spark.tasks.task import Work
+from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
 

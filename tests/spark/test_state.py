@@ -16,17 +16,17 @@ import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Topology, decision, ids, records, roots, run_one
 
-from ackcore.spark import archive, files
-from ackcore.spark.state import (
-    TRACKING,
+from ackcore.spark.base import files
+from ackcore.spark.base.files import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
     CheckpointNewer,
     CheckpointReadOnly,
-    SinkFile,
     StateError,
 )
+from ackcore.spark.base.schemas import TRACKING, SinkFile
+from ackcore.spark.checkpoint import archive
 
 # -- what is written is read ------------------------------------------------------------------
 

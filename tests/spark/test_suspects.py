@@ -8,10 +8,15 @@ import pyarrow as pa
 import pytest
 from worlds import Killed, root_of
 
-from ackcore.spark import batch
-from ackcore.spark.markers import ALONE, ROOTS, Marker, Place
-from ackcore.spark.state import Plan
-from ackcore.spark.suspects import failed_attempt, isolation_progress, rejections, update_suspects
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.protocol import batch
+from ackcore.spark.protocol.suspects import (
+    failed_attempt,
+    isolation_progress,
+    rejections,
+    update_suspects,
+)
+from ackcore.spark.tasks.markers import ALONE, ROOTS, Marker, Place
 from ackcore.topology.tuples import Reason
 
 PLAN = Plan(0, 0, None, 0, careful=True)

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killer, decision, roots
 
-from ackcore.spark import act, batch, files, sinks
-from ackcore.spark.dead_letter_store import DeadLetters
-from ackcore.spark.files import CheckpointForeign, CheckpointInUse, StateError
-from ackcore.spark.sinks import to_parquet
-from ackcore.spark.state import State
+from ackcore.spark.base import files
+from ackcore.spark.base.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.protocol import act, batch
+from ackcore.spark.sinks import parquet as sinks
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology.tuples import Reason
 
 STEPS = [
@@ -214,7 +216,7 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
                 keys.append(f"{second.deployment_key:016x}")
         write_meta(root, meta, **more)
 
-    monkeypatch.setattr("ackcore.spark.ownership.write_meta", late)
+    monkeypatch.setattr("ackcore.spark.checkpoint.ownership.write_meta", late)
     with pytest.raises(CheckpointInUse, match="was taken over"):
         OPEN(checkpoint)
     with OPEN(checkpoint) as state:

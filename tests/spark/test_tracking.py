@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.tracking import (
+from ackcore.spark.tasks.tracking import (
     NONE,
     Chunks,
     Owners,

@@ -10,9 +10,11 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark import archive, files, waiting
-from ackcore.spark.schema_changes import ColumnsChanged
-from ackcore.spark.state import REPLAYED, TRACKING, CheckpointForeign
+from ackcore.spark.base import files
+from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base.schemas import REPLAYED, TRACKING
+from ackcore.spark.checkpoint import archive, waiting
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
 # -- columns ----------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from ackcore import Entries
-from ackcore.spark import wire
-from ackcore.spark.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
+from ackcore.spark.settle import wire
+from ackcore.spark.settle.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
 
 RNG = np.random.default_rng(5)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.files import CheckpointCorrupt, StateError, WorkFileDamaged
-from ackcore.spark.workfiles import (
+from ackcore.spark.base.files import CheckpointCorrupt, StateError, WorkFileDamaged
+from ackcore.spark.tasks.workfiles import (
     ROOT,
     ROOTS,
     RowFile,

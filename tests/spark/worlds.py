@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 
-from ackcore.spark import act, batch, markers
-from ackcore.spark.batch import Engine
-from ackcore.spark.run import Run
-from ackcore.spark.sinks import read_accepted
-from ackcore.spark.state import ATTEMPT, MESSAGE_ID, SinkFile, State
-from ackcore.spark.workfiles import ROOT, ROOTS, RowFile, read_whole
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.protocol import act, batch
+from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.run.action import Run
+from ackcore.spark.sinks.parquet import read_accepted
+from ackcore.spark.tasks import markers
+from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 

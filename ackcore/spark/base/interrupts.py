@@ -1,0 +1,167 @@
+"""Interrupts: how they end a run, and how a job that was cancelled is told from one that failed.
+
+PySpark's handler of SIGINT cancels all jobs and raises `KeyboardInterrupt`, which its own cleaning
+up then replaces by the error of the cancelled job.  Jupyter's only raises, and that cleaning up
+waits for the job to end.  So whoever is in the main thread runs jobs in another one, where no
+interrupt comes, and cancels them by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TypeVar
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import InheritableThread, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from ackcore.spark.base.errors import one_line
+
+T = TypeVar("T")
+
+#: How long an interrupt waits for the jobs that it cancelled, and how often it cancels meanwhile:
+#: a job may begin after the first time.
+_PATIENCE_S, _AGAIN_S = 4.0, 0.2
+
+_CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|\bJob \d+ cancelled\b")
+_FAILED = "Job aborted due to stage failure"
+_SHUT_DOWN = "SparkContext was shut down"
+
+
+class RunCancelled(RuntimeError):
+    """A job was cancelled from outside; the next start on the same checkpoint goes on there.
+
+    Attributes
+    ----------
+    shut_down : bool
+        Whether the SparkContext ended meanwhile, for a reason that nobody here knows.
+    """
+
+    def __init__(self, message: str, shut_down: bool = False) -> None:
+        super().__init__(message)
+        self.shut_down = shut_down
+
+
+def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
+    """Call what runs Spark jobs; an interrupt of the main thread cancels them and is raised.
+
+    Parameters
+    ----------
+    session : SparkSession or None
+        Where the jobs run; None for what is none of Spark's.
+    job : callable
+        Runs them, in a thread that has the local properties of this one.
+
+    Raises
+    ------
+    KeyboardInterrupt, SystemExit
+        Whatever a handler of a signal raises.
+    Exception
+        What the callable raises.
+    """
+    if session is None or threading.current_thread() is not threading.main_thread():
+        return job()
+    context = session.sparkContext
+    tag = f"ackcore-{uuid.uuid4()}"
+    results: list[T] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+    inside = copy_context()  # of the fence around this driver's writes, for one
+
+    def run() -> None:
+        try:
+            context.addJobTag(tag)
+            _make_active(session)
+            results.append(inside.run(job))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = InheritableThread(target=run, name="ackcore-run", daemon=True)
+    try:
+        thread.start()
+        ended.wait()
+    except BaseException:
+        _cancel(context, tag, ended)
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _make_active(session: SparkSession) -> None:
+    """Have the settings of a session count in this thread, as they do where it was made.
+
+    What Spark resolves by its *active* session, such as whether the case of names counts, would
+    else go by defaults: that is no local property.
+    """
+    jvm = session._jvm
+    assert jvm is not None
+    SparkSession._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)
+
+
+def _cancel(context: SparkContext, tag: str, ended: threading.Event) -> None:
+    for _ in range(int(_PATIENCE_S / _AGAIN_S)):
+        try:
+            context.cancelJobsWithTag(tag)
+        except (Py4JError, PySparkException, OSError):
+            return  # Spark is gone, and with it the job
+        if ended.wait(_AGAIN_S):
+            return
+
+
+def raise_if_interrupted(
+    error: BaseException, handled: BaseException | None, what: str, way_out: str
+) -> None:
+    """Raise the interrupt that an error hides, or `RunCancelled` if a job of it was cancelled.
+
+    Parameters
+    ----------
+    error : BaseException
+        What was raised instead of a result.
+    handled : BaseException or None
+        What was being handled before (`sys.exception`): that is nothing new.
+    what, way_out : str
+        What was cancelled and how to go on, for the message.
+    """
+    old = {id(one) for one in _chain(handled)}
+    for one in _chain(error):
+        if isinstance(one, KeyboardInterrupt) and id(one) not in old:
+            raise KeyboardInterrupt(*one.args) from error
+    if isinstance(error, RunCancelled):
+        raise error
+    if not isinstance(error, Py4JError | PySparkException):
+        return
+    said = str(error)
+    if _CANCELLED.search(said) is None or _FAILED in said:
+        return
+    shut_down = _SHUT_DOWN in said
+    cause = "the SparkContext was stopped" if shut_down else _FROM_OUTSIDE
+    message = f"{what} was given up, since {cause}: {one_line(error)}. {way_out}"
+    raise RunCancelled(message, shut_down) from error
+
+
+_FROM_OUTSIDE = (
+    "a job was cancelled from outside (cancelAllJobs, cancelJobGroup, or a kill link in Spark's UI)"
+)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """An error, what caused it, and what was being handled as it was raised."""
+    found: list[BaseException] = []
+    left = [error]
+    while left:
+        one = left.pop()
+        if one is not None and all(one is not other for other in found):
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
+
+
+__all__ = ["RunCancelled", "interruptible", "raise_if_interrupted"]

@@ -1,0 +1,40 @@
+"""The columns in which records that wait or are dead are tracked, and what names a sink's file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+MESSAGE_ID = "_ackcore_message_id"
+ATTEMPT = "_ackcore_attempt"
+DUE_MS = "_ackcore_due_ms"
+FIRST_MS = "_ackcore_first_ms"
+LAST_MS = "_ackcore_last_ms"
+REASON = "_ackcore_reason"
+REPLAYED = "_ackcore_replayed"
+
+#: What a waiting or dead table has in front of the source's own columns.
+TRACKING = pa.schema(
+    [
+        pa.field(MESSAGE_ID, pa.string(), nullable=False),
+        # Of the next execution, counted from 0; in a table of the dead: executions it had.
+        pa.field(ATTEMPT, pa.int32(), nullable=False),
+        # 0 in a table of the dead.
+        pa.field(DUE_MS, pa.int64(), nullable=False),
+        pa.field(FIRST_MS, pa.int64(), nullable=False),
+        pa.field(LAST_MS, pa.int64(), nullable=False),
+        pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
+        # Whether it is a dead letter that was sent again: the books tell what became of those.
+        pa.field(REPLAYED, pa.bool_(), nullable=False),
+    ]
+)
+
+
+class SinkFile(NamedTuple):
+    """A file that an accepted run left for a sink, under ``State.work_of(decision)``."""
+
+    component: str
+    stream: str
+    path: str  # relative to the work directory
+    rows: int

@@ -1,0 +1,1 @@
+"""What is on record of a topology, and whose it is."""

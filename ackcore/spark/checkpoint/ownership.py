@@ -1,0 +1,178 @@
+"""Whose a checkpoint is: which topology's, how it is run, and what Spark tells of its history."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ackcore
+from ackcore.spark.base.files import (
+    CheckpointForeign,
+    corrupt,
+    numbered,
+    read_record,
+    write_record,
+)
+from ackcore.topology.parts import changes
+
+_KINDS = {"stream": "start()", "batch": "run_batch()"}
+
+
+class Described(Protocol):
+    """What a checkpoint asks of a topology."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of `structure`."""
+
+    @property
+    def structure(self) -> Mapping[str, Any]:
+        """Plain JSON, ``{kind: {name: what a checkpoint depends on}}``."""
+
+    @property
+    def spouts(self) -> Mapping[str, Any]:
+        """By name, each with whether it is ``tracked``."""
+
+
+def write_meta(root: Path, meta: Mapping[str, Any], *, once: bool = False) -> None:
+    """Record whose it is."""
+    write_record(root / "meta.json", "meta.json", meta, once=once)
+
+
+def claim(
+    root: Path,
+    topology: Described,
+    kind: str,
+    log: Path | None,
+    accept_changes: bool,
+    clock_ms: int | None,
+) -> dict[str, Any]:
+    """Return whose the checkpoint is, and make it this topology's if it is nobody's.
+
+    Raises
+    ------
+    CheckpointForeign
+        If it is another's.
+    CheckpointCorrupt
+        If it is nobody's, and there are files that somebody wrote.
+    """
+    path = root / "meta.json"
+    meta = read_record(path, "meta.json")
+    if meta is None:
+        _refuse_remains(root, log)
+        meta = {
+            "fingerprint": topology.fingerprint,
+            "kind": kind,
+            "deployment_key": f"{int.from_bytes(os.urandom(8), 'little') >> 1:016x}",
+            "created_ms": time.time_ns() // 1_000_000 if clock_ms is None else clock_ms,
+            "ackcore": ackcore.__version__,
+            "begun": False,
+            **about(topology),
+        }
+        # A second key would make everything recorded under the first one foreign.
+        write_meta(root, meta, once=True)
+    # Written without it at first: then the structure has the order of declaration.
+    meta.setdefault("spout_order", list(meta["structure"]["spouts"]))
+    begun = meta["begun"] or (log is not None and bool(numbered(log)))
+    if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
+        # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.
+        meta |= {"kind": kind, **about(topology, meta["spout_order"])}
+        write_meta(root, meta)
+    if meta["kind"] != kind:
+        raise CheckpointForeign(
+            f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "
+            "cannot go on with it; give it a checkpoint of its own"
+        )
+    if meta["fingerprint"] != topology.fingerprint and not accept_changes:
+        told = "; ".join(changes(meta["structure"], topology.structure))
+        raise CheckpointForeign(
+            f"{path}: the checkpoint belongs to another topology: {told}. Start the one that "
+            "it belongs to, or give this one a checkpoint of its own; or, if it is the same one "
+            "changed, start with accept_changes=True: records that wait for a retry then go "
+            "through the new one"
+        )
+    if begun:
+        _refuse_other_spouts(path, meta, topology, kind)
+    return meta
+
+
+def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what meta.json says of a topology.
+
+    Spouts that are known keep their order, whatever the order of their declarations: Spark has
+    its sources by number, and a partition's number is part of its records' root ids.
+    """
+    order = [name for name in known if name in topology.spouts]
+    return {
+        "fingerprint": topology.fingerprint,
+        "structure": topology.structure,
+        "spout_order": order + [name for name in topology.spouts if name not in order],
+    }
+
+
+def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, kind: str) -> None:
+    """Refuse what `accept_changes` cannot make good: sources that nobody would read, or others'."""
+    known = meta["spout_order"]
+    new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
+    gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
+    if kind == "stream" and (new or gone):
+        why = "Spark goes on with the sources of a stream by their number, which would shift"
+    elif new:
+        why = "the sources of run_batch() are read once, and that was done, so it would not be read"
+        gone = []
+    else:
+        return
+    raise CheckpointForeign(
+        f"{path}: {'; '.join(new + gone)}: {why}. Declare the spouts that the checkpoint was made "
+        f"with ({', '.join(known)}), or give this topology a checkpoint of its own"
+    )
+
+
+def _refuse_remains(root: Path, log: Path | None) -> None:
+    """Without meta.json there may be nothing: neither of ours, nor of a stream that ran."""
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path != root / "lock":
+            raise corrupt(
+                root / "meta.json",
+                f"is missing, though there is {path.relative_to(root)} beside it: it was removed",
+            )
+    if log is not None and numbered(log):
+        raise corrupt(
+            root / "meta.json",
+            f"is missing, though {log} tells of a stream that ran on this checkpoint: ackcore's "
+            "part of it was removed, or the stream was not one of ackcore",
+        )
+
+
+def check_offsets(log: Path, root: Path, ours: int | None) -> None:
+    """Compare with Spark's own log: it has N before we plan N, and N + 1 after we marked N.
+
+    Parameters
+    ----------
+    log : Path
+        Spark's offset log.
+    root : Path
+        Our part of the checkpoint.
+    ours : int or None
+        The last micro-batch that we planned.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If one of the two is older than the other, or gone.
+    """
+    sparks = max(numbered(log), default=None)
+    following = 0 if ours is None else ours + 1
+    if sparks in (ours, following):
+        return
+    raise corrupt(
+        log,
+        "(Spark's part of the checkpoint) "
+        + ("is missing or empty" if sparks is None else f"ends with micro-batch {sparks}")
+        + f", and {root} (ackcore's part) "
+        + ("holds none" if ours is None else f"ends with micro-batch {ours}")
+        + ": one of the two was removed, or they are not of one age",
+    )

@@ -1,0 +1,128 @@
+"""Requests to run dead letters again: tables that a stopped or a running query finds.
+
+A request is staged first, where no query sees it; then the dead letters' store notes down which
+letters it holds (that note is what makes it count); then its files are renamed to where a query
+sees them.  A rename happens once, so a request is taken once, whoever dies when; whoever comes by
+after a crash finishes a noted request's renames.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from ackcore.spark.base.files import (
+    StateError,
+    corrupt,
+    read_table,
+    read_table_schema,
+    sync_directory,
+    write_table,
+)
+from ackcore.spark.checkpoint.schema_changes import fit_columns
+from ackcore.spark.checkpoint.waiting import with_replayed
+
+#: In a request's schema: the note that makes it count.
+_NOTE = b"ackcore_note"
+_STAGED = ".staged"
+
+
+def spout_of(name: str) -> str:
+    """Return whose records a request holds: ``<request>.<spout>.<checksum>.arrow``."""
+    return name.split(".", 1)[1].rsplit(".", 2)[0]
+
+
+def stage(directory: Path, request: str, spout: str, table: pa.Table, note: Path) -> str:
+    """Write a request's file where no query sees it yet."""
+    inside = note.is_relative_to(directory.parent)
+    # A store in the checkpoint moves with it.
+    path = os.path.relpath(note, directory) if inside else note
+    told = table.replace_schema_metadata({_NOTE: os.fsencode(path)})
+    return write_table(directory, f"{request}.{spout}", told, staged=True)
+
+
+def publish(directory: Path, staged: str) -> None:
+    """Let queries see a staged file; somebody else may have done so already."""
+    try:
+        os.rename(directory / staged, directory / staged.removesuffix(_STAGED))
+    except FileNotFoundError:
+        return
+    sync_directory(directory)
+
+
+def staged(directory: Path) -> list[str]:
+    """Return the names of staged files."""
+    return _names(directory, _STAGED)
+
+
+def counts(directory: Path, name: str) -> bool:
+    """Whether a staged file's request was noted down, so that it must be seen to the end."""
+    # The footer alone: the heartbeat asks every second for as long as the file lies there, and
+    # whoever takes the request reads and checks it whole.
+    note = (read_table_schema(directory / name).metadata or {}).get(_NOTE)
+    if note is None:
+        raise corrupt(directory / name, "does not tell where its request is noted down")
+    return (directory / os.fsdecode(note)).exists()
+
+
+def visible(directory: Path) -> list[str]:
+    """Return the names of all requests, and finish those whose maker died."""
+    names = _names(directory, "")
+    unfinished = [name for name in names if name.endswith(_STAGED)]
+    finished = [name for name in unfinished if _finish(directory, name)]
+    seen = [name for name in names if name.endswith(".arrow")]
+    return sorted({*seen, *(name.removesuffix(_STAGED) for name in finished)})
+
+
+def _finish(directory: Path, name: str) -> bool:
+    try:
+        noted = counts(directory, name)
+    except StateError:
+        if (directory / name).exists():
+            raise
+        return True  # its maker lives, and was faster
+    if noted:
+        publish(directory, name)
+    return noted
+
+
+def _names(directory: Path, ending: str) -> list[str]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name.endswith(ending) and not name.startswith("."))
+
+
+def withdrawn(path: Path) -> Path:
+    """Return what a request is renamed to by whoever wants the query to go on without it."""
+    return path.with_name(f"{path.name}.withdrawn")
+
+
+def read(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a request.
+
+    Parameters
+    ----------
+    path : Path
+        Its file.
+    schema : pyarrow.Schema
+        The columns that the spout's source has now.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    ColumnsChanged
+        If it does not fit these columns.
+    """
+    table = with_replayed(read_table(path).replace_schema_metadata(None), True)
+    return fit_columns(
+        table,
+        schema,
+        f"the {table.num_rows} dead letters of spout {spout_of(path.name)!r} that {path} asks for",
+        f"To go on without them, rename the file to {withdrawn(path).name} and start again; under "
+        "its name of now it is taken up once the source has such columns again",
+    )

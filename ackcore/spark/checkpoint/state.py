@@ -1,0 +1,517 @@
+"""The checkpoint of a topology: what is planned, decided and done, and who waits for a retry.
+
+Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
+
+    meta.json                 format, topology, deployment key; written when it is made
+    lock                      held by the driver while it runs; tells its pid, and a random token
+                              by which it sees that no other one has taken over
+    batches/N.plan            what micro-batch N will do
+    state/N/manifest.json     what became of it; written after the tables that it names
+    state/N/*.arrow           who waits, who is dead, which roots are not ACKED
+    batches/N.done            all has been acted upon
+    work/N.<token>/           what executors write in one run of it, the token drawn for that run;
+                              the manifest says whose files count, all is worthless after N.done
+    work/N.pinned/            new rows that are kept for careful runs
+    replays/*.arrow           dead letters that were asked for again
+
+What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
+a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
+state is read off the names of the files, and a file that is not where it must be was removed by
+somebody else: that is an error, because to begin again would lose what waits, or repeat what was
+done.  The last two micro-batches are kept.  Who waits is mostly in files of older ones, which stay
+until no manifest names them: see `ackcore.spark.checkpoint.waiting`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from ackcore.spark.base.files import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    CheckpointNewer,
+    CheckpointReadOnly,
+    Lock,
+    StateError,
+    corrupt,
+    fenced,
+    local_path,
+    make_directory,
+    remove_temporaries,
+)
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+    SinkFile,
+)
+from ackcore.spark.checkpoint import ownership, replays
+from ackcore.spark.checkpoint.archive import Archive
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision, Due, Plan
+from ackcore.spark.checkpoint.ownership import Described
+from ackcore.spark.checkpoint.schema_changes import fit_columns
+from ackcore.spark.checkpoint.waiting import Waiting
+
+__all__ = [
+    "ATTEMPT",
+    "DUE_MS",
+    "FIRST_MS",
+    "LAST_MS",
+    "MESSAGE_ID",
+    "REASON",
+    "REPLAYED",
+    "ROOT_IDS",
+    "TRACKING",
+    "CheckpointCorrupt",
+    "CheckpointForeign",
+    "CheckpointInUse",
+    "CheckpointNewer",
+    "CheckpointReadOnly",
+    "Decision",
+    "Due",
+    "Plan",
+    "SinkFile",
+    "State",
+    "StateError",
+    "Waiting",
+]
+
+
+class State:
+    """An open checkpoint; one per checkpoint on earth, which the lock sees to.
+
+    Made by `open`.
+
+    Attributes
+    ----------
+    path : Path
+        ``<checkpoint>/ackcore``.
+    deployment_key : int
+        63 random bits, drawn when the checkpoint was made.
+    """
+
+    path: Path
+    deployment_key: int
+
+    def __init__(
+        self, path: Path, lock: Lock, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
+    ):
+        self.path = path
+        self._sources = sources
+        self.deployment_key = int(meta["deployment_key"], 16)
+        self._meta = meta
+        self._lock = lock
+        self._archive = Archive(path, meta["deployment_key"])
+        # Its set is replaced as a whole: the heartbeat's thread looks at it.
+        self._history = self._archive.history(meta["begun"])
+        self._run: Path | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        topology: Described,
+        *,
+        sources: Mapping[str, pa.Schema],
+        kind: Literal["stream", "batch"] = "stream",
+        offsets: str | os.PathLike[str] | None = None,
+        accept_changes: bool = False,
+        clock_ms: int | None = None,
+    ) -> State:
+        """Make the checkpoint if there is none, check it, and lock it.
+
+        Parameters
+        ----------
+        path : path
+            The checkpoint, on a local or a shared file system.
+        topology : Topology
+            What will run on it.
+        sources : mapping from str to pyarrow.Schema
+            The columns that the source of each spout has now; records that wait are fitted to
+            them.
+        kind : {"stream", "batch"}
+            Whether Spark's offsets drive it or a bounded source.
+        offsets : path, optional
+            Where Spark keeps its offset log; ``<path>/offsets`` if not given.  Both logs must
+            tell the same history.  Streams only.
+        accept_changes : bool, default False
+            Take over the checkpoint of a topology of another structure.
+        clock_ms : int, optional
+            The time at which it is made; the system's if not given.
+
+        Returns
+        -------
+        State
+            To be closed.
+
+        Raises
+        ------
+        ValueError
+            If ``path`` is a URI, other than ``file:``.
+        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign, CheckpointNewer
+            As their names say.
+        StateError
+            If it cannot be read or written for another reason: no space, say.
+        """
+        checkpoint = local_path(path, "checkpoint")
+        log = checkpoint / "offsets" if offsets is None else local_path(offsets, "offsets")
+        root = make_directory(checkpoint / "ackcore")
+        lock = Lock(root / "lock")
+        try:
+            with fenced(lock.check):
+                remove_temporaries(root)
+                spark_log = log if kind == "stream" else None
+                meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
+                state = cls(root, lock, meta, sources)
+                if spark_log is not None:
+                    ownership.check_offsets(spark_log, root, state.last_plan)
+                last = state._archive.check_tables(state._history)
+                state._check_waiting(topology, last)
+                if meta["fingerprint"] != topology.fingerprint:
+                    meta |= ownership.about(topology, meta["spout_order"])
+                    ownership.write_meta(root, meta)
+        except BaseException:
+            lock.close()
+            raise
+        return state
+
+    def _check_waiting(self, topology: Described, decision: Decision | None) -> None:
+        """Nobody may wait for a spout that is no more, nor for columns that it has not."""
+        waiting = Waiting({}) if decision is None else decision.waiting
+        waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
+        plan = self._open_plan()
+        asked = [*(() if plan is None else plan.replays), *self.pending_replays()]
+        for name in asked:
+            waits.append((f"the replay {name}", replays.spout_of(name)))
+        tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
+        for what, spout in waits:
+            if spout not in tracked:
+                raise CheckpointForeign(
+                    f"{self.path}: {what} of spout {spout!r} wait for a retry, and the topology "
+                    f"has no spout {spout!r} that is tracked. Let the former topology run until "
+                    "nothing waits, then change it; or give this one a checkpoint of its own"
+                )
+        for spout in waiting:
+            for table in waiting.tables(spout):
+                self._fitted(spout, table)
+        for name in asked:
+            self._asked(name)
+
+    def _open_plan(self) -> Plan | None:
+        """Return the plan that is not decided, less the requests that were withdrawn since."""
+        number = self.last_plan
+        plan = None if number is None else self.plan(number)
+        if plan is None or self.decision(plan.number) is not None:
+            return None
+        left = tuple(name for name in plan.replays if not self._withdrawn(name))
+        if left == plan.replays:
+            return plan
+        # Root ids go by a record's place among the retries, so they are of other records now.
+        plan = replace(
+            plan,
+            replays=left,
+            deaths=0,
+            careful=False,
+            suspects=(),
+            condemned=(),
+            time_outs={},
+        )
+        self._archive.write_plan(plan, first=False)
+        self._history = self._archive.history(self._meta["begun"])
+        return plan
+
+    def _withdrawn(self, name: str) -> bool:
+        path = self._archive.replays / name
+        return not path.exists() and replays.withdrawn(path).exists()
+
+    def _fitted(self, spout: str, table: pa.Table) -> pa.Table:
+        """Return waiting rows in the columns that their source has now."""
+        return fit_columns(
+            table,
+            self._sources[spout],
+            f"{self.path}: {table.num_rows} records of spout {spout!r} that wait for a retry",
+            "Let the former source run until nothing waits, then change it; or give the source "
+            "these columns, by a cast or an added column",
+        )
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the lock; twice is fine."""
+        self._lock.close()
+
+    def check_owner(self) -> None:
+        """Make sure that no other driver has taken over.
+
+        Raises
+        ------
+        CheckpointInUse
+            If one has: nothing that this one writes may count.
+        """
+        self._lock.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def key(self, number: int) -> int:
+        """Return the key of a micro-batch: 63 bits of a hash of deployment key and number."""
+        text = f"{self.deployment_key:x}/{number}".encode()
+        digest = blake2b(text, digest_size=8, person=b"ackcore.batch").digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    @property
+    def spout_order(self) -> tuple[str, ...]:
+        """The names of the spouts, in the order in which their sources are numbered."""
+        return tuple(self._meta["spout_order"])
+
+    @property
+    def last_done(self) -> int | None:
+        """The newest micro-batch that is done."""
+        return self._history.last_done
+
+    @property
+    def last_plan(self) -> int | None:
+        """The newest that is planned: `last_done`, or one more."""
+        return self._history.last_plan
+
+    def is_done(self, number: int) -> bool:
+        """Whether a micro-batch has its mark.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it is neither the last one that is done nor the next: whoever asks has lost count,
+            and to say "done" or "not done" would skip records or repeat them.
+        """
+        expected = 0 if self.last_done is None else self.last_done + 1
+        if number == expected:
+            return False
+        if number == self.last_done:
+            return True
+        raise corrupt(
+            self._archive.batches,
+            f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
+            "the checkpoint and ackcore's are not of one age",
+        )
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def plan(self, number: int) -> Plan | None:
+        """Return the plan on record, None if there is none yet."""
+        return self._archive.plan(number)
+
+    def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
+        """Return a new plan, which is not yet written.
+
+        Parameters
+        ----------
+        number : int
+            The micro-batch after the last one that is done.
+        clock_ms : int
+            What the clock says.  It may have gone back; the plan's time never does.
+        max_retries : int, optional
+            How many rows that are due, replays among them, it takes at most.
+
+        Returns
+        -------
+        Plan
+            With how many rows are due, and the requests to replay that nobody took.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If another micro-batch is next.
+        ColumnsChanged
+            If a request does not fit the columns that its source has now.
+        """
+        if self.is_done(number):
+            raise ValueError(f"micro-batch {number} is done already; ask is_done first")
+        parent = self.last_done
+        now_ms = clock_ms
+        if parent is not None:
+            now_ms = max(now_ms, self._archive.decided(parent).now_ms)
+        due = self._archive.waiting(parent).due(now_ms)
+        asked = self.pending_replays()
+        for name in asked:
+            self._asked(name)  # one that does not fit must not be in a plan on record
+        return Plan(number, now_ms, parent, due, asked, max_retries=max_retries)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Record a plan, or record it anew as long as nothing is decided.
+
+        Raises
+        ------
+        ValueError
+            If it is decided already.
+        """
+        if self.is_done(plan.number) or self.decision(plan.number) is not None:
+            raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
+        self._archive.write_plan(plan, first=plan.number != self.last_plan)
+        taken = self._history.taken | frozenset(plan.replays)
+        self._history = self._history._replace(last_plan=plan.number, taken=taken)
+        if not self._meta["begun"]:
+            # After the plan: then whoever finds it, and no plan, knows that files were removed.
+            ownership.write_meta(self.path, self._meta | {"begun": True})
+            self._meta["begun"] = True
+
+    def split_due(self, plan: Plan) -> Due:
+        """Part the parent's waiting rows by what is due, and add the requests the plan took.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If there are not the rows that the plan counted, or a request is missing.
+        ColumnsChanged
+            If the rows do not fit the columns that their source has now.
+        """
+        waiting = self._archive.waiting(plan.parent)
+        found = waiting.due(plan.now_ms)
+        if found != plan.due:
+            raise corrupt(
+                self._archive.batches / f"{plan.number}.plan",
+                f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
+            )
+        asked = [(replays.spout_of(name), self._asked(name)) for name in plan.replays]
+        due, rest = waiting.split(plan.now_ms, plan.max_retries, asked, self._fitted)
+        counts = Counter[str]()
+        for spout, table in asked:
+            counts[spout] += len(table)
+        return Due(due, rest, dict(counts))
+
+    def _asked(self, name: str) -> pa.Table:
+        """Return the rows of a request, in the columns that their source has now."""
+        return replays.read(self._archive.replays / name, self._sources[replays.spout_of(name)])
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    def decision(self, number: int) -> Decision | None:
+        """Return the decision on record, None if there is none.
+
+        Its tables are read when they are asked for, by memory map.
+        """
+        return self._archive.decision(number)
+
+    def write_decision(self, decision: Decision) -> Decision:
+        """Record what became of a micro-batch.
+
+        Parameters
+        ----------
+        decision : Decision
+            Of a micro-batch that has a plan and no decision.
+
+        Returns
+        -------
+        Decision
+            As `decision` reads it, with what the state fills in.
+
+        Raises
+        ------
+        ValueError
+            If there is no plan, or a decision already, or a table is not as it must be.
+        StateError
+            If it cannot be written.
+        """
+        number = decision.number
+        plan = None if self.is_done(number) else self.plan(number)
+        if plan is None or self.decision(number) is not None:
+            raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
+        return self._archive.write_decision(decision, plan)
+
+    def waiting(self, number: int) -> Waiting:
+        """Return the rows that waited after a micro-batch; read when asked for.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it has no decision; or later, if a table is damaged.
+        """
+        return self._archive.waiting(number)
+
+    def write_done(self, number: int) -> None:
+        """Mark a micro-batch, after all has been acted upon.
+
+        Raises
+        ------
+        ValueError
+            If it is not decided.
+        """
+        if self.is_done(number):
+            return
+        if self.decision(number) is None:
+            raise ValueError(f"micro-batch {number} is not decided, so it cannot be done")
+        self._archive.write_done(number)
+        self._history = self._history._replace(last_done=number)
+
+    # -- what comes and goes ------------------------------------------------------------------
+
+    def new_work(self, number: int) -> Path:
+        """Return a new directory for a run of a micro-batch; no other run's is ever there.
+
+        Tasks of an earlier run, another driver's perhaps, may live on and go on writing by path.
+        """
+        self.check_owner()
+        if self._run is not None:
+            # Only what this driver made: another one's run may be the one that counts.  What
+            # cannot be removed, as tasks write there still, is pruned later.
+            shutil.rmtree(self._run, ignore_errors=True)
+        token = secrets.token_hex(8)
+        self._run = make_directory(self._archive.works / f"{number}.{token}")
+        return self._run
+
+    def work_of(self, decision: Decision) -> Path:
+        """Return the directory of the run that a decision accepted."""
+        return self._archive.works / decision.work
+
+    def pinned(self, number: int) -> Path:
+        """Return where the new rows of a micro-batch are kept while its runs go wrong."""
+        return self._archive.works / f"{number}.pinned"
+
+    def prune(self, number: int) -> None:
+        """Drop what nobody will read after micro-batch ``number`` is done.
+
+        Plans, decisions and marks before ``number - 1``, the work of all that are done, and the
+        requests that were taken.  May be cut short anywhere, and repeated.
+
+        Raises
+        ------
+        ValueError
+            If it is not the last one that is done.
+        """
+        if number != self.last_done:
+            raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
+        # If another driver takes over from here on, it drops the same: it has this one's mark.
+        self.check_owner()
+        self._archive.prune(number)
+
+    def pending_replays(self) -> tuple[str, ...]:
+        """Return the names of requests that no plan has taken yet, sorted.
+
+        Cheap enough for every heartbeat, and for its thread.
+        """
+        taken = self._history.taken
+        return tuple(name for name in replays.visible(self._archive.replays) if name not in taken)

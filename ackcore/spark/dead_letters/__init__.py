@@ -1,0 +1,1 @@
+"""Records that were given up: their store, reading them, and sending them again."""

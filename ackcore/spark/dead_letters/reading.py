@@ -1,0 +1,388 @@
+"""Dead letters as a DataFrame: the records that were given up, and why.
+
+A source's columns may have changed between two deaths.  Files whose letters have the same columns
+are read together, and what they give is put into the columns of all, each of the widest type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from ackcore._records import Int64s
+from ackcore.spark.base.files import read_record
+from ackcore.spark.base.session import refuse_session
+from ackcore.spark.dead_letters.store import (
+    LETTER,
+    NOTES,
+    Kind,
+    LetterFile,
+    check_spout,
+    columns_path,
+    kinds_of,
+    known_spouts,
+    read_letters,
+    starts_of,
+    store_of,
+)
+
+#: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
+Spans = Mapping[str, Mapping[str, list[list[int]]]]
+
+_FILE, _ROW = "_ackcore_file", "_ackcore_row"
+_SPANS_DDL = "_ackcore_file string, first bigint, last bigint, replayed int, replay_request string"
+
+
+class Note(NamedTuple):
+    """A request to send letters again, as it was noted down."""
+
+    request: str
+    at_ms: int
+    rows: Spans
+
+
+def dead_letters(
+    path: str | os.PathLike[str],
+    spark: SparkSession | None = None,
+    spout: str | None = None,
+    *,
+    payload: Literal["columns", "json"] = "columns",
+) -> DataFrame:
+    """Return the dead letters of a checkpoint.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint, or the directory that was given as ``dead_letters``.
+    spark : SparkSession, optional
+        The active one if not given.
+    spout : str, optional
+        Whose letters; everybody's if not given.
+    payload : {"columns", "json"}, default "columns"
+        Whether ``payload`` is a struct of the source's columns or a JSON text of them.  The text
+        can be had of all letters, also where a column had types that do not go into one.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
+        ``last_ms`` (timestamps: when the record was first seen and when it died), ``batch_id``,
+        ``replayed`` (how often the letter was sent again), ``replay_request`` (by which request
+        at last; null if by none) and ``payload``.  Where spouts differ in columns, or a source
+        has changed, the payload has all columns, each of the widest of its types, and null where
+        a letter has not the column.  (An interval is told in microseconds, since Parquet has
+        none; `replay` sends it as it was.)
+
+        It reads the files that there are at the call: call again for what came later, and
+        rather than keep it for more than an hour.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path is neither a checkpoint nor a store.
+    ValueError
+        If a column has types of which no one holds all values: ask for one spout, or for texts.
+        If the topology has no ``spout`` of that name, or ``payload`` is none of the two.
+    CheckpointCorrupt
+        If a file is damaged.
+    """
+    if payload not in ("columns", "json"):
+        raise ValueError(f"payload must be 'columns' or 'json', got {payload!r}")
+    session = session_of(spark)
+    store = store_of(path)
+    check_spout(store, spout)
+    notes = notes_of(store)
+    kinds = kinds_of(store, spout)
+    frames = [letters_of(session, kind, notes) for kind in kinds]
+    if payload == "json":
+        text = F.to_json("payload", {"ignoreNullFields": "false"})
+        frames = [frame.withColumn("payload", text) for frame in frames]
+        return _united(session, frames, T.StringType())
+    whole = _widest(kinds, frames)
+    for name in known_spouts(store) if spout is None else [spout]:
+        _add_columns(whole, session, columns_path(store, name))
+    target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
+    return _united(session, [conformed(frame, target) for frame in frames], target)
+
+
+def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType) -> DataFrame:
+    if frames:
+        return reduce(DataFrame.union, frames)
+    fields = [T.StructField("spout", T.StringType())]
+    fields += [T.StructField(name, _SPARK[kind]) for name, kind in _LETTER.items()]
+    fields += [T.StructField("replayed", T.IntegerType())]
+    fields += [T.StructField("replay_request", T.StringType())]
+    return session.createDataFrame([], T.StructType([*fields, T.StructField("payload", payload)]))
+
+
+_LETTER = dict(zip(LETTER.names, LETTER.types, strict=True))
+_SPARK: dict[pa.DataType, T.DataType] = {
+    pa.string(): T.StringType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.timestamp("ms", "UTC"): T.TimestampType(),
+}
+
+
+def session_of(spark: SparkSession | None) -> SparkSession:
+    """Return a session, or the active one if none was given.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    found = spark or SparkSession.getActiveSession()
+    if found is None:
+        raise ValueError("spark must be given: there is no active session")
+    refuse_session(found)
+    return found
+
+
+def read_files(session: SparkSession, paths: Iterable[Path]) -> DataFrame:
+    """Return what is in Parquet files of one schema."""
+    # Spark takes a path for a pattern, and does not decode the escapes of a URI.
+    escaped = (re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{path}") for path in paths)
+    return session.read.parquet(*escaped)
+
+
+def letters_of(
+    session: SparkSession, kind: Kind, notes: Sequence[Note], places: bool = False
+) -> DataFrame:
+    """Return letters that have the same columns, their payload as it was written.
+
+    Parameters
+    ----------
+    session : SparkSession
+        Which reads them.
+    kind : Kind
+        Their files.
+    notes : sequence of Note
+        What was sent again.
+    places : bool, default False
+        Add columns for the name of the file and the row in it.
+    """
+    frame = read_files(session, (file.path for file in kind.files))
+    at = [F.col("_metadata.file_name").alias(_FILE), F.col("_metadata.row_index").alias(_ROW)]
+    spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
+    sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
+    if spans or places:
+        frame = frame.select("*", *at)
+    if spans:
+        # By row and not by span: a condition on two bounds would compare each with each.
+        rows = session.createDataFrame(spans, _SPANS_DDL)
+        row = F.explode(F.sequence("first", F.col("last"))).alias(_ROW)
+        rows = rows.select(_FILE, row, "replayed", "replay_request")
+        frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")
+        sent = [F.coalesce("replayed", F.lit(0)), F.col("replay_request")]
+    return frame.select(
+        F.lit(kind.spout).alias("spout"),
+        *LETTER.names,
+        sent[0].alias("replayed"),
+        sent[1].alias("replay_request"),
+        "payload",
+        *([_FILE, _ROW] if places else []),
+    )
+
+
+# -- what was sent again --------------------------------------------------------------------------
+
+
+def notes_of(store: Path) -> list[Note]:
+    """Return what was sent again, the oldest request first.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a note is damaged.
+    """
+    directory = store / NOTES
+    found = []
+    for path in directory.glob("*.json") if directory.is_dir() else ():
+        if not path.name.startswith("."):
+            record = read_record(path, f"{NOTES}/{path.name}")
+            assert record is not None
+            found.append(Note(path.stem, record["at_ms"], record["rows"]))
+    return sorted(found, key=lambda note: (note.at_ms, note.request))
+
+
+def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
+    """Return of each row of a file how often it was sent again, and by which of the notes at last.
+
+    Parameters
+    ----------
+    batch_ids : ndarray of int64
+        The file's column of that name.
+    spout : str
+        Whose letters it holds.
+    notes : iterable of Note
+        The oldest first.
+
+    Returns
+    -------
+    times, newest : ndarray of int64
+        ``newest`` is -1 where none did.
+    """
+    times = np.zeros(len(batch_ids), np.int64)
+    newest = np.full(len(batch_ids), -1)
+    starts = starts_of(batch_ids)
+    for n, note in enumerate(notes):
+        for number, spans in note.rows.get(spout, {}).items():
+            start = starts.get(int(number), -1)
+            for first, end in spans if start >= 0 else ():
+                times[start + first : start + end] += 1
+                newest[start + first : start + end] = n
+    return times, newest
+
+
+def _spans_in(
+    file: LetterFile, spout: str, notes: Sequence[Note]
+) -> Iterable[tuple[str, int, int, int, str]]:
+    """Yield the rows of a file that were sent again, as spans with the last row included."""
+    numbers = {int(number) for note in notes for number in note.rows.get(spout, ())}
+    if not any(file.first <= number <= file.last for number in numbers):
+        return
+    batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
+    times, newest = sent_rows(batch_ids, spout, notes)
+    cuts = np.flatnonzero(np.diff(times) | np.diff(newest)) + 1
+    for rows in np.split(np.arange(len(times)), cuts):
+        if times[rows[0]]:
+            yield (
+                file.path.name,
+                int(rows[0]),
+                int(rows[-1]),
+                int(times[rows[0]]),
+                notes[newest[rows[0]]].request,
+            )
+
+
+# -- letters of different columns -----------------------------------------------------------------
+
+
+def payload_of(frame: DataFrame) -> T.StructType:
+    """Return the type of a frame's payload."""
+    kind = frame.schema["payload"].dataType
+    assert isinstance(kind, T.StructType)
+    return kind
+
+
+def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
+    """Return the columns of all payloads, each in a type that holds its values of all."""
+    whole: dict[str, T.DataType] = {}
+    whose: dict[str, Kind] = {}
+    for kind, frame in zip(kinds, frames, strict=True):
+        for field in payload_of(frame):
+            before = whole.setdefault(field.name, field.dataType)
+            both = wider(before, field.dataType)
+            if both is None:
+                raise ValueError(
+                    f"the payload column {field.name!r} is {field.dataType.simpleString()} in "
+                    f"{_told(kind)} and {before.simpleString()} in {_told(whose[field.name])}, and "
+                    "no one type holds both. Ask for one spout by dead_letters(path, spout=...) "
+                    "if they are two, or for texts by dead_letters(path, payload='json')"
+                )
+            whole[field.name] = both
+            whose.setdefault(field.name, kind)
+    return whole
+
+
+def _told(kind: Kind) -> str:
+    first, last = kind.files[0].first, max(file.last for file in kind.files)
+    return f"letters of spout {kind.spout!r} (batch_id {first} to {last})"
+
+
+def _add_columns(whole: dict[str, T.DataType], session: SparkSession, path: Path) -> None:
+    """Add the columns that a source has now; no letter has them yet, so letters' types stay."""
+    if path.exists():
+        for field in payload_of(read_files(session, [path])):
+            whole.setdefault(field.name, field.dataType)
+
+
+def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
+    """Return letters with their payload in other columns, of types at least as wide."""
+    was = payload_of(frame)
+    return frame.withColumn("payload", _conformed(F.col("payload"), was, payload))
+
+
+#: Decimal digits of whole numbers; and of decimals, at most.
+_WHOLE: dict[type[T.DataType], int] = {
+    T.ByteType: 3,
+    T.ShortType: 5,
+    T.IntegerType: 10,
+    T.LongType: 19,
+}
+_MOST_DIGITS = 38
+
+
+def wider(a: T.DataType, b: T.DataType) -> T.DataType | None:
+    """Return a type that holds every value of two types as it is, or None."""
+    if isinstance(a, T.StructType) and isinstance(b, T.StructType):
+        fields = {field.name: field.dataType for field in a}
+        for field in b:
+            both = wider(fields.get(field.name, field.dataType), field.dataType)
+            if both is None:
+                return None
+            fields[field.name] = both
+        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+    if isinstance(a, T.ArrayType) and isinstance(b, T.ArrayType):
+        items = wider(a.elementType, b.elementType)
+        return None if items is None else T.ArrayType(items)
+    if isinstance(a, T.MapType) and isinstance(b, T.MapType):
+        values = wider(a.valueType, b.valueType)
+        return None if values is None or a.keyType != b.keyType else T.MapType(a.keyType, values)
+    return a if a == b else _wider_number(a, b)
+
+
+def _wider_number(a: T.DataType, b: T.DataType) -> T.DataType | None:
+    digits = [_digits(kind) for kind in (a, b)]
+    if None not in digits:
+        wholes, scales = zip(*filter(None, digits), strict=True)
+        if not any(isinstance(kind, T.DecimalType) for kind in (a, b)):
+            return a if wholes[0] >= wholes[1] else b
+        if max(wholes) + max(scales) <= _MOST_DIGITS:
+            return T.DecimalType(max(wholes) + max(scales), max(scales))
+        return None
+    # A double holds whole numbers of 53 bits, and every float.
+    small = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType, T.DoubleType)
+    return T.DoubleType() if isinstance(a, small) and isinstance(b, small) else None
+
+
+def _digits(kind: T.DataType) -> tuple[int, int] | None:
+    """Return the decimal digits of a type before and after the point; None if it has others."""
+    if isinstance(kind, T.DecimalType):
+        return kind.precision - kind.scale, kind.scale
+    whole = _WHOLE.get(type(kind))
+    return None if whole is None else (whole, 0)
+
+
+def _conformed(column: Column, was: T.DataType, now: T.DataType) -> Column:
+    if was == now:
+        return column
+    if isinstance(was, T.StructType) and isinstance(now, T.StructType):
+        had = {field.name: field.dataType for field in was}
+        fields = [
+            (
+                _conformed(column.getField(field.name), had[field.name], field.dataType)
+                if field.name in had
+                else F.lit(None).cast(field.dataType)
+            ).alias(field.name)
+            for field in now
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(was, T.ArrayType) and isinstance(now, T.ArrayType):
+        items = was.elementType, now.elementType
+        return F.transform(column, lambda item: _conformed(item, *items))
+    if isinstance(was, T.MapType) and isinstance(now, T.MapType):
+        values = was.valueType, now.valueType
+        return F.transform_values(column, lambda _, value: _conformed(value, *values))
+    return column.cast(now)

@@ -1,0 +1,307 @@
+"""Sending dead letters through their topology again.
+
+`replay` makes a request (see `ackcore.spark.checkpoint.replays`): staged, noted in the store,
+published. A letter stays where it is when it is sent again; should it die again, there is another
+letter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import types as T
+
+from ackcore._records import Int64s
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.files import (
+    CheckpointForeign,
+    Lock,
+    make_directory,
+    remove,
+    remove_temporaries,
+    write_record,
+)
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.session import refuse_session
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
+from ackcore.spark.dead_letters.reading import (
+    Note,
+    Spans,
+    conformed,
+    letters_of,
+    notes_of,
+    payload_of,
+    sent_rows,
+    session_of,
+)
+from ackcore.spark.dead_letters.store import (
+    NOTES,
+    TIME,
+    Kind,
+    LetterFile,
+    check_spout,
+    checkpoint_of,
+    columns_path,
+    kinds_of,
+    read_letters,
+    read_schema,
+    starts_of,
+    store_of,
+)
+from ackcore.topology.tuples import Reason
+
+
+class Replay(NamedTuple):
+    """A request to run dead letters again.
+
+    Attributes
+    ----------
+    request : str
+        Its id.
+    records : dict of str to int
+        How many letters it holds, by spout.
+    """
+
+    request: str
+    records: dict[str, int]
+
+
+_REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WAY_OUT = (
+    "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
+    "send them to the source"
+)
+
+
+def replay(
+    path: str | os.PathLike[str],
+    spark: SparkSession | None = None,
+    *,
+    where: str | Column | None = None,
+    spout: str | None = None,
+    again: bool = False,
+    request: str | None = None,
+) -> Replay:
+    """Send dead letters through their topology again, as new records with all their attempts.
+
+    The query need not be stopped: it takes them in its next micro-batch, else when it is started
+    again.  What was sent once is not sent twice, whatever dies when.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint, or the directory that was given as ``dead_letters``.
+    spark : SparkSession, optional
+        Who evaluates ``where``: the active one if not given.
+    where : str or Column, optional
+        Which ones, over the columns of `dead_letters`; all if not given.  Where a source has
+        changed it is asked of letters with the columns that they were written with; a column
+        that only others have is null.
+    spout : str, optional
+        Whose; everybody's if not given.
+    again : bool, default False
+        Send also those that were sent already.
+    request : str, optional
+        An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
+        nothing, and tells what the first one did.
+
+    Returns
+    -------
+    Replay
+        Id and numbers of records; no records if there was nothing to send.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
+    ValueError
+        If ``request`` is not an id, ``where`` not a condition over these columns, or the topology
+        has no ``spout`` of that name.
+    CheckpointForeign
+        If the store belongs to another checkpoint, or the topology has no such spout any more.
+    ColumnsChanged
+        If letters do not fit the columns that their source has now.  A type that holds the same
+        values is no change, nor a new column that may be null.
+    CheckpointCorrupt
+        If a file is damaged.
+    """
+    if spark is not None:
+        refuse_session(spark)  # a condition without its name, say, would send all
+    name = uuid.uuid4().hex if request is None else request
+    if not isinstance(name, str) or not _REQUEST.fullmatch(name):
+        raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
+    store = store_of(path)
+    root, fields = checkpoint_of(store)
+    check_spout(store, spout)
+    directory = make_directory(root / "replays")
+    lock = Lock(directory / "lock", wait=True)
+    try:
+        _finish(directory)
+        notes = notes_of(store)
+        for note in notes:
+            if note.request == name:
+                return Replay(name, _counted(note.rows))
+        kinds = kinds_of(store, spout)
+        chosen = None if where is None else _matches(session_of(spark), kinds, notes, where)
+        rows: dict[str, dict[str, list[list[int]]]] = {}
+        tables: dict[str, list[pa.Table]] = {}
+        for kind in kinds:
+            for file in kind.files:
+                if chosen is not None and file.path not in chosen:
+                    continue
+                wanted = None if chosen is None else chosen[file.path]
+                taken, letters = _take(file, kind.spout, wanted, () if again else notes)
+                if letters.num_rows:
+                    rows.setdefault(kind.spout, {}).update(taken)
+                    fitting = _fitting(store, kind.spout, letters, fields.get(kind.spout))
+                    tables.setdefault(kind.spout, []).append(fitting)
+        whole = {each: pa.concat_tables(some) for each, some in tables.items()}
+        if whole:
+            _send(directory, store, name, whole, rows)
+        return Replay(name, {each: table.num_rows for each, table in whole.items()})
+    finally:
+        lock.close()
+
+
+def _finish(directory: Path) -> None:
+    """See to the end what another one began who died: we hold the lock."""
+    remove_temporaries(directory)
+    for name in replays.staged(directory):
+        if replays.counts(directory, name):
+            replays.publish(directory, name)
+        else:
+            remove(directory / name)
+
+
+def _send(
+    directory: Path, store: Path, request: str, tables: Mapping[str, pa.Table], rows: Spans
+) -> None:
+    notes = make_directory(store / NOTES)
+    note = notes / f"{request}.json"
+    staged = [
+        replays.stage(directory, request, spout, table, note) for spout, table in tables.items()
+    ]
+    about = {"request": request, "at_ms": time.time_ns() // 1_000_000, "rows": rows}
+    write_record(note, f"{NOTES}/{request}.json", about)
+    # From here on it counts, and whoever looks next would finish it.
+    for name in staged:
+        replays.publish(directory, name)
+
+
+def _counted(rows: Spans) -> dict[str, int]:
+    return {
+        spout: sum(end - start for spans in batches.values() for start, end in spans)
+        for spout, batches in rows.items()
+    }
+
+
+def _spans(rows: Int64s) -> list[list[int]]:
+    """Sorted row numbers as ``[start, end)``."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]
+
+
+def _matches(
+    spark: SparkSession, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
+) -> dict[Path, Int64s]:
+    """Return the rows for which a condition holds, by file."""
+    found: dict[Path, list[int]] = {}
+    frames = [letters_of(spark, kind, notes, places=True) for kind in kinds]
+    others = {field.name: field for frame in frames for field in payload_of(frame)}
+    for kind, frame in zip(kinds, frames, strict=True):
+        own = payload_of(frame)
+        absent = [field for name, field in others.items() if name not in own.names]
+        whole = conformed(frame, T.StructType([*own, *absent]))
+        paths = {file.path.name: file.path for file in kind.files}
+        try:
+            for name, row in whole.where(where).select("_ackcore_file", "_ackcore_row").collect():
+                found.setdefault(paths[name], []).append(row)
+        except (PySparkException, TypeError) as error:
+            columns = ", ".join(whole.columns[:-2])
+            raise ValueError(
+                f"where must be a condition, as text or Column, over {columns} (a source's column "
+                f"as payload.<name>), got {where!r}, which the letters of spout {kind.spout!r} in "
+                f"{kind.files[0].path.name} and {len(kind.files) - 1} more files do not have an "
+                f"answer to: {one_line(error)}"
+            ) from error
+    return {path: np.array(rows, np.int64) for path, rows in found.items()}
+
+
+def _take(
+    file: LetterFile, spout: str, chosen: Int64s | None, notes: Iterable[Note]
+) -> tuple[dict[str, list[list[int]]], pa.Table]:
+    """Return letters of a file that were not sent yet, and their places by micro-batch."""
+    letters = read_letters(file.path)
+    batch_ids = letters["batch_id"].to_numpy()
+    wanted = np.ones(len(batch_ids), np.bool_)
+    if chosen is not None:
+        wanted[:] = False
+        wanted[chosen] = True
+    wanted &= sent_rows(batch_ids, spout, notes)[0] == 0
+    rows = np.flatnonzero(wanted)
+    places = {
+        str(number): _spans(of_batch - start)
+        for number, start in starts_of(batch_ids).items()
+        if len(of_batch := rows[batch_ids[rows] == number])
+    }
+    return places, letters.filter(pa.array(wanted))
+
+
+def _fitting(store: Path, spout: str, letters: pa.Table, fields: list[str] | None) -> pa.Table:
+    """Return letters as records of their source as it is now.
+
+    Raises
+    ------
+    CheckpointForeign
+        If the topology has no such spout.
+    ColumnsChanged
+        If they do not fit.
+    """
+    what = f"{letters.num_rows} dead letters of spout {spout!r} in {store}"
+    if fields is None:
+        raise CheckpointForeign(f"{what} are of no spout that the topology has now. {_WAY_OUT}.")
+    records = _records(letters)
+    path = columns_path(store, spout)
+    if path.exists():
+        now = pa.schema(list(read_schema(path).field("payload").type))
+        return fit_columns(records, now, what, _WAY_OUT)
+    # Nothing was started on the checkpoint since types were put on record.
+    names = records.column_names[len(TRACKING) :]
+    if names != fields:
+        raise ColumnsChanged(
+            f"{what} have the columns {', '.join(names)}, and the source has {', '.join(fields)} "
+            f"now. {_WAY_OUT}."
+        )
+    return records
+
+
+def _records(letters: pa.Table) -> pa.Table:
+    """Return letters as records that wait for their first attempt."""
+    told = zip(
+        *(letters[name].to_pylist() for name in ("component", "error_type", "error_message")),
+        strict=True,
+    )
+    zeros = np.zeros(letters.num_rows, np.int64)
+    columns = [
+        letters["message_id"],
+        pa.array(zeros.astype(np.int32)),
+        pa.array(zeros),
+        *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
+        pa.array([Reason(*each).encode() for each in told], pa.string()),
+        pa.repeat(True, letters.num_rows),
+    ]
+    payload = letters["payload"].type
+    fields = [payload.field(n) for n in range(payload.num_fields)]
+    columns += pa.Table.from_struct_array(letters["payload"]).columns
+    return pa.table(columns, schema=pa.schema([*TRACKING, *fields]))

@@ -1,0 +1,155 @@
+"""What follows from a decision: sinks and dead letters, each until it took its rows or gave up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ackcore._records import Int64s
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.failpoints import reach
+from ackcore.spark.base.files import (
+    CheckpointCorrupt,
+    CheckpointInUse,
+    WorkFileDamaged,
+    check_fence,
+)
+from ackcore.spark.base.interrupts import raise_if_interrupted
+from ackcore.spark.checkpoint.decisions import Decision
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.sinks.parquet import Accepted, SinkError, write_sink
+from ackcore.spark.tasks.workfiles import WorkFile, damage_in
+from ackcore.topology.builder import Topology
+from ackcore.topology.settings import Settings
+
+_log = logging.getLogger("ackcore")
+
+#: Records the dead of a micro-batch, by its number and by spout; may be called again with them.
+DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
+#: Waits for some seconds; True if the query is to stop.
+Pause = Callable[[float], bool]
+
+
+class Stopped(Exception):
+    """The query was told to stop while a micro-batch was under way; it goes on at the restart."""
+
+
+def act(
+    topology: Topology,
+    spark: SparkSession,
+    state: State,
+    decision: Decision,
+    write_dead_letters: DeadLetterWriter,
+    pause: Pause,
+) -> None:
+    """Hand the accepted rows to the sinks, then the dead to the dead-letter store.
+
+    Raises
+    ------
+    SinkError
+        If one of them failed as often as the settings allow; it is named.
+    CheckpointCorrupt
+        If a file with the rows is not as the run left it.
+    CheckpointInUse
+        If another driver has taken over.
+    Stopped
+        If the query was told to stop in between.
+    RunCancelled
+        If a job of a sink was cancelled from outside.
+    """
+    number = decision.number
+    work = state.work_of(decision)
+    nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
+    for sink in topology.sinks.values():
+        files = [
+            file
+            for file in decision.files
+            if (file.component, file.stream) == (sink.component, sink.stream) and file.rows
+        ]
+        if not files:
+            continue
+        accepted = Accepted(
+            spark=spark,
+            sink=sink.name,
+            deployment=f"{state.deployment_key:016x}",
+            batch_id=number,
+            files=tuple(WorkFile(str(work / file.path), file.rows) for file in files),
+            nonacked=nonacked,
+        )
+
+        def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
+            try:
+                write_sink(writer, accepted)
+            except Exception as error:
+                _refuse_damaged(accepted, error)
+                raise
+            reach("in-sink", number)
+
+        _insist(f"sink {sink.name!r}", number, write, topology.settings, pause)
+    dead = decision.dead
+    if dead:
+
+        def park() -> None:
+            write_dead_letters(number, dead)
+            reach("in-dead-letters", number)
+
+        _insist("the dead-letter store", number, park, topology.settings, pause)
+
+
+def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
+    """Raise `CheckpointCorrupt` if a sink failed over rows that are not those of the run."""
+    damage = damage_in(error)
+    if damage is None:
+        try:  # a writer may tell nothing of what it met
+            accepted.verify()
+        except WorkFileDamaged as found:
+            damage = found
+    if damage is not None:
+        raise CheckpointCorrupt(str(damage)) from error
+
+
+def _insist(
+    who: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
+) -> None:
+    """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
+    handled = sys.exception()
+    for attempt in range(1, settings.sink_attempts + 1):
+        check_fence()
+        try:
+            write()
+            return
+        except (CheckpointCorrupt, CheckpointInUse):
+            raise  # it will be no better next time
+        except (Exception, SystemExit) as error:
+            said = f"{type(error).__name__}: {one_line(error)}"
+            if pause(0):
+                raise Stopped(f"stopped while {who} was failing: {said}") from error
+            raise_if_interrupted(
+                error,
+                handled,
+                f"micro-batch {number}, in {who},",
+                "What is decided is recorded: start again on the same checkpoint to go on",
+            )
+            if attempt == settings.sink_attempts:
+                raise SinkError(
+                    f"{who} failed {attempt} times with micro-batch {number}, the last time with "
+                    f"{said}. What is decided is recorded: when the cause is gone, start again on "
+                    "the same checkpoint, and it goes on there"
+                ) from error
+            # Shifted by what keeps the number small; any cap is below 2**64.
+            waits = min(settings.sink_backoff_ms << min(attempt - 1, 63), settings.max_backoff_ms)
+            _log.warning(
+                "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
+                who,
+                number,
+                attempt,
+                settings.sink_attempts,
+                waits / 1000,
+                said,
+            )
+            if pause(waits / 1000):
+                raise Stopped(f"stopped while {who} was failing: {said}") from error

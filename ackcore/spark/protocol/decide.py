@@ -1,0 +1,315 @@
+"""What becomes of the records of a micro-batch: pure functions from what a run left to a decision.
+
+A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
+
+* it failed, at a bolt or because nobody acked it;
+* it crashed, or hung, the process that had it in flight, again and again;
+* it shares a row for a sink with such a root: that row cannot be written, and so the other is not
+  through either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.retry import Policy
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+    SinkFile,
+)
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision, Due, Plan
+from ackcore.spark.protocol.progress import Account
+from ackcore.spark.settle.reasons import ENGINE, FAILED
+from ackcore.spark.tasks.workfiles import ROOT_ID, ROOTS, WorkFile, has_several_roots, read_rows
+from ackcore.topology.settings import Settings
+from ackcore.topology.tuples import Reason
+
+
+class Disagreement(Exception):
+    """What a run left does not add up: it is run again, and no record is the worse for it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A decision, and what only the process that made it needs to know.
+
+    ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
+    how many executions failed; ``first_ms`` when each retried record that is ACKED now was first
+    seen.
+    """
+
+    decision: Decision
+    changes: Mapping[str, Account]
+    failed: int
+    first_ms: Int64s
+
+
+def reject(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
+    """Return the failures, those of roots that were not run with the reasons for that."""
+    if not reasons:
+        return failed
+    texts = [
+        reasons[root].encode() if root in reasons else text
+        for root, text in zip(
+            failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True
+        )
+    ]
+    return failed.set_column(2, FAILED.field(2), pa.array(texts, pa.string()))
+
+
+def entangle(
+    failed: pa.Table, files: Iterable[SinkFile], directory: str, spouts: Sequence[str]
+) -> pa.Table:
+    """Return the failures and those that they entail: of roots that share a row with them.
+
+    Parameters
+    ----------
+    failed : pyarrow.Table
+        `FAILED`.
+    files : iterable
+        What the run left for the sinks.
+    directory : str
+        Where their paths start.
+    spouts : sequence of str
+        The tracked ones: if there are several, it is not known whose an entangled root is, and
+        its spout is null.
+    """
+    if not len(failed):
+        return failed
+    bad = np.unique(failed["root_id"].to_numpy())
+    start, groups = (
+        bad,
+        [
+            _shared(WorkFile(os.path.join(directory, file.path), file.rows))
+            for file in files
+            if has_several_roots(file.path)
+        ],
+    )
+    rows = [(sizes, roots) for sizes, roots in groups if len(roots)]
+    if not rows:
+        return failed
+    sizes = np.concatenate([sizes for sizes, _ in rows])
+    roots = np.concatenate([roots for _, roots in rows])
+    row = np.repeat(np.arange(len(sizes)), sizes)
+    while True:
+        touched = np.bincount(row, np.isin(roots, bad), len(sizes)) > 0
+        spread = np.union1d(bad, roots[touched[row]])
+        if len(spread) == len(bad):
+            break
+        bad = spread
+    entailed = np.setdiff1d(bad, start)
+    if not len(entailed):
+        return failed
+    reason = Reason(
+        ENGINE, "Entangled", "a row for a sink hangs from this record and from one that failed"
+    )
+    owner = spouts[0] if len(spouts) == 1 else None
+    added = pa.table(
+        [
+            pa.array(entailed),
+            pa.array([owner] * len(entailed), pa.string()),
+            pa.array([reason.encode()] * len(entailed), pa.string()),
+        ],
+        schema=FAILED,
+    )
+    return pa.concat_tables([failed.cast(FAILED), added])
+
+
+def _shared(file: WorkFile) -> tuple[Int64s, Int64s]:
+    """How many roots each row with several has, and these roots one after the other."""
+    sizes, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for batch in read_rows(file):
+        column = batch.column(ROOTS)
+        sizes.append(pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64))
+        roots.append(column.flatten().to_numpy())
+    return np.concatenate(sizes), np.concatenate(roots)
+
+
+def check_payloads(failed: pa.Table, payloads: Mapping[str, pa.Table]) -> None:
+    """Raise `Disagreement` unless the payload of each failed root was found, once."""
+    found = [table[ROOT_ID].to_numpy() for table in payloads.values()]
+    wanted = np.unique(failed["root_id"].to_numpy())
+    got = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+    if not np.array_equal(wanted, got):
+        raise Disagreement(
+            f"{len(wanted)} records failed, and reading the sources again found "
+            f"{len(np.intersect1d(wanted, got))} of them in {len(got)} rows: they did not give "
+            "the same rows a second time"
+        )
+
+
+def decide(
+    plan: Plan,
+    due: Due,
+    records: Mapping[str, int],
+    failed: pa.Table,
+    payloads: Mapping[str, pa.Table],
+    files: Iterable[SinkFile],
+    settings: Settings,
+    spouts: Sequence[str],
+) -> Outcome:
+    """Decide what becomes of each record of a micro-batch.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its time is that of all decisions.
+    due : Due
+        The retries that were run, and those that go on waiting.
+    records : mapping from str to int
+        New records by spout.
+    failed : pyarrow.Table
+        `FAILED`: all roots that are not ACKED.
+    payloads : mapping from str to pyarrow.Table
+        Their records by spout: the source's columns, `ROOT_ID`, message id and attempt.
+    files : iterable of SinkFile
+        What the run left for the sinks.
+    settings : Settings
+        Attempts, back-off, and how many may wait.
+    spouts : sequence of str
+        The tracked ones.
+
+    Returns
+    -------
+    Outcome
+    """
+    policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
+    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+    waiting, dead, changes = due.rest, {}, {}
+    failures = 0
+    first_ms = [np.empty(0, np.int64)]
+    for spout in spouts:
+        tried = due.due.get(spout)
+        lost = payloads.get(spout)
+        runs_again = len(tried) if tried is not None else 0
+        firsts = resolved = 0
+        if tried is not None:
+            resolved = pc.sum(tried[REPLAYED]).as_py() or 0
+            # What a request put back starts again from attempt 0.
+            firsts = pc.sum(pc.equal(tried[ATTEMPT], 0)).as_py()
+            first_ms.append(_first_of_acked(tried, lost))
+        parked = lost_here = 0
+        if lost is not None and len(lost):
+            lost_here = len(lost)
+            rows = _tracked(plan, tried, lost, [reasons[root] for root in _roots(lost)])
+            resolved -= pc.sum(rows[REPLAYED]).as_py()
+            rows, ends = _judge(policy, plan.now_ms, rows)
+            waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
+            # A replay that is larger than a micro-batch takes is no reason to give others up.
+            room = settings.max_waiting - (waiting.rows() - waiting.untried)
+            if len(waits) > room:
+                kept = max(room, 0)
+                dies = pa.concat_tables([dies, _refused(waits.slice(kept), settings.max_waiting)])
+                waits = waits.slice(0, kept)
+            waiting = waiting.plus(spout, waits)
+            if len(dies):
+                dead[spout] = dies
+                parked = len(dies)
+        executed = records.get(spout, 0) + runs_again
+        changes[spout] = Account(
+            records=records.get(spout, 0),
+            # Counted when a request is taken, however long its rows then wait for their turn.
+            replayed=due.asked.get(spout, 0),
+            acked=executed - lost_here,
+            dead=parked,
+            waiting=waiting.rows(spout),
+            retried=runs_again - firsts,
+            resolved=resolved,
+        )
+        failures += lost_here
+        if changes[spout].acked < 0:
+            raise Disagreement(
+                f"spout {spout} has {executed} records in this micro-batch, and "
+                f"{executed - changes[spout].acked} failed"
+            )
+    nonacked = np.unique(failed["root_id"].to_numpy())
+    decision = Decision(
+        number=plan.number,
+        waiting=waiting,
+        dead=dead,
+        nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
+        files=tuple(files),
+    )
+    return Outcome(decision, changes, failures, np.concatenate(first_ms))
+
+
+def _roots(table: pa.Table) -> list[int]:
+    roots: list[int] = table[ROOT_ID].to_pylist()
+    return roots
+
+
+def _first_of_acked(tried: pa.Table, lost: pa.Table | None) -> Int64s:
+    """When those of the retried records that did not fail again were first seen."""
+    first = tried[FIRST_MS]
+    if lost is not None and len(lost):
+        again = pc.is_in(tried[MESSAGE_ID], value_set=lost[MESSAGE_ID])
+        first = first.filter(pc.invert(again))
+    values: Int64s = first.to_numpy()
+    return values
+
+
+def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[str]) -> pa.Table:
+    """Failed records in the columns of a waiting table, under the attempt that failed."""
+    n = len(lost)
+    first, replayed = pa.array(np.full(n, plan.now_ms)), pa.repeat(False, n)
+    if tried is not None:
+        place = pc.index_in(lost[MESSAGE_ID], value_set=tried[MESSAGE_ID]).combine_chunks()
+        first = pc.coalesce(tried[FIRST_MS].combine_chunks().take(place), first)
+        replayed = pc.coalesce(tried[REPLAYED].combine_chunks().take(place), replayed)
+    tracking = [
+        lost[MESSAGE_ID],
+        lost[ATTEMPT],
+        pa.array(np.zeros(n, np.int64)),
+        first,
+        pa.array(np.full(n, plan.now_ms)),
+        pa.array(reasons, pa.string()),
+        replayed,
+    ]
+    source = [field for field in lost.schema if field.name not in (ROOT_ID, MESSAGE_ID, ATTEMPT)]
+    return pa.table(
+        [*tracking, *(lost[field.name] for field in source)],
+        schema=pa.schema([*TRACKING, *source]),
+    )
+
+
+def _judge(
+    policy: Policy, now_ms: int, rows: pa.Table
+) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Give failed records their next attempt and when it is due; tell which are dead instead."""
+    final = pc.starts_with(rows[REASON], "!").to_numpy()
+    decided = policy.decide_many(
+        rows[MESSAGE_ID].to_pylist(), rows[ATTEMPT].to_numpy(), now_ms, final
+    )
+    rows = _with(rows, ATTEMPT, pa.array(decided.attempts))
+    return _with(rows, DUE_MS, pa.array(decided.due_ms)), decided.dead
+
+
+def _refused(rows: pa.Table, most: int) -> pa.Table:
+    """Records for which the waiting store has no room, as dead ones."""
+    reasons = []
+    for text in rows[REASON].to_pylist():
+        was = Reason.decode(text)
+        message = f"{most} records wait already (max_waiting); it failed with {was.type}: "
+        reasons.append(
+            Reason(was.component, "WaitingFull", message + was.message, final=True).encode()
+        )
+    rows = _with(rows, DUE_MS, pa.array(np.zeros(len(rows), np.int64)))
+    return _with(rows, REASON, pa.array(reasons, pa.string()))
+
+
+def _with(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    place = TRACKING.get_field_index(name)
+    return rows.set_column(place, TRACKING.field(place), column)

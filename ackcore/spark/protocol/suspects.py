@@ -1,0 +1,169 @@
+"""Which record crashes its process: what the driver concludes when a run has failed.
+
+Tasks isolate such a record by themselves where Spark tries them again (`inflight`).  From the
+in-flight markers of the attempts that died the driver learns the same for the runs to come:
+
+1. all roots that were in flight become suspects, beside those who are, and run one at a time;
+2. when a suspect was alone in flight as an attempt died, those who never were are let off;
+3. when it was alone a second time it is rejected: not run any more, and decided DEAD.
+
+So whoever has been found alone stays a suspect, though other tasks die faster.
+
+Twice, since a process may also be killed by something outside, with an innocent record in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.settle.reasons import killed_worker
+from ackcore.spark.tasks.inflight import ALONE_ENOUGH
+from ackcore.spark.tasks.markers import Marker, Place, died
+from ackcore.topology.tuples import Reason
+
+_log = logging.getLogger("ackcore")
+
+#: How often to look for attempts that died while a run is under way.
+_LOOK_S = 0.5
+
+_LOST = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID (\d+)\)")
+
+
+def failed_attempt(error: BaseException) -> int | None:
+    """Return Spark's number of the task attempt that a job gave up at, if its error tells."""
+    found = _LOST.search(str(error))
+    return None if found is None else int(found[1])
+
+
+def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
+    """Return the plan with the suspects and the rejected that follow from a run that failed.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of the run.
+    markers : sequence of Marker
+        Of the attempts that died, in the order of tasks and attempts.
+    attempt : int or None
+        `failed_attempt`: the one at which the run was given up.  The last attempts at other tasks
+        were cancelled with it, and their processes may have been killed for that.
+    """
+    last = {marker.place.task: marker for marker in markers}
+    told = any(marker.place.attempt == attempt for marker in last.values())
+    unsure = []
+    for marker in markers:
+        if marker is last[marker.place.task] and marker.place.attempt != attempt:
+            unsure.append(marker)
+        else:
+            plan = _after(plan, [marker])
+    # Nothing may tell whose process died first; then all of the last ones are looked at.
+    return plan if told else _after(plan, unsure)
+
+
+def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
+    """Return what follows when one of these attempts died, or when the only one did."""
+    known = frozenset(plan.condemned)
+    left = {marker.roots - known for marker in markers}
+    in_flight = [roots for roots in left if roots]
+    if not in_flight:
+        return plan
+    alone = sorted({root for roots in in_flight if len(roots) == 1 for root in roots})
+    together = sorted({root for roots in in_flight if len(roots) > 1 for root in roots})
+    times = Counter(plan.suspects)
+    if together and not (alone and len(in_flight) == 1):
+        new = [root for root in together if root not in times]
+        return replace(plan, suspects=(*plan.suspects, *new))
+    times.update(dict.fromkeys(alone, 1))
+    rejected = [root for root in alone if times[root] > ALONE_ENOUGH]
+    rest = [root for root in alone if root not in rejected]
+    # Each counts as a suspect, and for having been alone; so do those of earlier runs.
+    counts = {root: n for root, n in times.items() if n > 1 and root not in {*alone, *known}}
+    counts |= {root: max(times[root], 2) for root in rest}
+    suspects = [root for root, n in counts.items() for _ in range(n)]
+    if len(in_flight) > 1:
+        # One of them did it, and nothing tells which: they stay suspects, who are tried again.
+        suspects += rejected
+    reasons = {
+        str(root): marker.timed_out.encode()
+        for marker in markers
+        if marker.timed_out is not None
+        for root in marker.roots & frozenset(rejected)
+    }
+    return replace(
+        plan,
+        suspects=(*_held_back(plan), *suspects),
+        condemned=(*plan.condemned, *rejected),
+        time_outs={**plan.time_outs, **reasons},
+    )
+
+
+def rejections(plan: Plan) -> dict[int, Reason]:
+    """Return the roots that are not run, and why: finally, unless others may have done it.
+
+    Who is still among the suspects was not alone when an attempt died: it is tried again, in a
+    later micro-batch and perhaps in other company.
+    """
+    reasons = {}
+    for root in plan.condemned:
+        text = plan.time_outs.get(str(root))
+        reason = killed_worker(final=True) if text is None else Reason.decode(text)
+        reasons[root] = reason._replace(final=root not in plan.suspects)
+    return reasons
+
+
+def isolation_progress(plan: Plan) -> int:
+    """Return how much is known of which records crash; it grows with each that was alone."""
+    alone = sum(n - 1 for n in Counter(plan.suspects).values())
+    return len(plan.condemned) * (ALONE_ENOUGH + 1) + alone
+
+
+def _held_back(plan: Plan) -> list[int]:
+    """Rejected roots that are suspects still."""
+    return sorted(set(plan.condemned) & set(plan.suspects))
+
+
+@contextmanager
+def deaths_logged(work: Path, number: int) -> Iterator[None]:
+    """Log each attempt that dies, as it happens, while a run is under way.
+
+    Parameters
+    ----------
+    work : Path
+        The run's directory.
+    number : int
+        The micro-batch.
+    """
+    seen: set[Place] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        for marker in died(work):
+            if marker.place not in seen:
+                seen.add(marker.place)
+                _log.warning("micro-batch %d: %s", number, marker)
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            look()
+
+    thread = threading.Thread(target=watch, name="ackcore-deaths", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception:
+        over.set()
+        thread.join()
+        look()
+        raise
+    finally:
+        over.set()
+    thread.join()
+    look()

@@ -1,0 +1,1 @@
+"""One run of a micro-batch: one Spark action, and whether what came of it agrees."""

@@ -1,0 +1,158 @@
+"""The new rows of a micro-batch in files, so that a root is the same record in each of its runs.
+
+Who kills a worker is found in several runs, a restarted driver's among them, and by root id: a
+record's place in its source.  Not every source has its rows in one order, nor need a bounded one
+hold the same rows at the next start.  So a *careful* micro-batch reads its source once more, and
+all its runs read what that left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from ackcore.spark.base.files import (
+    StateError,
+    WorkFileDamaged,
+    make_directory,
+    read_record,
+    write_record,
+)
+from ackcore.spark.run.action import Input
+from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
+
+_log = logging.getLogger("ackcore")
+
+_RECORD = "pinned.json"
+
+
+def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
+    """Return inputs that read what was pinned, or None if that is damaged, or not to be read.
+
+    Parameters
+    ----------
+    inputs : sequence of Input
+        What would be read.
+    directory : Path
+        As `pin` got it.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If the record of what was pinned is damaged.
+    """
+    record = read_record(directory / _RECORD, _RECORD)
+    if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
+        return None
+    found = _recorded(record, directory)
+    try:
+        for file in (file for files in found for file in files if file is not None):
+            read_rows(file)
+    except WorkFileDamaged as error:
+        _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
+        return None
+    return [
+        Input(_frame(one.frame, files), one.spout, kept=True)
+        for one, files in zip(inputs, found, strict=True)
+    ]
+
+
+def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[WorkFile | None]]:
+    """Return the files of each input, None for partitions without rows."""
+    # At first the files were beside the record, and their rows were not counted.
+    place = directory / record.get("directory", "")
+    return [
+        [
+            None if name is None else WorkFile(str(place / name), rows)
+            for name, rows in zip(
+                one["files"], one.get("rows", [None] * len(one["files"])), strict=True
+            )
+        ]
+        for one in record["inputs"]
+    ]
+
+
+def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
+    """Write the rows of inputs to files, and return inputs that read those.
+
+    Parameters
+    ----------
+    inputs : sequence of Input
+        What is read, once.
+    directory : Path
+        That driver and workers share; nothing of what is in it counts any more.
+
+    Raises
+    ------
+    Exception
+        What Spark raises if the source cannot be read.
+    StateError
+        If the directory cannot be written.
+    """
+    # Tasks of who pinned here before may live on, and write by path.
+    place = make_directory(directory / secrets.token_hex(8))
+    record: list[dict[str, Any]] = []
+    for one, reads in zip(inputs, _reads(inputs), strict=True):
+        write = one.map_in_arrow(_Write(str(place)), "partition int, name string, rows bigint")
+        # A record's place, and what it is called by it, goes by its partition.
+        found = sorted(write.collect())
+        names, rows = [name for _, name, _ in found], [n for _, _, n in found]
+        record.append({"reads": reads, "files": names, "rows": rows})
+    # Files of attempts that do not count are named nowhere.
+    write_record(directory / _RECORD, _RECORD, {"directory": place.name, "inputs": record})
+    held = pinned(inputs, directory)
+    if held is None:
+        raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
+    return held
+
+
+def _reads(inputs: Sequence[Input]) -> list[list[Any]]:
+    """What tells one input from another, as JSON would give it back."""
+    return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
+
+
+class _Write:
+    """Writes a partition to a file if it has rows, and returns its name; for ``mapInArrow``."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        file = None
+        for batch in batches:
+            if file is None:
+                file = RowFile(
+                    self._directory, batch.schema, context.partitionId(), context.taskAttemptId()
+                )
+            file.write(batch)
+        columns = [pa.array([context.partitionId()], pa.int32())]
+        name, rows = (None, 0) if file is None else file.finish()[:2]
+        columns += [pa.array([name], pa.string()), pa.array([rows], pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows"])
+
+
+def _frame(frame: DataFrame, files: list[WorkFile | None]) -> DataFrame:
+    """Return a DataFrame of what is in files, in the partitions of the one that they are of."""
+    spark: SparkSession = frame.sparkSession
+    schema: StructType = frame.schema
+    if not files:
+        return spark.createDataFrame([], schema)  # without a partition, as that was
+
+    def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in ids:
+            for file in (files[i] for i in batch.column(0).to_pylist()):
+                for rows in () if file is None else read_rows(file):
+                    yield rows.rename_columns(schema.names)
+
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)

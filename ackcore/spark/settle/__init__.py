@@ -1,0 +1,1 @@
+"""Settling tables of ack events: folded, shipped in blobs, decided by shard."""

@@ -1,0 +1,277 @@
+"""Folding a partition's rows where that pays, and cutting the result into blobs.
+
+**A task may run twice, and must then write the same bytes** (`ackcore.spark.settle.wire`). The seed
+of its ledgers is drawn once per job, by the driver. Blobs are cut by the position of rows, never by
+the batches they came in. Where a partition's rows may come in another order the second time (they
+were fetched from a shuffle), the whole partition is folded. Folded rows are sorted by a fixed hash
+of their root: a table's own order differs from one kind of processor to another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._backend import Ledger
+from ackcore._records import Entries
+from ackcore.spark.settle import wire
+from ackcore.spark.settle.reasons import earliest
+from ackcore.spark.settle.wire import Events
+
+Batches = Iterator[pa.RecordBatch]
+
+#: Rows that are taken together: 5 to 7 MiB, so that it is the same memory again and again.
+CHUNK_ROWS = 1 << 18
+#: How many roots there will be is told from the first rows, read in two halves.
+PROBE_ROWS = 1 << 17
+#: Rows that a partition is taken to have where that is not known.
+LIKELY_ROWS = 1 << 22
+#: What a row costs, in ns: to be shipped to its shard's ledger, most of it in the JVM; and to be
+#: folded, so that only its root need be shipped.
+SHIP_NS, FOLD_NS = 130, 12
+#: Roots that a table takes before it is shipped (12, 50 or 200 MiB), and what each costs in ns.
+#: The least one stays in caches and in memory that the task has; the others have to be given some,
+#: at up to 2.6 ns a byte where a hypervisor has to find it first.
+TABLES = ((1 << 18, 10), (1 << 20, 50), (1 << 22, 60))
+#: Chunks that are shipped as they are before folding is tried again.
+UNFOLDED_CHUNKS = 63
+#: Without a fixed order of rows, a table takes all roots, up to 200 MiB; then it is cut by what
+#: came.  The outcomes are the same; but if the task has to run again because a shuffle file was
+#: lost, Spark finds other bytes, and runs more anew or gives the job up.
+HELD_ROOTS = 1 << 22
+
+
+class Packer:
+    """Turn the rows of one partition into blobs by shard.
+
+    Parameters
+    ----------
+    shards : int
+        How many there are.
+    seed : int
+        Of the ledgers: one per job.
+    timed : bool
+        Whether the rows have times.
+    fixed_order : bool
+        Whether the rows come in the same order if the task runs again.
+    rows : int, optional
+        How many will come.
+    """
+
+    def __init__(
+        self, shards: int, *, seed: int, timed: bool, fixed_order: bool, rows: int | None = None
+    ) -> None:
+        self._shards = shards
+        self._seed = seed
+        self._timed = timed
+        self._fixed_order = fixed_order
+        self._rows = rows
+        self._chunk: _Chunk | None = None
+        self._ledger: Ledger | None = None
+        self._most_roots = HELD_ROOTS
+        self._rows_folded = 0
+        self._chunks_to_ship = 0
+        self._reasons: list[pa.Table] = []
+        self._reason_rows = 0
+
+    def add(self, events: Events) -> Batches:
+        """Take messages in; yields what is ready to be shipped."""
+        if self._chunk is None:
+            self._chunk = _Chunk(self._timed)
+        while len(events.root_ids):
+            events = self._chunk.fill(events)
+            if self._chunk.is_full:
+                yield from self._take_in(self._chunk.take())
+
+    def add_entries(self, entries: Entries) -> Batches:
+        """Take folded rows in; yields what is ready to be shipped."""
+        ledger = self._ledger
+        if ledger is None:
+            ledger = self._open_ledger(HELD_ROOTS, len(entries))
+        ledger.merge(entries)
+        if len(ledger) >= HELD_ROOTS:
+            yield from self._ship_ledger()
+
+    def add_reasons(self, reasons: pa.Table | None) -> Batches:
+        """Take reasons in; yields what is ready to be shipped."""
+        if reasons is None:
+            return
+        self._reasons.append(reasons)
+        self._reason_rows += len(reasons)
+        if self._reason_rows >= CHUNK_ROWS:
+            self._reasons = [earliest(self._reasons)]
+            self._reason_rows = len(self._reasons[0])
+            if self._reason_rows >= CHUNK_ROWS // 2:  # cut by what came, as roots beyond HELD_ROOTS
+                yield from self._ship_reasons()
+
+    def finish(self) -> Batches:
+        """Yield the rest."""
+        if self._chunk is not None:
+            last = self._chunk.take()
+            self._rows = len(last.root_ids)
+            yield from self._take_in(last)
+        yield from self._ship_ledger()
+        yield from self._ship_reasons()
+
+    def _take_in(self, events: Events) -> Batches:
+        rows = len(events.root_ids)
+        if rows == 0:
+            return
+        if self._chunks_to_ship:
+            self._chunks_to_ship -= 1
+            yield wire.pack_events(events, self._shards)
+            return
+        # An empty ledger is false, and here as good as a full one.
+        ledger = self._choose_table(events) if self._ledger is None else self._ledger
+        if ledger is None:
+            self._chunks_to_ship = UNFOLDED_CHUNKS
+            yield wire.pack_events(events, self._shards)
+            return
+        fold(ledger, events)
+        self._rows_folded += rows
+        if len(ledger) >= self._most_roots:
+            spared = self._rows_folded - len(ledger)
+            not_worth_it = FOLD_NS * self._rows_folded > SHIP_NS * spared
+            yield from self._ship_ledger()
+            if self._fixed_order and not_worth_it:
+                self._ledger = None
+                self._chunks_to_ship = UNFOLDED_CHUNKS
+
+    def _choose_table(self, events: Events) -> Ledger | None:
+        """Open a ledger of the size that suits, going by the first rows; None if none does."""
+        likely = LIKELY_ROWS if self._rows is None else self._rows
+        crowd = Crowd.among(events, self._seed, self._timed)
+        if not self._fixed_order:
+            return self._open_ledger(HELD_ROOTS, crowd.roots_in(likely))
+        costs = {0: float(SHIP_NS)}
+        for most_roots, root_ns in TABLES:
+            rows = max(1.0, min(likely, crowd.rows_with(most_roots)))
+            roots = crowd.roots_in(rows)
+            costs[most_roots] = FOLD_NS + roots / rows * (root_ns + SHIP_NS)
+        best = min(costs, key=lambda size: costs[size])
+        return self._open_ledger(best, crowd.roots_in(likely)) if best else None
+
+    def _open_ledger(self, most_roots: int, roots: float) -> Ledger:
+        self._most_roots = most_roots
+        self._ledger = new_ledger(self._seed, self._timed, min(most_roots, math.ceil(roots)))
+        self._rows_folded = 0
+        return self._ledger
+
+    def _ship_ledger(self) -> Batches:
+        if self._ledger is None:
+            return
+        # Two turns empty a wheel of two buckets: the table stays, to be filled again.
+        self._ledger.rotate()
+        self._ledger.rotate()
+        entries = self._ledger.expired()
+        self._rows_folded = 0
+        if len(entries):
+            yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
+
+    def _ship_reasons(self) -> Batches:
+        if self._reasons:
+            yield wire.pack_reasons(earliest(self._reasons), self._shards)
+        self._reasons, self._reason_rows = [], 0
+
+
+class _Chunk:
+    """Messages copied together: cut by their number, whatever batches they came in."""
+
+    def __init__(self, timed: bool) -> None:
+        self._roots = np.empty(CHUNK_ROWS, np.int64)
+        self._vals = np.empty(CHUNK_ROWS, np.int64)
+        self._tasks = np.empty(CHUNK_ROWS, np.int32)
+        self._times = np.empty(CHUNK_ROWS, np.int64) if timed else None
+        self._rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._rows == CHUNK_ROWS
+
+    def fill(self, events: Events) -> Events:
+        """Copy as many messages as there is room for, and return the others."""
+        start = self._rows
+        until = min(CHUNK_ROWS, start + len(events.root_ids))
+        taken = until - start
+        self._roots[start:until] = events.root_ids[:taken]
+        self._vals[start:until] = events.vals[:taken]
+        self._tasks[start:until] = events.tasks[:taken]
+        rest = None
+        if self._times is not None and events.times_ms is not None:
+            self._times[start:until] = events.times_ms[:taken]
+            rest = events.times_ms[taken:]
+        self._rows = until
+        return Events(events.root_ids[taken:], events.vals[taken:], events.tasks[taken:], rest)
+
+    def take(self) -> Events:
+        """Return what is there, valid until the next `fill`."""
+        rows, self._rows = self._rows, 0
+        times = None if self._times is None else self._times[:rows]
+        return Events(self._roots[:rows], self._vals[:rows], self._tasks[:rows], times)
+
+
+class Crowd(NamedTuple):
+    """How roots meet again: rows are draws from ``pool`` roots, or from no end of them.
+
+    Rows of a root that lie together count as one draw.  Among n halves of a sample there are
+    ``pool * (1 - again ** n)`` roots then, which the counts in one half and in both settle.
+    """
+
+    half: int
+    first: int
+    pool: float
+    again: float
+
+    @classmethod
+    def among(cls, events: Events, seed: int, timed: bool) -> Crowd:
+        """Go by the first of these rows."""
+        half = min(PROBE_ROWS, len(events.root_ids)) // 2
+        probe = new_ledger(seed, timed, 2 * half)
+        fold(probe, events, 0, half)
+        first = len(probe)
+        fold(probe, events, half, 2 * half)
+        return cls.guess(half, first, len(probe))
+
+    @classmethod
+    def guess(cls, half: int, first: int, both: int) -> Crowd:
+        """Go by ``first`` roots among the first ``half`` rows, and ``both`` among twice as many."""
+        met_again = 2 * first - both
+        pool = first * first / met_again if met_again > 0 else math.inf
+        return cls(half, first, pool, both / first - 1 if first else 1.0)
+
+    def roots_in(self, rows: float) -> float:
+        """Return about how many roots so many rows have."""
+        if math.isinf(self.pool):
+            return rows * self.first / max(1, self.half)
+        return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
+
+    def rows_with(self, roots: float) -> float:
+        """Return about how many rows have so many roots; infinity if there are not as many."""
+        if math.isinf(self.pool):
+            return roots * self.half / max(1, self.first)
+        if roots >= self.pool or self.again <= 0:
+            return math.inf
+        return self.half * math.log(1 - roots / self.pool) / math.log(self.again)
+
+
+def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
+    """Return a ledger to fold about so many roots into.
+
+    One that keeps times has a clock, which nobody asks.
+    """
+    return Ledger(max(1024, roots), buckets=2, clock=_no_clock if timed else None, seed=seed)
+
+
+def _no_clock() -> int:
+    return 0
+
+
+def fold(ledger: Ledger, events: Events, start: int = 0, until: int | None = None) -> None:
+    """Fold a range of messages in."""
+    rows = slice(start, until)
+    times = None if events.times_ms is None else events.times_ms[rows]
+    ledger.fold(events.root_ids[rows], events.vals[rows], events.tasks[rows], times)

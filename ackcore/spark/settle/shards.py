@@ -1,0 +1,422 @@
+"""What a Spark task does with a partition: the functions that ``mapInArrow`` takes.
+
+`ackcore.spark.settle` puts them together, and you may put them together otherwise::
+
+    seed = secrets.randbits(64)                                  # once per job, on the driver
+    blobs = events.mapInArrow(pack_events(8, seed=seed), BLOB_DDL)
+    shards = blobs.repartitionById(8, "dest")                    # blobs, not rows, are shuffled
+    settled = shards.mapInArrow(settle_blobs(seed=seed), SETTLED_DDL)
+
+Any number of packed tables may be unioned before the shuffle, if their shards are as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from ackcore import _columns
+from ackcore._backend import Ledger
+from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
+from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settled_to_batch
+from ackcore.spark.settle import wire
+from ackcore.spark.settle.packing import Batches, Packer, fold, new_ledger
+from ackcore.spark.settle.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.settle.settled import Narrow
+from ackcore.spark.settle.wire import Events
+
+#: The columns that settling and combining give.
+SETTLED_DDL = (
+    "root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint, "
+    "first_ms bigint, last_ms bigint, reason string"
+)
+COMBINED_DDL = (
+    "root_id bigint, val bigint, task int, inits tinyint, flags tinyint, "
+    "first_ms bigint, last_ms bigint, reason string, reason_ms bigint"
+)
+_SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
+
+#: Rows of one batch of results.
+RESULT_ROWS = 1 << 17
+#: Rows of an RDD that are taken together.
+TUPLE_ROWS = 1 << 16
+
+MapInArrow = Callable[[Batches], Batches]
+
+
+def pack_events(
+    shards: int, *, seed: int, timed: bool = False, reasons: bool = False, fixed_order: bool = False
+) -> MapInArrow:
+    """Return a function that folds events and packs them as blobs by shard.
+
+    Parameters
+    ----------
+    shards : int
+        How many there are.
+    seed : int
+        64 bits, drawn once per job and not per task.
+    timed, reasons : bool, default False
+        Whether the events have a column ``ts_ms``, ``reason``.
+    fixed_order : bool, default False
+        Whether a partition's rows come in the same order if its task runs again, as they do
+        from files but not from a shuffle.
+
+    Returns
+    -------
+    callable
+        Maps batches with ``root_id bigint, val bigint, task int``, in any order of columns, to
+        batches of `BLOB_DDL`.
+    """
+
+    def pack(batches: Batches) -> Batches:
+        packer = Packer(shards, seed=seed, timed=timed, fixed_order=fixed_order)
+        for events, found in read_events(batches, timed, reasons):
+            yield from packer.add(events)
+            yield from packer.add_reasons(found)
+        yield from packer.finish()
+
+    return pack
+
+
+def pack_entries(
+    shards: int, *, seed: int, timed: bool | None = None, name: str = "entries"
+) -> MapInArrow:
+    """Return a function that packs rows which were folded before as blobs by shard.
+
+    Parameters
+    ----------
+    shards, seed
+        As for `pack_events`.
+    timed : bool, optional
+        Whether the events that these rows are settled with have times; the rows are refused if
+        they differ.  By default they themselves tell.
+    name : str, default "entries"
+        What messages call the table.
+
+    Returns
+    -------
+    callable
+        Maps batches with the columns that `settle_blobs` or `combine_events` give to batches of
+        `BLOB_DDL`.  Rows with a ``status`` other than ``OPEN`` are left out:
+        they were decided.
+    """
+
+    def pack(batches: Batches) -> Batches:
+        packer = None
+        have_times = timed
+        for batch in batches:
+            still_open = _open_rows(batch)
+            if len(still_open) == 0:
+                continue
+            entries = entries_from_batch(still_open, name)
+            if have_times is None:
+                have_times = entries.first_ms is not None
+            if (entries.first_ms is not None) != have_times:
+                raise ValueError(_UNLIKE_TIMES.format(name if have_times else "events"))
+            if packer is None:
+                # These rows came through a shuffle once: their order is not to be relied on.
+                packer = Packer(shards, seed=seed, timed=have_times, fixed_order=False)
+            yield from packer.add_entries(entries)
+            yield from packer.add_reasons(_entry_reasons(still_open, entries.root_ids))
+        if packer is not None:
+            yield from packer.finish()
+
+    return pack
+
+
+def settle_blobs(
+    *,
+    seed: int,
+    now_ms: int | None = None,
+    timeout_ms: int | None = None,
+    narrow: Narrow | None = None,
+) -> MapInArrow:
+    """Return a function that settles the blobs of one shard, or of several whole ones.
+
+    Parameters
+    ----------
+    seed : int
+        As given to `pack_events`.
+    now_ms, timeout_ms : int, optional
+        As for `ackcore.Ledger.settle`.
+    narrow : ackcore.spark.settled.Narrow, optional
+        The form of the results; by default `SETTLED_DDL`.
+
+    Returns
+    -------
+    callable
+        Maps batches of `BLOB_DDL` to batches of `SETTLED_DDL`, one row for
+        each root, the open ones too.
+    """
+
+    def settle(batches: Batches) -> Batches:
+        ledger: Ledger | None = None
+        timed = False
+        reasons = []
+        for batch in batches:
+            parts = list(wire.unpack(batch))
+            for rows in parts:
+                if isinstance(rows, pa.Table):
+                    reasons.append(rows)
+                    continue
+                times = rows.times_ms if isinstance(rows, Events) else rows.first_ms
+                if ledger is None:
+                    timed = times is not None
+                    # The first batch is most of them, and of a root it has one row or a few.
+                    ledger = new_ledger(seed, timed, sum(map(_roots_in, parts)) // 2)
+                if (times is not None) != timed:
+                    raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
+                if isinstance(rows, Events):
+                    fold(ledger, rows)
+                else:
+                    ledger.merge(rows)
+        if ledger is not None:
+            yield from results(ledger, timed, earliest(reasons), now_ms, timeout_ms, narrow)
+
+    return settle
+
+
+def _roots_in(rows: Events | Entries | pa.Table) -> int:
+    return 0 if isinstance(rows, pa.Table) else len(rows.root_ids)
+
+
+_UNLIKE_TIMES = (
+    "what is settled together must have times throughout or nowhere, and {} has none; give all "
+    "events of a stream ts_ms, or none"
+)
+
+
+def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
+    """Return a function that folds a partition's events into one row per root.
+
+    The parameters are those of `pack_events`; what it maps to are batches of `COMBINED_DDL`.
+    """
+
+    def combine(batches: Batches) -> Batches:
+        ledger = new_ledger(seed, timed)
+        texts = []
+        for events, found in read_events(batches, timed, reasons):
+            fold(ledger, events)
+            if found is not None:
+                texts.append(found)
+        kept = earliest(texts)
+        entries = ledger.entries()
+        del ledger
+        # In an order that is the same on every processor: these rows go on to a shuffle.
+        entries = entries.take(wire.sort_by_shard(entries.root_ids, 1)[0])
+        batch = entries_to_batch(entries)
+        for start in range(0, len(batch), RESULT_ROWS):
+            roots = entries.root_ids[start : start + RESULT_ROWS]
+            text, ms = look_up(kept, roots)
+            rows = batch.slice(start, RESULT_ROWS)
+            yield rows.append_column("reason", text).append_column("reason_ms", ms)
+
+    return combine
+
+
+def settle_partitions(
+    rows: Iterable[Any], *, now_ms: int | None = None, timeout_ms: int | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
+
+    All messages of a root must be in one partition: ``rdd.partitionBy`` of its id sees to that.
+
+    Parameters
+    ----------
+    rows : iterable of tuple
+        ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
+        reason)``, all of one length; ``ts_ms`` may be None if it is None in all, ``reason`` in any.
+    now_ms, timeout_ms : int, optional
+        As for `ackcore.Ledger.settle`; they need times.
+
+    Yields
+    ------
+    tuple
+        ``(root_id, status, task, val, inits, flags, first_ms, last_ms, reason)``, for each root.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a row is not such a tuple.
+    """
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows must be an iterable of tuples, got {type(rows).__name__}; "
+            "rdd.mapPartitions(settle_partitions) hands it those of each partition"
+        )
+    ledger: Ledger | None = None
+    timed = False
+    texts = []
+    read = 0
+    for batch in _tuple_batches(rows):
+        if ledger is None:
+            timed = _has_times(batch)
+            # No bytes of this are ever compared, so a seed of its own will do.
+            ledger = new_ledger(None, timed)
+        if not timed and _has_times(batch):
+            raise ValueError(f"ts_ms must be None in all rows or in none, got both by row {read}")
+        with_reasons = "reason" in batch.schema.names
+        for events, found in read_events(iter([batch]), timed, with_reasons, "rows", read):
+            fold(ledger, events)
+            if found is not None:
+                texts.append(found)
+        read += len(batch)
+    if ledger is not None:
+        for batch in results(ledger, timed, earliest(texts), now_ms, timeout_ms):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+_TUPLE_SCHEMA = pa.schema(
+    [
+        ("root_id", pa.int64()),
+        ("val", pa.int64()),
+        ("task", pa.int32()),
+        ("ts_ms", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def _tuple_batches(rows: Iterable[Any]) -> Batches:
+    chunk: list[Any] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == TUPLE_ROWS:
+            yield _tuple_batch(chunk)
+            chunk = []
+    if chunk:
+        yield _tuple_batch(chunk)
+
+
+def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
+    try:
+        widths = {len(row) for row in rows}
+    except TypeError as error:
+        raise TypeError(
+            f"rows must be tuples (root_id, val, task[, ts_ms[, reason]]): {error}"
+        ) from None
+    if len(widths) != 1 or not 3 <= min(widths) <= 5:
+        raise ValueError(
+            "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "
+            f"got lengths {sorted(widths)}"
+        )
+    columns = []
+    for field, values in zip(_TUPLE_SCHEMA, zip(*rows, strict=True), strict=False):
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise TypeError(f"rows: {field.name} must be {field.type}: {error}") from None
+    return pa.RecordBatch.from_arrays(columns, _TUPLE_SCHEMA.names[: len(columns)])
+
+
+def _has_times(batch: pa.RecordBatch) -> bool:
+    if "ts_ms" not in batch.schema.names:
+        return False
+    times = batch.column("ts_ms")
+    return bool(times.null_count < len(times))
+
+
+def read_events(
+    batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
+) -> Iterator[tuple[Events, pa.Table | None]]:
+    """Return each batch's events and the reasons among them.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        With ``root_id``, ``val``, ``task``, in any order.
+    timed, reasons : bool
+        Whether there are a column ``ts_ms`` and ``reason``.
+    source : str, default "events"
+        What messages call the table.
+    first_row : int, default 0
+        Place of the first batch, for messages.
+
+    Raises
+    ------
+    ValueError
+        If a column has nulls, or a task stands for no message; it names the place.
+    """
+    row = first_row
+    for batch in batches:
+        try:
+            events = _events(batch, timed)
+        except ValueError as error:
+            raise ValueError(
+                f"{source}: {error} (counted from row {row} of partition {_partition()})"
+            ) from None
+        found = None
+        if reasons:
+            times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
+            found = reasons_of(events.root_ids, times, _column(batch, "reason"))
+        yield events, found
+        row += len(batch)
+
+
+def _events(batch: pa.RecordBatch, timed: bool) -> Events:
+    tasks = integers(_column(batch, "task"), "task", pa.int32())
+    if len(tasks) and tasks.min() < RESET:
+        _columns.check_kinds(tasks)
+    return Events(
+        integers(_column(batch, "root_id"), "root_id", pa.int64()),
+        integers(_column(batch, "val"), "val", pa.int64()),
+        tasks,
+        integers(_column(batch, "ts_ms"), "ts_ms", pa.int64()) if timed else None,
+    )
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    return batch.column(batch.schema.names.index(name))
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "status" not in batch.schema.names:
+        return batch
+    return batch.filter(pc.equal(_column(batch, "status"), OPEN.name))
+
+
+def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
+    texts = _column(batch, "reason")
+    if "reason_ms" not in batch.schema.names:
+        return reasons_of(root_ids, SHOWN_BEFORE, texts)
+    times = pc.fill_null(_column(batch, "reason_ms"), SHOWN_BEFORE)
+    return reasons_of(root_ids, times.to_numpy(), texts)
+
+
+def results(
+    ledger: Ledger,
+    timed: bool,
+    reasons: pa.Table,
+    now_ms: int | None,
+    timeout_ms: int | None,
+    narrow: Narrow | None = None,
+) -> Batches:
+    """Return batches of `SETTLED_DDL` or of a narrow form: what is decided, and what is not."""
+    if timeout_ms is not None and not timed:
+        raise ValueError(
+            "timeout_ms was given and the events have no times; give them ts_ms, or leave it out"
+        )
+    decided = ledger.settle(now_ms, timeout_ms)
+    still_open = ledger.entries()
+    names = np.full(len(still_open), OPEN, np.uint8)
+    columns = still_open.columns()
+    del columns["ages"]
+    for settled in (decided, Settled(statuses=names, **columns)):
+        for start in range(0, len(settled), RESULT_ROWS):
+            rows = settled.take(slice(start, start + RESULT_ROWS))
+            texts, _ = look_up(reasons, rows.root_ids)
+            if narrow is not None:
+                yield narrow.batch(rows, texts)
+                continue
+            batch = settled_to_batch(rows).append_column("reason", texts)
+            yield batch.select(_SETTLED_NAMES)

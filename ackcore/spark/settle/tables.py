@@ -1,0 +1,206 @@
+"""Settling tables of ack events on Spark: which tuple trees finished, failed, or are still open.
+
+Spark decides nothing here; it carries.  Each task folds its partition natively (where that makes
+fewer rows of them), packs what is left into a few blobs per shard, and only blobs are shuffled;
+the ledger of a shard merges them and settles each root once.
+
+What is returned is a DataFrame like any other, and nothing runs before its first action; **each
+action runs it all again**, with the same outcomes.  Persist it, or write it, if it is read twice;
+and do so with the open rows that a later call is given, or that call will run this one again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ackcore import _columns
+from ackcore.spark.base.session import has_fixed_order
+from ackcore.spark.settle.events import (
+    check_events,
+    check_open_before,
+    default_shards,
+    estimated_bytes,
+)
+from ackcore.spark.settle.settled import Narrow
+from ackcore.spark.settle.shards import (
+    COMBINED_DDL,
+    combine_events,
+    pack_entries,
+    pack_events,
+    settle_blobs,
+)
+from ackcore.spark.settle.wire import BLOB_DDL, MAX_SHARDS
+
+
+def combine(events: DataFrame) -> DataFrame:
+    """Fold each partition's events into one row per root, without a shuffle and deciding nothing.
+
+    Parameters
+    ----------
+    events : pyspark.sql.DataFrame
+        As for `settle`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``: what `settle`
+        takes in the place of events, or as ``open_before``.  A root whose events lie in several
+        partitions has several rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `settle`; the rows that `combine` made are refused here.
+    """
+    columns = check_events(events)
+    if columns.folded:
+        raise ValueError("events were combined before; settle() takes them as they are")
+    fold = combine_events(
+        seed=secrets.randbits(64), timed=bool(columns.timed), reasons=columns.reasons
+    )
+    return events.select(columns.names).mapInArrow(fold, COMBINED_DDL)
+
+
+def settle(
+    events: DataFrame,
+    *,
+    shards: int | None = None,
+    open_before: DataFrame | None = None,
+    now_ms: int | None = None,
+    timeout_ms: int | None = None,
+) -> DataFrame:
+    """Tell of each root in a table of ack events what became of it.
+
+    Parameters
+    ----------
+    events : pyspark.sql.DataFrame
+        ``root_id bigint, val bigint, task int``, and if you have them ``ts_ms bigint`` (when it
+        happened) and ``reason string`` (null but for FAILs); columns in any order.  A task >= 0
+        is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
+        -3 a RESET, whose vals are ignored.  Or what `combine` made of such a table.
+    shards : int, optional
+        Ledgers that the roots are spread over, each settled by one task; by default about one for
+        each 32 MiB of events, and one for each core.
+    open_before : pyspark.sql.DataFrame, optional
+        What an earlier call returned: its ``OPEN`` rows go on here, the others are left out.
+    now_ms : int, optional
+        The time that the time-out is measured at; by default now, at the call.
+    timeout_ms : int, optional
+        A root whose last message is older than this is decided too: EXPIRED, or ORPHAN if it
+        never had an INIT.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint,
+        first_ms bigint, last_ms bigint, reason string``: one row per root, in any order.  The
+        status is ACKED, FAILED, EXPIRED, ORPHAN, ANOMALY (several INITs) or OPEN.  Of several
+        reasons the earliest by (time, text) is kept; one that ``open_before`` showed stays.
+
+    Raises
+    ------
+    TypeError
+        If ``events`` is not a DataFrame of a classic session, or a column of another type.
+    ValueError
+        If it is streaming (settle each micro-batch in ``foreachBatch``), if a column is missing or
+        not known, or if ``timeout_ms`` was given and there are no times.  Nulls, and tasks below
+        -3, are told when the job runs, with their place.
+
+    Examples
+    --------
+    >>> outcomes = settle(events, open_before=previous, timeout_ms=60_000).persist()
+    >>> outcomes.where("status = 'FAILED'").show()
+    >>> previous = outcomes.where("status = 'OPEN'")
+    """
+    columns = check_events(events)
+    rows = events.select(columns.names)
+    job = Job(
+        events.sparkSession,
+        timed=columns.timed,
+        reasons=columns.reasons,
+        shards=shards,
+        open_before=open_before,
+        now_ms=now_ms,
+        timeout_ms=timeout_ms,
+        size=lambda: estimated_bytes(rows),
+    )
+    if columns.folded:
+        pack = pack_entries(job.shards, seed=job.seed, name="events")
+    else:
+        pack = pack_events(
+            job.shards,
+            seed=job.seed,
+            timed=bool(columns.timed),
+            reasons=columns.reasons,
+            fixed_order=has_fixed_order(rows),
+        )
+    return job.settle(rows.mapInArrow(pack, BLOB_DDL))
+
+
+class Job:
+    """One settling: its arguments, checked, and what every plan has in common.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        Where it runs.
+    timed : bool or None
+        Whether the events have times; None if only the rows can tell.
+    reasons : bool
+        Whether the events may have reasons.
+    shards, open_before, now_ms, timeout_ms
+        As for `settle`.
+    size : callable
+        Returns the bytes of the events, or None if they are not known; called if needed.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        timed: bool | None,
+        reasons: bool,
+        shards: int | None,
+        open_before: DataFrame | None,
+        now_ms: int | None,
+        timeout_ms: int | None,
+        size: Callable[[], int | None],
+    ) -> None:
+        self._timed = timed
+        self._open_before = open_before
+        self._open_names = [] if open_before is None else check_open_before(open_before)
+        self.timeout_ms = None
+        if timeout_ms is not None:
+            self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
+            if timed is False:
+                raise ValueError(
+                    "timeout_ms was given and events has no times; add a column ts_ms bigint "
+                    "(milliseconds), or leave timeout_ms out"
+                )
+        # Fixed here, so that an action that runs it all again decides alike.
+        now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        self.now_ms = _columns.as_ms(now, "now_ms")
+        self.seed = secrets.randbits(64)
+        # Rows that were open before may bring reasons, though the events have none.
+        self.narrow = Narrow(timed is not False, reasons or open_before is not None)
+        if shards is None:
+            self.shards = default_shards(spark, size())
+        else:
+            self.shards = _columns.as_count(shards, "shards", 1, MAX_SHARDS)
+
+    def settle(self, blobs: DataFrame) -> DataFrame:
+        """Return what becomes of packed events and of the open rows before."""
+        if self._open_before is not None:
+            pack = pack_entries(self.shards, seed=self.seed, timed=self._timed, name="open_before")
+            rows = self._open_before.select(self._open_names)
+            blobs = blobs.union(rows.mapInArrow(pack, BLOB_DDL))
+        settle_shard = settle_blobs(
+            seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
+        )
+        # Partition n holds shard n; if Spark joins small partitions, it joins whole ones.
+        shards = blobs.repartitionById(self.shards, "dest")
+        return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))

@@ -1,0 +1,227 @@
+"""How a ledger's rows cross a shuffle: a few large blobs per shard, never a Spark row per event.
+
+A row of the shuffle is ``(dest, kind, blob)``: the shard, what the blob holds, its bytes.  A blob
+is a header of 16 bytes, then whole columns one after the other, then zeros up to a multiple of 8:
+
+==========  ======================================================================================
+`EVENTS`    root_id 8 | val 8 | [time 8] | task 1, 2 or 4
+`ENTRIES`   root_id 8 | val 8 | [first 8 | last 8] | task 1, 2 or 4 | inits + 4 * flags 1
+`REASONS`   root_id 8 | time 8 | end of text 4 | texts in UTF-8
+==========  ======================================================================================
+
+All numbers are little-endian.  Tasks take the least width that holds those of the call.
+
+Spark compares the bytes of a shuffle's output when a task runs again, and gives the job up if they
+differ.  So what is packed here depends on nothing but the arguments: rows keep their order within
+a shard, and every byte is written, the padding too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ackcore._backend import backend
+from ackcore._records import Entries, Int32s, Int64s, UInt8s
+from ackcore._reference_pack import MAX_SHARDS as MAX_SHARDS
+from ackcore.arrow import offsets_of
+from ackcore.spark.settle.reasons import REASON_SCHEMA
+
+if backend == "native":
+    from ackcore._native import sort_by_shard as sort_by_shard
+    from ackcore._native import split_by_shard as split_by_shard
+    from ackcore._native import take_shard as take_shard
+else:
+    from ackcore._reference_pack import sort_by_shard as sort_by_shard
+    from ackcore._reference_pack import split_by_shard as split_by_shard
+    from ackcore._reference_pack import take_shard as take_shard
+
+EVENTS, ENTRIES, REASONS = 1, 2, 3
+VERSION = 1
+
+BLOB_DDL = "dest int, kind tinyint, blob binary"
+BLOB_SCHEMA = pa.schema([("dest", pa.int32()), ("kind", pa.int8()), ("blob", pa.binary())])
+
+# version, kind, bytes per task, has times, rows
+_HEADER = struct.Struct("<BBBBxxxxQ")
+_TASK_TYPES = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
+
+_Column = npt.NDArray[Any]
+
+
+class Events(NamedTuple):
+    """Messages as columns; ``times_ms`` is None where they have none."""
+
+    root_ids: Int64s
+    vals: Int64s
+    tasks: Int32s
+    times_ms: Int64s | None = None
+
+
+def pack_events(events: Events, shards: int) -> pa.RecordBatch:
+    """Return messages as they are, a blob for each shard that has any."""
+    times = () if events.times_ms is None else (events.times_ms,)
+    columns = (events.root_ids, events.vals, *times, _narrow(events.tasks))
+    return _pack(EVENTS, bool(times), columns, *split_by_shard(events.root_ids, shards))
+
+
+def pack_entries(
+    entries: Entries, shards: int, most_rows: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return folded rows in batches of so many, a blob for each shard that has any; without ages.
+
+    They come out of a table, whose order differs from one kind of processor to another: they are
+    sorted by shard and by a fixed hash of the root.
+    """
+    times: tuple[Int64s, ...] = ()
+    if entries.first_ms is not None and entries.last_ms is not None:
+        times = (entries.first_ms, entries.last_ms)
+    marks = entries.inits | (entries.flags << 2)
+    columns = (entries.root_ids, entries.vals, *times, _narrow(entries.tasks), marks)
+    order, counts = sort_by_shard(entries.root_ids, shards)
+    rows = max(1, len(order) if most_rows is None else most_rows)
+    bounds = offsets_of(counts)
+    for start in range(0, max(1, len(order)), rows):
+        here = np.diff(bounds.clip(start, start + rows))
+        yield _pack(ENTRIES, bool(times), columns, order[start : start + rows], here)
+
+
+def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
+    """Return reasons, a blob for each shard that has any."""
+    reasons = reasons.combine_chunks()
+    order, counts = split_by_shard(reasons["root_id"].to_numpy(), shards)
+    reasons = reasons.take(pa.array(order)).combine_chunks()
+    dests, blobs, start = np.flatnonzero(counts), [], 0
+    for dest in dests:
+        rows = reasons.slice(start, counts[dest])
+        start += counts[dest]
+        # as_py, not Arrow's buffers: what lies between a slice's texts is nobody's business.
+        texts = [text.encode() for text in rows["text"].to_pylist()]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.uint32)
+        head = _HEADER.pack(VERSION, REASONS, 0, True, len(rows))
+        columns = [rows["root_id"].to_numpy(), rows["ms"].to_numpy(), ends]
+        body = b"".join([head, *(column.tobytes() for column in columns), *texts])
+        blobs.append(body + bytes(-len(body) % 8))
+    kinds = pa.array(np.full(len(dests), REASONS, np.int8))
+    dest_column = pa.array(dests.astype(np.int32))
+    return pa.RecordBatch.from_arrays(
+        [dest_column, kinds, pa.array(blobs, pa.binary())], schema=BLOB_SCHEMA
+    )
+
+
+def _narrow(tasks: Int32s) -> _Column:
+    """The same tasks in the least width that holds them all."""
+    if len(tasks) == 0:
+        return tasks.astype(np.int8)
+    least, most = int(tasks.min()), int(tasks.max())
+    for dtype in _TASK_TYPES:
+        limits = np.iinfo(dtype)
+        if limits.min <= least and most <= limits.max:
+            break
+    return tasks.astype(dtype, copy=False)
+
+
+def _pack(
+    kind: int, timed: bool, columns: tuple[_Column, ...], order: Int64s, counts: Int64s
+) -> pa.RecordBatch:
+    """Deal columns out to shards, in this order and as many to each; wide columns come first."""
+    dests = np.flatnonzero(counts)
+    task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)
+    row_bytes = sum(column.itemsize for column in columns)
+    sizes = _HEADER.size + counts[dests] * row_bytes
+    ends = np.cumsum(sizes + -sizes % 8)
+    offsets = np.zeros(len(dests) + 1, np.int32)
+    offsets[1:] = ends
+    data = np.empty(int(offsets[-1]), np.uint8)
+    start = 0
+    for dest, end in zip(dests, ends, strict=True):
+        rows = order[start : start + counts[dest]]
+        start += len(rows)
+        place = int(end) - _padded(_HEADER.size + len(rows) * row_bytes)
+        data[end - 8 : end] = 0  # the padding; what of it is a column is written again below
+        _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
+        place += _HEADER.size
+        for column in columns:
+            until = place + len(rows) * column.itemsize
+            # The row numbers are all in range: "clip" only spares take() a copy of its output.
+            np.take(column, rows, out=data[place:until].view(column.dtype), mode="clip")
+            place = until
+    blobs = pa.BinaryArray.from_buffers(
+        pa.binary(), len(dests), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    kinds = pa.array(np.full(len(dests), kind, np.int8))
+    dest_column = pa.array(dests.astype(np.int32))
+    return pa.RecordBatch.from_arrays([dest_column, kinds, blobs], schema=BLOB_SCHEMA)
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8
+
+
+def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
+    """Return what the blobs of a batch hold, one by one, in place where alignment allows.
+
+    Raises
+    ------
+    ValueError
+        If a blob is not one of this version, or is cut short.
+    """
+    blobs = batch.column(batch.schema.names.index("blob"))
+    if len(blobs) == 0:
+        return
+    _, offsets, data = blobs.buffers()
+    wide = pa.types.is_large_binary(blobs.type)
+    places = np.frombuffer(offsets, np.int64 if wide else np.int32)
+    places = places[blobs.offset : blobs.offset + len(blobs) + 1]
+    memory = np.frombuffer(data, np.uint8)
+    for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        yield unpack_blob(memory[start:end])
+
+
+def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
+    """Return what one blob holds; as `unpack`."""
+    if len(blob) < _HEADER.size:
+        raise ValueError(
+            f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"
+        )
+    version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
+    if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS):
+        raise ValueError(
+            f"a blob of version {version}, kind {kind} was met, and this ackcore reads version "
+            f"{VERSION}; driver and workers must run the same one"
+        )
+    place = _HEADER.size
+
+    def column(dtype: npt.DTypeLike) -> _Column:
+        nonlocal place
+        size = rows * np.dtype(dtype).itemsize
+        items = blob[place : place + size]
+        if len(items) < size:
+            raise ValueError(f"a blob of {rows} rows is cut short: it has {len(blob)} bytes")
+        place += size
+        if items.ctypes.data % np.dtype(dtype).alignment:
+            items = items.copy()
+        return items.view(dtype)
+
+    if kind == REASONS:
+        roots, ms, ends = column(np.int64), column(np.int64), column(np.uint32)
+        texts = bytes(blob[place:])
+        starts = [0, *ends.tolist()]
+        found = [texts[a:b].decode() for a, b in itertools.pairwise(starts)]
+        arrays = [pa.array(roots), pa.array(ms), pa.array(found, pa.string())]
+        return pa.table(arrays, schema=REASON_SCHEMA)
+    wide = [column(np.int64) for _ in range(2 + timed * (1 if kind == EVENTS else 2))]
+    tasks = column(f"<i{task_bytes}").astype(np.int32, copy=False)
+    if kind == EVENTS:
+        return Events(wide[0], wide[1], tasks, wide[2] if timed else None)
+    marks: UInt8s = column(np.uint8)
+    inits, flags = (marks & np.uint8(3)).view(np.uint8), (marks >> np.uint8(2)).view(np.uint8)
+    ages = np.zeros(rows, np.uint8)
+    times = (wide[2], wide[3]) if timed else (None, None)
+    return Entries(wide[0], wide[1], tasks, inits, flags, ages, *times)

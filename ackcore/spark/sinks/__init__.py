@@ -1,0 +1,1 @@
+"""What takes accepted rows out of a micro-batch."""

@@ -1,0 +1,291 @@
+"""What crosses a shuffle between two stages: packed blobs, and trailers that say they were all.
+
+A row of the shuffle is ``(dest, level, kind, origin, seq, edge, blob, side)``; never a tuple each:
+
+==========  ======================================================================================
+`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `tracking.Runs`
+`LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
+`SEEN`      blob: which trailers a task has seen
+`TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
+==========  ======================================================================================
+
+``level`` is where a row is opened; the stages before it pass it on as it is.  All exchanges have
+the same number of destinations, so ``dest`` holds for each of them; ledger rows have their shard
+there.  ``origin`` is the task that sent the row, ``seq`` its place in that task's work.
+
+Bytes depend on what is sent and nothing else, since Spark gives a job up if a task that runs again
+writes others: rows are cut by position, opened in the order of (origin, seq), and the fingerprint
+in a trailer is of everything its task emitted, to whichever destination, and of its files.  Who
+decides accepts a run only if all who got something from a task saw one and the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ackcore._records import Int64s
+from ackcore._rows import fingerprint
+from ackcore.arrow import offsets_of
+from ackcore.spark.settle import wire
+from ackcore.spark.tasks.tracking import Runs
+
+TUPLES, LEDGER, SEEN, TRAILER = 1, 2, 3, 4
+
+#: The level of the stage that settles.
+SETTLE = 127
+
+ROW_SCHEMA = pa.schema(
+    [
+        ("dest", pa.int32()),
+        ("level", pa.int8()),
+        ("kind", pa.int8()),
+        ("origin", pa.int64()),
+        ("seq", pa.int64()),
+        ("edge", pa.int32()),
+        ("blob", pa.binary()),
+        ("side", pa.binary()),
+    ]
+)
+
+#: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
+ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
+
+_HEAD = struct.Struct("<iBBqq")
+_TRAILER = struct.Struct("<qq")  # fingerprint, rows
+
+
+def origin_of(level: int, partition: int) -> int:
+    """Return the number of a task: its stage's level and its partition."""
+    return level << 32 | partition
+
+
+def level_of(origin: int) -> int:
+    """Return the level of a task's stage."""
+    return origin >> 32
+
+
+def partition_of(origin: int) -> int:
+    """Return the partition of a task."""
+    return origin & 0xFFFFFFFF
+
+
+class Row(NamedTuple):
+    """One row that was received."""
+
+    origin: int
+    seq: int
+    edge: int
+    blob: pa.Buffer
+    side: bytes
+
+
+class Sighting(NamedTuple):
+    """A trailer as one task saw it."""
+
+    seer: int
+    origin: int
+    fingerprint: int
+
+
+class Outbox:
+    """What one task sends, and the tally of it.
+
+    Parameters
+    ----------
+    origin : int
+        The task.
+    dests : int
+        Destinations of every exchange.
+    """
+
+    def __init__(self, origin: int, dests: int) -> None:
+        self._origin = origin
+        self._dests = dests
+        self._rows: list[tuple[Any, ...]] = []
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._seq = 0
+        #: Of all that was sent and written so far.
+        self.fingerprint = 0
+
+    def seal(self, data: Any) -> None:
+        """Take something that was written elsewhere into the fingerprint."""
+        self.fingerprint = fingerprint(data, self.fingerprint)
+
+    def send(
+        self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", edge: int = 0
+    ) -> None:
+        """Send one row."""
+        self.seal(_HEAD.pack(dest, level, kind, edge, self._seq))
+        self.seal(blob)
+        self.seal(side)
+        self._sent[level, dest] += 1
+        self._rows.append((dest, level, kind, self._origin, self._seq, edge, blob, side))
+        self._seq += 1
+
+    def send_tuples(
+        self, edge: int, level: int, batch: pa.RecordBatch, counts: Int64s, runs: list[Runs]
+    ) -> None:
+        """Send rows that lie in the order of their destinations, a blob for each that has any."""
+        start = 0
+        for dest in np.flatnonzero(counts).tolist():
+            rows = batch.slice(start, counts[dest])
+            start += int(counts[dest])
+            self.send(dest, level, TUPLES, rows.serialize(), runs[dest].pack(), edge)
+
+    def send_events(self, events: wire.Events) -> None:
+        """Send ledger rows to their shards."""
+        if len(events.root_ids):
+            self._send_packed(wire.pack_events(events, self._dests))
+
+    def send_reasons(self, reasons: pa.Table) -> None:
+        """Send the reasons of failures to the shards of their roots."""
+        if len(reasons):
+            self._send_packed(wire.pack_reasons(reasons, self._dests))
+
+    def _send_packed(self, packed: pa.RecordBatch) -> None:
+        dests = packed.column(0).to_pylist()
+        for dest, blob in zip(dests, packed.column(2), strict=True):
+            self.send(dest, SETTLE, LEDGER, blob.as_buffer())
+
+    def send_trailers(self, levels: Iterable[int], about: bytes) -> None:
+        """End the output: a trailer to every destination at each level that may get rows.
+
+        Parameters
+        ----------
+        levels : iterable of int
+            Every level at which this task's stage may have something opened.
+        about : bytes
+            What the task has to say of itself; it goes to one destination of the last level.
+        """
+        self.seal(about)
+        sent = dict(self._sent)
+        rows = []
+        for level in levels:
+            for dest in range(self._dests):
+                blob = _TRAILER.pack(self.fingerprint, sent.get((level, dest), 0))
+                said = about if level == SETTLE and dest == 0 else b""
+                rows.append((dest, level, TRAILER, self._origin, self._seq, 0, blob, said))
+        self._rows += rows
+
+    def taken(self) -> Iterator[pa.RecordBatch]:
+        """Return what was sent since the last call, as batches of the shuffle's rows."""
+        # Blobs of a batch are together below what 32-bit offsets can address.
+        batch: list[tuple[Any, ...]] = []
+        size = 0
+        for row in self._rows:
+            row_size = len(row[6]) + len(row[7])
+            if batch and size + row_size > _BATCH_BYTES:
+                yield _to_batch(batch)
+                batch, size = [], 0
+            batch.append(row)
+            size += row_size
+        self._rows = []
+        if batch:
+            yield _to_batch(batch)
+
+
+_BATCH_BYTES = 1 << 26
+
+
+def _to_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True))
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns[:6], ROW_SCHEMA, strict=False)
+    ]
+    arrays += [_binary(column) for column in columns[6:]]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def _binary(values: tuple[Any, ...]) -> pa.Array:
+    """Buffers and bytes as one binary column, each copied once."""
+    offsets = offsets_of([len(value) for value in values]).astype(np.int32)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    for value, start, end in zip(values, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        data[start:end] = np.frombuffer(value, np.uint8)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+class Inbox:
+    """What one task of a level has received, and whether that is all.
+
+    Parameters
+    ----------
+    level : int
+        Rows of other levels are passed on.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self.tuples: list[Row] = []
+        self.ledger: list[pa.Buffer] = []
+        #: What other tasks have seen, and what tasks said of themselves: at the last level.
+        self.seen: list[bytes] = []
+        self.about: dict[int, set[bytes]] = {}
+        self._got: Counter[int] = Counter()
+        self._trailers: dict[int, set[tuple[int, int]]] = {}
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take in what is for this level; return what is to be passed on, if there is any."""
+        if batch.schema.types != ROW_SCHEMA.types:
+            batch = batch.cast(ROW_SCHEMA)  # a setting of Spark's makes offsets wide
+        levels = batch.column(1).to_numpy()
+        mine = np.flatnonzero(levels == self._level).tolist()
+        passed = None
+        if len(mine) < len(batch):
+            passed = batch.filter(pa.array(levels != self._level)) if mine else batch
+        # Read where they are: to filter out what is mine would copy every blob.
+        kinds, origins, seqs, edges = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
+        blobs, sides = batch.column(6), batch.column(7)
+        for i in mine:
+            kind, origin, blob = kinds[i], origins[i], blobs[i].as_buffer()
+            if kind == TRAILER:
+                self._trailers.setdefault(origin, set()).add(_TRAILER.unpack(blob))
+                said = sides[i].as_py()
+                if said:
+                    self.about.setdefault(origin, set()).add(said)
+                continue
+            self._got[origin] += 1
+            if kind == TUPLES:
+                row = Row(origin, seqs[i], edges[i], blob, sides[i].as_py())
+                self.tuples.append(row)
+            elif kind == LEDGER:
+                self.ledger.append(blob)
+            else:
+                self.seen.append(blob.to_pybytes())
+        return passed
+
+    def check(self) -> None:
+        """Raise `RuntimeError` unless every task's rows came, as its trailer counts them."""
+        for origin in self._got.keys() | self._trailers.keys():
+            said = self._trailers.get(origin)
+            rows = self._got[origin]
+            if said is None or rows not in {count for _, count in said}:
+                sent = "an unknown number of" if said is None else sorted(n for _, n in said)
+                raise RuntimeError(
+                    f"a task at level {self._level} got {rows} of {sent} rows from partition "
+                    f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
+                )
+
+    def sightings(self, seer: int) -> bytes:
+        """Return what this task has seen, for who decides."""
+        found = [
+            (seer, origin, seal)
+            for origin, trailers in self._trailers.items()
+            for seal, _ in trailers
+        ]
+        return np.array(sorted(found), np.int64).tobytes()
+
+
+def read_sightings(blob: bytes) -> list[Sighting]:
+    """Return what `Inbox.sightings` made bytes of."""
+    rows = np.frombuffer(blob, np.int64).reshape(-1, 3).tolist()
+    return [Sighting(*row) for row in rows]

@@ -1,0 +1,259 @@
+"""What a task does about records that end its process: it marks what is in flight, and isolates.
+
+An attempt reads the markers of the attempts at the same task that died before it in this run, and
+works on the records that were in flight by themselves:
+
+1. those of a chunk, or of a set of more than a thousand, in groups;
+2. those of a smaller one, or that the plan suspects, one at a time, with nothing beside them in
+   flight on the whole executor;
+3. one that was alone when two attempts died is rejected: it fails, and the others go on.
+
+So a job that may try a task four times gets past such a record by itself; where tasks are not
+tried again the driver concludes the same from one run to the next (`suspects`).  What is done is a
+function of the rows and of these markers, which stay as long as the run does: a task whose output
+is lost, and which runs again, makes the same bytes.
+
+Twice, since a process may also be killed from outside, with an innocent record in flight.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ackcore._records import Int64s
+from ackcore.spark.tasks.markers import (
+    ALONE,
+    CHUNK,
+    FLUSH,
+    NOTHING,
+    ROOTS,
+    Marker,
+    MarkerFile,
+    Place,
+    died,
+    places,
+)
+from ackcore.topology.tuples import Reason
+
+#: How many attempts that a record was alone in are enough to reject it.
+ALONE_ENOUGH = 2
+#: Up to how many suspects are run one at a time, and how many at a time if there are more.
+_FEW, _GROUP = 1024, 256
+#: How long an attempt waits for the one before it to be dead, which Spark says it is.
+_DYING_S, _LOOK_S = 5.0, 0.05
+
+
+@dataclass
+class Evidence:
+    """What is known of a task's records from attempts that died.
+
+    ``alone`` says of how many each root was alone in; ``suspects`` are run alone, those in ``many``
+    and of ``chunks`` (place and rows) in groups first; ``reasons`` are of time-outs.
+    """
+
+    alone: Counter[int] = field(default_factory=Counter)
+    suspects: set[int] = field(default_factory=set)
+    many: set[int] = field(default_factory=set)
+    chunks: set[tuple[int, int]] = field(default_factory=set)
+    flushed: bool = False
+    reasons: dict[int, Reason] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.suspects or self.many or self.chunks or self.flushed)
+
+    def add(self, marker: Marker) -> None:
+        """Take in what an attempt that died had in flight."""
+        if marker.kind == CHUNK:
+            self.chunks.add((marker.chunk, marker.rows))
+        elif marker.kind == FLUSH:
+            self.flushed = True
+        elif marker.kind == ROOTS and len(marker.roots) > _FEW:
+            self.many |= marker.roots
+        else:
+            self.suspects |= marker.roots
+        if marker.kind == ALONE:
+            self.alone.update(marker.roots)
+            if marker.timed_out is not None:
+                self.reasons.update(dict.fromkeys(marker.roots, marker.timed_out))
+
+    def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
+        """Return which of a chunk's roots are rejected, and which are run together, in turn."""
+        suspects = np.intersect1d(roots, _array(self.suspects))
+        rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
+        rejected = rejected.astype(np.int64)
+        # Who was alone comes first: what has grown in the process meanwhile is not its fault.
+        singles = sorted(set(suspects.tolist()) - set(rejected.tolist()), key=self._order)
+        more = roots if (chunk, rows) in self.chunks else np.intersect1d(roots, _array(self.many))
+        more = np.setdiff1d(more, suspects)
+        size = 1 if len(more) <= _FEW else _GROUP
+        found = [np.array([root], np.int64) for root in singles]
+        found += [more[start : start + size] for start in range(0, len(more), size)]
+        return rejected, found
+
+    def _order(self, root: int) -> tuple[int, int]:
+        return -self.alone[root], root
+
+
+class InFlight:
+    """The markers of one attempt, and the evidence that it goes by.
+
+    Parameters
+    ----------
+    work : str
+        The run's directory.
+    place : Place
+        Which attempt this is.
+    names : bool
+        Whether markers name roots, which the driver asks for in careful runs, or chunks.
+    alone : mapping from int to int
+        Of the plan's suspects, how often each was alone when an attempt died.
+    isolates : bool
+        Whether markers of earlier attempts mean the same rows, and not copies for speculation.
+    timeout_s : int or None
+        How long a bolt may be at what it was handed.
+    """
+
+    def __init__(
+        self,
+        work: str,
+        place: Place,
+        names: bool,
+        alone: Mapping[int, int],
+        isolates: bool,
+        timeout_s: int | None,
+    ) -> None:
+        self._work = work
+        self._place = place
+        self._isolates = isolates
+        self._alone = alone
+        self._timeout_s = timeout_s
+        self._file: MarkerFile | None = None
+        self._executor: int | None = None
+        self._time_out: int | None = None
+        self._inside = False
+        self._chunks = 0
+        self.names = names
+        self.evidence = Evidence()
+
+    def begin(self) -> int:
+        """Begin a chunk, and return its place among those of the task.
+
+        With the first of them earlier attempts are looked for, since many tasks have none.
+        """
+        if self._file is None:
+            self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
+            if self._isolates:
+                for marker in self._earlier():
+                    self.evidence.add(marker)
+                self.names |= self.evidence.flushed
+            self._file = MarkerFile(self._work, self._place)
+            self._executor = os.open(_executor_lock(self._work), os.O_RDWR | os.O_CREAT, 0o666)
+        self._chunks += 1
+        return self._chunks - 1
+
+    def _earlier(self) -> list[Marker]:
+        """Attempts at this task that died."""
+        until = time.monotonic() + _DYING_S
+        while True:
+            # Spark may be told of an executor's end before its workers have come to theirs.
+            found = died(self._work, self._place.task)
+            there = [place for place in places(self._work) if place.task == self._place.task]
+            if len(found) >= len(there) or time.monotonic() > until:
+                return found
+            time.sleep(_LOOK_S)
+
+    def end(self) -> None:
+        """Remove the marker: this attempt is through, or failed in a way that is told."""
+        self._disarm()
+        if self._time_out is not None:
+            os.close(self._time_out)
+            self._time_out = None
+        if self._executor is not None:
+            os.close(self._executor)
+            self._executor = None
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+
+    # ------------------------------------------------------------------------ what is in flight
+
+    @contextmanager
+    def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
+        """Have a chunk, or roots of it, in flight beside whatever others have."""
+        with self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots):
+            yield
+
+    @contextmanager
+    def of_roots(self, roots: Int64s) -> Iterator[None]:
+        """Have suspects in flight: if it is one, with nothing beside it on this executor."""
+        with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
+            yield
+
+    @contextmanager
+    def of_flush(self, roots: Int64s | None) -> Iterator[None]:
+        """Have in flight what bolts hold open; nothing new inside one of the others."""
+        if self._inside or (roots is not None and not len(roots)):
+            yield
+            return
+        with self._marked(FLUSH if roots is None else ROOTS, 0, 0, roots):
+            yield
+
+    @contextmanager
+    def _marked(self, kind: int, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
+        assert self._file is not None
+        assert self._executor is not None
+        fcntl.flock(self._executor, fcntl.LOCK_EX if kind == ALONE else fcntl.LOCK_SH)
+        self._file.set(kind, chunk, rows, roots)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self._file.set(NOTHING)
+            fcntl.flock(self._executor, fcntl.LOCK_UN)
+
+    # --------------------------------------------------------------------------------- time-outs
+
+    @contextmanager
+    def timed(self, component: str) -> Iterator[None]:
+        """End this process if a bolt does not come back in time.
+
+        By a thread of C, which needs no GIL: nor does an extension that hangs with it hold it up.
+        """
+        if self._timeout_s is None:
+            yield
+            return
+        assert self._file is not None
+        if self._time_out is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self._time_out = os.open(self._file.time_out_path, flags, 0o666)
+        os.ftruncate(self._time_out, 0)
+        os.write(self._time_out, f"{component}\n".encode())
+        faulthandler.dump_traceback_later(self._timeout_s, file=self._time_out, exit=True)
+        try:
+            yield
+        finally:
+            self._disarm()
+
+    def _disarm(self) -> None:
+        if self._time_out is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _array(roots: set[int]) -> Int64s:
+    return np.array(sorted(roots), np.int64)
+
+
+def _executor_lock(work: str) -> str:
+    """The file by which the workers of one executor exclude each other: its daemon's children."""
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or work
+    return os.path.join(directory, f"ackcore-{os.getppid()}.lock")

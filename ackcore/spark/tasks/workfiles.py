@@ -1,0 +1,278 @@
+"""Files that tasks leave for the sinks: rows, and the roots that they hang from.
+
+A file is an Arrow IPC stream of the emitted columns and one more, by which rows of records that
+are not ACKED are taken out again: ``_ackcore_root``, null where nobody tracks the row; or, in a
+file of its own, ``_ackcore_roots`` for rows that hang from several.  It is written under a random
+name, and renamed when the task is done to its partition and the fingerprint of its content: a task
+that runs again and answers alike leaves the same file, one that answers otherwise another.
+
+Whoever reads a file holds it to the fingerprint in its name, and to the rows that are on record,
+before the first row is handed out: to run over it once more, in memory that is read anyway, is some
+percent of what Parquet costs, and a row that was changed on the disk would be believed for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore._rows import fingerprint
+from ackcore.arrow import offsets_of
+from ackcore.spark.base.files import StateError, WorkFileDamaged, sync_directory
+from ackcore.spark.tasks.tracking import NONE, Chunks, Rows
+
+#: By which rows for sinks, and records that are read again, tell their root.
+ROOT = "_ackcore_root"
+ROOT_ID = "_ackcore_root_id"
+ROOTS = "_ackcore_roots"
+
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
+_NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
+_DAMAGED = re.compile(rf"\b{WorkFileDamaged.__name__}: (.+)")
+
+
+class WorkFile(NamedTuple):
+    """A file, and how many rows are on record for it; None if that was not recorded."""
+
+    path: str
+    rows: int | None
+
+
+class RowFile:
+    """One file that is being written; its messages are made here, to be hashed as they leave.
+
+    One that is not ``synced`` may be gone when the machine stops.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        schema: pa.Schema,
+        partition: int,
+        attempt: int,
+        *,
+        synced: bool = True,
+    ) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self._directory = directory
+        self._partition = partition
+        self._synced = synced
+        self._kind = "many" if ROOTS in schema.names else "one"
+        # Attempts are counted by each SparkContext, and this may be a task of a dead driver's.
+        name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
+        self._path = os.path.join(directory, name)
+        self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
+        self._rows = 0
+        self._seal = 0
+        self._write(schema.serialize())
+
+    def _write(self, data: pa.Buffer | bytes) -> None:
+        self._seal = fingerprint(data, self._seal)
+        self._file.write(data)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        self._rows += len(batch)
+        self._write(batch.serialize())
+
+    def finish(self) -> tuple[str, int, int]:
+        """Close the file and give it its name; return that, its rows and its fingerprint."""
+        self._write(_END)
+        self._file.flush()
+        if self._synced:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        name = f"{self._partition}-{self._seal & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
+        os.replace(self._path, os.path.join(self._directory, name))
+        if self._synced:
+            # A decision that names the file must not outlast the name.
+            sync_directory(Path(self._directory))
+        return name, self._rows, self._seal
+
+
+class RowFiles:
+    """The files that one task writes of one stream: at most one of each kind."""
+
+    def __init__(self, directory: str, schema: pa.Schema, partition: int, attempt: int) -> None:
+        self._about = (directory, partition, attempt)
+        self._schema = schema
+        self._files: dict[str, RowFile] = {}
+
+    def write(self, rows: Rows, chunks: Chunks) -> None:
+        """Append rows to the file of their kind."""
+        column = _roots(rows, chunks)
+        name = ROOTS if pa.types.is_list(column.type) else ROOT
+        schema = self._schema.append(pa.field(name, column.type))
+        file = self._files.get(name)
+        if file is None:
+            directory, partition, attempt = self._about
+            file = self._files[name] = RowFile(directory, schema, partition, attempt)
+        file.write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
+
+    def finish(self) -> Iterator[tuple[str, int, int]]:
+        """Close the files; yields the name, the rows and the fingerprint of each."""
+        for _, file in sorted(self._files.items()):
+            yield file.finish()
+
+
+def _roots(rows: Rows, chunks: Chunks) -> pa.Array:
+    """The root of each row, or the roots of each if any has several."""
+    home = rows.home
+    if home is not None and home.offsets is None and rows.owners.offsets is None:
+        return pa.array(home.roots[rows.owners.ids - home.first])
+    of_row, of_group = rows.owners.pairs()
+    found: list[tuple[Int64s, Int64s]] = []
+    for chunk, places in chunks.split(of_group):
+        of, at = chunk.entries_of(of_group[places] - chunk.first)
+        found.append((of_row[places][of], chunk.roots[at]))
+    n = len(rows)
+    if not found:
+        return pa.nulls(n, pa.int64())
+    row = np.concatenate([one for one, _ in found])
+    root = np.concatenate([one for _, one in found])
+    by = np.lexsort((root, row))
+    row, root = row[by], root[by]
+    new = np.ones(len(row), np.bool_)
+    new[1:] = (row[1:] != row[:-1]) | (root[1:] != root[:-1])
+    row, root = row[new], root[new]
+    counts = np.bincount(row, minlength=n)
+    if counts.max(initial=0) <= 1:
+        one = np.full(n, NONE, np.int64)
+        one[row] = root
+        return pa.array(one, mask=counts == 0)
+    offsets = pa.array(offsets_of(counts).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(root))
+
+
+def read_rows(file: WorkFile) -> list[pa.RecordBatch]:
+    """Read a file's batches, their roots among the columns, in place.
+
+    Raises
+    ------
+    WorkFileDamaged
+        If it is missing, not as it was written, or has other rows than are on record.
+    StateError
+        If the system does not let it be read.
+    """
+    return _read(file)[1]
+
+
+def read_whole(file: WorkFile) -> pa.Table:
+    """Read a file as a table, in place; raises as `read_rows` does."""
+    schema, batches = _read(file)
+    return pa.Table.from_batches(batches, schema)
+
+
+def read_schema(file: WorkFile) -> pa.Schema:
+    """Read the columns of a file, the one of the roots among them; raises as `read_rows` does."""
+    return _read(file)[0]
+
+
+def has_several_roots(path: str) -> bool:
+    """Whether the rows of a file may hang from several roots each; its name tells."""
+    named = _NAME.fullmatch(os.path.basename(path))
+    return named is None or named[2] == "many"
+
+
+def damage_in(error: BaseException | None) -> WorkFileDamaged | None:
+    """Return what an error tells of a damaged file, found here or in a worker."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, WorkFileDamaged):
+            return error
+        # What a worker raised is text, in the midst of tracebacks of Python's and Java's.
+        told = _DAMAGED.search(str(error))
+        if told is not None:
+            return WorkFileDamaged(told[1])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _read(file: WorkFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    path, rows = file
+    try:
+        with pa.memory_map(path) as source:
+            data = source.read_buffer()
+    except FileNotFoundError:
+        raise _damaged(path, "is missing, though a record names it") from None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+    named = _NAME.fullmatch(os.path.basename(path))
+    if named is None:
+        raise _damaged(path, "does not carry a fingerprint in its name, as work files do")
+    if f"{_sealed(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
+        raise _damaged(
+            path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"
+        )
+    with pa.ipc.open_stream(data) as reader:
+        schema, batches = reader.schema, list(reader)
+    found = sum(map(len, batches))
+    if rows is not None and found != rows:
+        raise _damaged(path, f"has {found} rows, and {rows} are on record")
+    return schema, batches
+
+
+def _sealed(data: pa.Buffer) -> int:
+    """Return the fingerprint of a file, message by message, as `RowFile` draws it."""
+    seal = at = 0
+    messages = pa.BufferReader(data)
+    try:
+        while True:
+            pa.ipc.read_message(messages)
+            end = messages.tell()
+            seal = fingerprint(data.slice(at, end - at), seal)
+            at = end
+    except (EOFError, OSError, pa.ArrowException):
+        # The end, or what cannot be a message; whatever is left is no message of ours.
+        return fingerprint(data.slice(at), seal)
+
+
+def _damaged(path: str, what: str) -> WorkFileDamaged:
+    return WorkFileDamaged(
+        f"{path} {what}. If its micro-batch is decided, no other place has these rows, and nothing "
+        "of them was written: restore the file from a backup and start again, and it goes on there"
+    )
+
+
+def keep_acked(batch: pa.RecordBatch, failed: Int64s) -> pa.RecordBatch:
+    """Return the rows all of whose roots are ACKED, without the column of roots.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        As `read_rows` gives them.
+    failed : numpy.ndarray of int64, shape (m,)
+        The roots that are not ACKED, sorted.
+    """
+    roots = batch.column(len(batch.schema) - 1)
+    rows = batch.select(batch.schema.names[:-1])
+    if not len(failed):
+        return rows
+    if pa.types.is_list(roots.type):
+        values = roots.values.to_numpy()
+        found = _among(values, failed)
+        before = np.concatenate(([0], np.cumsum(found)))
+        offsets = roots.offsets.to_numpy()
+        bad = before[offsets[1:]] > before[offsets[:-1]]
+    else:
+        bad = _among(roots.fill_null(0).to_numpy(zero_copy_only=False), failed)
+        if roots.null_count:
+            bad &= roots.is_valid().to_numpy(zero_copy_only=False)
+    return rows.filter(pa.array(~bad)) if bad.any() else rows
+
+
+def _among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
+    places = np.searchsorted(failed, roots)
+    places[places == len(failed)] = 0
+    found: npt.NDArray[np.bool_] = failed[places] == roots
+    return found
