@@ -62,7 +62,7 @@ def lines(n, seed=0):
 
 from pyspark import TaskContext  # noqa: E402
 
-import ackcore.spark.run  # noqa: E402
+import ackcore.spark.run.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
 from ackcore.spark.tasks.stages import LastStage  # noqa: E402
@@ -386,7 +386,7 @@ def run_job(spark, config):
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
-        ackcore.spark.run.LastStage = losing(f"{config['directory']}/marks", LAST, lose)
+        ackcore.spark.run.action.LastStage = losing(f"{config['directory']}/marks", LAST, lose)
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":

@@ -8,7 +8,7 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.run
+import ackcore.spark.run.action
 from ackcore.spark import dead_letters
 
 cloudpickle.register_pickle_by_value(fault_job)
@@ -82,7 +82,7 @@ def lost(spark, job, monkeypatch):
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
         marks = str(it.directory / "marks")
         losing = fault_job.losing(marks, fault_job.LAST, fault_job.remove_shuffle_files)
-        monkeypatch.setattr(ackcore.spark.run, "LastStage", losing)
+        monkeypatch.setattr(ackcore.spark.run.action, "LastStage", losing)
         said = fault_job.run_job(spark, it.config)
         assert said["error"] is None
         assert it.marks("lost-*")
@@ -103,7 +103,7 @@ def test_shuffle_files_are_lost(request, lost, otherwise, checks):
 
 
 def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
-    monkeypatch.setattr(ackcore.spark.run, "_problems", lambda *arguments: [])
+    monkeypatch.setattr(ackcore.spark.run.action, "_problems", lambda *arguments: [])
     it, runs = lost(otherwise=True)
     assert runs == 1
     with pytest.raises(AssertionError, match="== \\[\\]"):

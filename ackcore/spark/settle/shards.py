@@ -144,7 +144,7 @@ def settle_blobs(
         As given to `pack_events`.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
-    narrow : ackcore.spark.settled.Narrow, optional
+    narrow : ackcore.spark.settle.settled.Narrow, optional
         The form of the results; by default `SETTLED_DDL`.
 
     Returns
