@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ackcore._backend import implementation
 
 if TYPE_CHECKING:
-    from ackcore._reference_rows import (
+    from ackcore._reference.rows import (
         fingerprint,
         gather_binary,
         hash_binary,

@@ -1,7 +1,7 @@
 # How ids are mixed, packed and routed: structs and inline functions only.
 #
 # Everything here is fixed for ever, bit by bit: checkpoints hold ids, and the next version
-# must derive the same ones.  The twin is ackcore/_reference_ids.py; the vectors are in
+# must derive the same ones.  The twin is ackcore/_reference/ids.py; the vectors are in
 # tests/test_ids.py.
 #
 # A root id is a bijection of one 64-bit word,

@@ -2,7 +2,7 @@
 # fingerprinting what is written.  Inline functions only.
 #
 # Fixed for ever, bit by bit: a checkpoint holds fingerprints, and two tasks of one shuffle, or of
-# two versions, must send one value to one place.  The twin is ackcore/_reference_rows.py; the
+# two versions, must send one value to one place.  The twin is ackcore/_reference/rows.py; the
 # vectors are in tests/test_rows.py.
 #
 # A row's hash h takes in one column after the other:

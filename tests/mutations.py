@@ -47,7 +47,7 @@ def native(case: str) -> str:
     return contract(case, "_native")
 
 
-COLUMNS, TWIN = "ackcore/_columns.py", "ackcore/_reference.py"
+COLUMNS, TWIN = "ackcore/_columns.py", "ackcore/_reference/ledger.py"
 TABLE, LEDGER, BLOCK, KERNEL, LEDGER_PXI = (
     "pyx/table.h",
     "pyx/ledger.h",

@@ -21,7 +21,7 @@ ROOT = Path(ackcore.__file__).parent
 #: beside the standard library, numpy and the floors below.  "" is ``ackcore/__init__.py``.
 FLOORS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_records", "_columns", "_id_parts", "_row_parts"}, set()),
-    ({"_native", "_reference", "_reference_ids", "_reference_pack", "_reference_rows"}, set()),
+    ({"_native", "_reference"}, set()),
     ({"_backend"}, set()),
     ({"_rows", "acker", "ids", "retry"}, set()),
     ({""}, set()),

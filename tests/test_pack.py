@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackcore import _reference_pack, acker_task
+from ackcore import _reference, acker_task
 
 RNG = np.random.default_rng(3)
 PATTERNS = {
@@ -21,7 +21,7 @@ PATTERNS = {
 def pack(request):
     if request.param == "native":
         return request.getfixturevalue("native")
-    return _reference_pack
+    return _reference
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_every_row_goes_to_one_shard(split_by_shard, name, n):
 def test_backends_agree(native):
     for roots in PATTERNS.values():
         for n in (1, 3, 1000, 2**20):
-            ours, twins = native.split_by_shard(roots, n), _reference_pack.split_by_shard(roots, n)
+            ours, twins = native.split_by_shard(roots, n), _reference.split_by_shard(roots, n)
             for one, other in zip(ours, twins, strict=True):
                 assert one.tolist() == other.tolist()
 
@@ -68,7 +68,7 @@ def test_rows_are_sorted_by_shard_whatever_order_they_came_in(sort_by_shard, nam
     roots = PATTERNS[name]
     order, counts = sort_by_shard(roots, n)
     assert order.dtype == counts.dtype == np.int64
-    split, of_shard = _reference_pack.split_by_shard(roots, n)
+    split, of_shard = _reference.split_by_shard(roots, n)
     assert counts.tolist() == of_shard.tolist()
     for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
         there = slice(start, start + count)
@@ -92,7 +92,7 @@ def test_rows_of_one_root_stay_in_order(sort_by_shard, rows):
 def test_backends_sort_alike(native):
     for roots in (*PATTERNS.values(), RNG.integers(0, 9, 5000)):
         for n in (1, 1000):
-            ours, twins = native.sort_by_shard(roots, n), _reference_pack.sort_by_shard(roots, n)
+            ours, twins = native.sort_by_shard(roots, n), _reference.sort_by_shard(roots, n)
             for one, other in zip(ours, twins, strict=True):
                 assert one.tolist() == other.tolist()
 
@@ -136,7 +136,7 @@ def test_a_shard_is_taken_out_of_the_columns(take_shard, name, n, timed):
     roots = PATTERNS[name]
     vals, tasks = roots * 3 + 1, (roots % 5 - 1).astype(np.int32)
     times = roots ^ 7 if timed else None
-    order, counts = _reference_pack.split_by_shard(roots, n)
+    order, counts = _reference.split_by_shard(roots, n)
     for shard in {0, n // 2, n - 1}:
         start = counts[:shard].sum()
         mine = order[start : start + counts[shard]]

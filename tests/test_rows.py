@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import _reference, _reference_rows, _rows, edge_id, edge_ids, xor_by_parent
+from ackcore import _reference, _row_parts, _rows, edge_id, edge_ids, xor_by_parent
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -429,7 +429,7 @@ def test_a_run_s_length_fits(rows, monkeypatch):
     with pytest.raises(ValueError, match="owners must be C-contiguous"):
         rows.pack_runs(1, "b", huge, np.zeros(1, np.int64), 0)
     with pytest.raises(ValueError, match="at most 2147483647 rows, got 2147483648; cut the batch"):
-        _reference_rows.parts.refuse_rows(2**31)
+        _row_parts.refuse_rows(2**31)
 
 
 # ---- gathers

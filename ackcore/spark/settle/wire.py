@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ackcore._backend import backend
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
-from ackcore._reference_pack import MAX_SHARDS as MAX_SHARDS
+from ackcore._reference.pack import MAX_SHARDS as MAX_SHARDS
 from ackcore.arrow import offsets_of
 from ackcore.spark.settle.reasons import REASON_SCHEMA
 
@@ -38,9 +38,9 @@ if backend == "native":
     from ackcore._native import split_by_shard as split_by_shard
     from ackcore._native import take_shard as take_shard
 else:
-    from ackcore._reference_pack import sort_by_shard as sort_by_shard
-    from ackcore._reference_pack import split_by_shard as split_by_shard
-    from ackcore._reference_pack import take_shard as take_shard
+    from ackcore._reference.pack import sort_by_shard as sort_by_shard
+    from ackcore._reference.pack import split_by_shard as split_by_shard
+    from ackcore._reference.pack import take_shard as take_shard
 
 EVENTS, ENTRIES, REASONS = 1, 2, 3
 VERSION = 1

@@ -15,7 +15,7 @@ from ackcore import _id_parts
 from ackcore import _row_parts as parts
 from ackcore._columns import as_count, as_id, id_column, same_length
 from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference_ids import _subkey
+from ackcore._reference.ids import _subkey
 
 _U64s = npt.NDArray[np.uint64]
 _U64 = np.uint64
@@ -31,7 +31,7 @@ _WORDS = 1 << 15
 
 
 def _mix(x: _U64s) -> _U64s:
-    """The same as in `_reference_ids`, of a whole column."""
+    """The same as in `ids`, of a whole column."""
     x = x ^ (x >> _U64(30))
     x *= _U64(0xBF58476D1CE4E5B9)
     x ^= x >> _U64(27)
@@ -275,7 +275,7 @@ def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
 def _edges(
     key: int, component: int, roots: Int64s, parents: Int64s, owners: Int64s, ordinals: Int64s
 ) -> Int64s:
-    """The edges that `_reference_ids.edge_ids` gives, of whole columns."""
+    """The edges that `ids.edge_ids` gives, of whole columns."""
     component_key = _subkey((component ^ key) & _ALL_BITS, 4)
     x = _mix(roots.view(_U64) ^ _U64(_subkey(key, 3)))
     x = _mix((x + parents.view(_U64)) ^ _U64(component_key))

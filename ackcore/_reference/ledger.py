@@ -37,42 +37,6 @@ from ackcore._records import (
     Stats,
     Status,
 )
-from ackcore._reference_ids import (
-    IdSource,
-    acker_task,
-    edge_id,
-    edge_ids,
-    root_id,
-    root_ids,
-    xor_by_parent,
-)
-from ackcore._reference_pack import sort_by_shard, split_by_shard, take_shard
-from ackcore._reference_rows import (
-    fingerprint,
-    gather_binary,
-    hash_binary,
-    hash_fixed,
-    pack_runs,
-)
-
-__all__ = [
-    "IdSource",
-    "Ledger",
-    "acker_task",
-    "edge_id",
-    "edge_ids",
-    "fingerprint",
-    "gather_binary",
-    "hash_binary",
-    "hash_fixed",
-    "pack_runs",
-    "root_id",
-    "root_ids",
-    "sort_by_shard",
-    "split_by_shard",
-    "take_shard",
-    "xor_by_parent",
-]
 
 UNSET = -1  # the task of an entry before its init
 
