@@ -44,7 +44,7 @@ from ackcore.spark.protocol.batch import Engine, RunFailed
 from ackcore.spark.protocol.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.run.action import Input, source_schema
+from ackcore.spark.run.action import InputFrame, source_schema
 from ackcore.spark.sinks.parquet import claim_sink
 from ackcore.topology.builder import Topology
 
@@ -212,7 +212,7 @@ def run_batch(
         ran = state.last_done is None
         if ran:
             engine.process(
-                0, [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+                0, [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
             )
         while True:
             unfinished = state.last_plan != state.last_done
@@ -252,10 +252,10 @@ def _open_dead_letters(
     return DeadLetters.open(checkpoint, state.deployment_key, path, sources)
 
 
-def _nothing(topology: Topology, spark: SparkSession) -> Input:
+def _nothing(topology: Topology, spark: SparkSession) -> InputFrame:
     """No new rows; made only where there are retries to go with them, since it takes its time."""
     first = next(iter(topology.spouts.values()))
-    return Input(spark.createDataFrame([], first.source.schema), first.name)
+    return InputFrame(spark.createDataFrame([], first.source.schema), first.name)
 
 
 class Query:
@@ -357,7 +357,7 @@ class Query:
                 if log is not None:
                     trim_log(log)
             again = self._state.is_done(number)
-            progress = self._engine.process(number, [Input(frame, self._spout)])
+            progress = self._engine.process(number, [InputFrame(frame, self._spout)])
             decision = self._state.decision(number)
             if decision is not None and decision.dead and not again:
                 warn_of_micro_batch(number, decision.dead, self._state.path.parent)

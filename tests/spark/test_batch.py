@@ -129,11 +129,11 @@ def test_nothing_waits_where_nothing_may(tmp_path):
 def test_who_shares_a_row_with_a_failed_record_fails_with_it(tmp_path):
     world = World(tmp_path)
     world.behaves = fails("a")
-    world.entangled = [("A", "B"), ("C", "B"), ("D", "E")]
+    world.shared_rows = [("A", "B"), ("C", "B"), ("D", "E")]
     progress, _ = world.process(0, ["a", "b", "c", "d", "e", "f"])
     assert (progress.acked, progress.failed) == (3, 3)
     assert world.rows == ["D", "D&E", "E", "F"]
-    world.entangled = [("A", "B"), ("C", "B")]
+    world.shared_rows = [("A", "B"), ("C", "B")]
     world.now_ms += 10_000
     _, books = world.process(1)
     assert world.rows == ["A", "A&B", "B", "C", "C&B", "D", "D&E", "E", "F"]
@@ -485,7 +485,7 @@ def test_a_sink_that_tells_nothing_of_the_damage_it_met(world, monkeypatch):
 @pytest.mark.parametrize("which", ["*-many.arrow", "retries/lines/*.arrow"])
 def test_what_is_damaged_before_the_decision_costs_a_run(world, which, caplog):
     world.behaves = fails("a", "b")
-    world.entangled = [("A", "B")]
+    world.shared_rows = [("A", "B")]
     world.process(0, ["a", "b", "c"])
     world.now_ms += 10_000
     world.behaves = fails("a", times=2)

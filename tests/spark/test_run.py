@@ -25,7 +25,7 @@ from ackcore.spark.base.schemas import (
     REASON,
     REPLAYED,
 )
-from ackcore.spark.run.action import Input, RunPlan, fetch, run
+from ackcore.spark.run.action import InputFrame, RunPlan, fetch, run
 from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
@@ -111,7 +111,7 @@ def execute(tmp_path):
         runs.append(work)
         layout = Layout.of(topology)
         if inputs is None:
-            inputs = [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+            inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
         plan = RunPlan(**{"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan})
         done = run(topology, layout, inputs, plan)
         assert done.problems == ()
@@ -470,7 +470,7 @@ def test_spouts_of_one_frame_in_struct_columns(spark, execute):
     wide = one.select(struct_one.alias("one")).unionByName(
         two.select(struct_two.alias("two")), allowMissingColumns=True
     )
-    result = execute(topology, [Input(wide, None)])
+    result = execute(topology, [InputFrame(wide, None)])
     assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
     assert result.rows["count", "default"] == {(5,): 2}
     assert result.run.records == {"one": 2, "two": 1}
@@ -556,11 +556,11 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     topology = builder.build()
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
-    done = run(topology, layout, [Input(frame(2), "lines")], plan)
-    again = fetch(topology, layout, [Input(frame(2), "lines")], plan, done, done.failed)
+    done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
+    again = fetch(topology, layout, [InputFrame(frame(2), "lines")], plan, done, done.failed)
     assert sorted(again["lines"]["id"].to_pylist()) == [2, 6]
     with pytest.raises(RuntimeError, match="holds other rows than it did"):
-        fetch(topology, layout, [Input(frame(3), "lines")], plan, done, done.failed)
+        fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
 
 
 def test_sources_in_no_fixed_order_are_spilled(spark, execute):
@@ -624,7 +624,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     builder.spout("more", lines(spark, ["b", "bad", "bad"]))
     builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
     topology = builder.build(parallelism=2)
-    inputs = [Input(spout.source, spout.name) for spout in topology.spouts.values()]
+    inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
     done = run(topology, layout, inputs, plan)
@@ -678,7 +678,7 @@ def test_rows_of_several_spouts_in_one_batch_are_told_apart(spark, execute):
     wide = one.select(F.struct(*one.columns).alias("one")).unionByName(
         two.select(F.struct(*two.columns).alias("two")), allowMissingColumns=True
     )
-    result = execute(builder.build(), [Input(wide.coalesce(1), None)])
+    result = execute(builder.build(), [InputFrame(wide.coalesce(1), None)])
     assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
     assert result.rows["pass", "default"] == {(5,): 1, (6,): 1}
     assert result.run.records == {"one": 2, "two": 2}

@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act, batch
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.run.action import Run
+from ackcore.spark.run.action import RunResult
 from ackcore.spark.sinks.parquet import read_accepted
 from ackcore.spark.tasks import markers
 from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, read_whole
@@ -58,7 +58,7 @@ class World:
     now_ms: int = 1_000_000
     #: What a line does: a function of (line, attempt) that returns None or a Reason, or raises.
     behaves: object = lambda line, attempt: None
-    entangled: list = field(default_factory=list)
+    shared_rows: list = field(default_factory=list)
     problems: list = field(default_factory=list)
     runs: list = field(default_factory=list)
     written: dict = field(default_factory=dict)
@@ -116,14 +116,14 @@ class World:
             for line, attempt in zip(lines, attempts, strict=True):
                 yield root_of(plan.key, spout, line, attempt), spout, line, attempt
 
-    def pinned(self, inputs, directory):
+    def load_snapshot(self, inputs, directory):
         rows = directory / "rows.json"
         return [tuple(one) for one in json.loads(rows.read_text())] if rows.exists() else None
 
-    def pin(self, inputs, directory):
+    def snapshot_inputs(self, inputs, directory):
         directory.mkdir()
         (directory / "rows.json").write_text(json.dumps(list(inputs)))
-        return self.pinned(inputs, directory)
+        return self.load_snapshot(inputs, directory)
 
     def run(self, topology, layout, inputs, plan):
         self.runs.append(plan)
@@ -142,12 +142,14 @@ class World:
             rows.append((line.upper(), root))
         files = [self._file(plan.work, rows, pa.field(ROOT, pa.int64()))]
         roots = dict(rows)
-        shared = [("&".join(some), [roots[line] for line in some]) for some in self.entangled]
+        shared = [("&".join(some), [roots[line] for line in some]) for some in self.shared_rows]
         files.append(self._file(plan.work, shared, pa.field(ROOTS, pa.list_(pa.int64()))))
         columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
         table = pa.table(columns, schema=pa.schema(batch.FAILED))
         problems = (self.problems.pop(0),) if self.problems else ()
-        return Run(records, retried, table, tuple(files), problems, self.lost, {}, {}, self.raised)
+        return RunResult(
+            records, retried, table, tuple(files), problems, self.lost, {}, {}, self.raised
+        )
 
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
@@ -216,8 +218,8 @@ class World:
             pause=self.pause,
             run=self.run,
             fetch=self.fetch,
-            pinned=self.pinned,
-            pin=self.pin,
+            load_snapshot=self.load_snapshot,
+            snapshot_inputs=self.snapshot_inputs,
         )
         return state, engine
 

@@ -11,7 +11,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in one run of it, the token drawn for that run;
                               the manifest says whose files count, all is worthless after N.done
-    work/N.pinned/            new rows that are kept for careful runs
+    work/N.pinned/            the snapshot of its new rows, for careful runs
     replays/*.arrow           dead letters that were asked for again
 
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
@@ -487,8 +487,8 @@ class State:
         """Return the directory of the run that a decision accepted."""
         return self._archive.works / decision.work
 
-    def pinned(self, number: int) -> Path:
-        """Return where the new rows of a micro-batch are kept while its runs go wrong."""
+    def snapshot(self, number: int) -> Path:
+        """Return where the snapshot of the new rows of a micro-batch is."""
         return self._archive.works / f"{number}.pinned"
 
     def prune(self, number: int) -> None:

@@ -46,7 +46,7 @@ from ackcore.spark.protocol.decide import (
     Outcome,
     check_payloads,
     decide,
-    entangle,
+    propagate_failures,
     reject,
 )
 from ackcore.spark.protocol.progress import Account, Books, Progress, percentiles
@@ -57,11 +57,10 @@ from ackcore.spark.protocol.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.run.action import Input, Run, RunPlan
+from ackcore.spark.run.action import InputFrame, RunPlan, RunResult
 from ackcore.spark.run.action import fetch as fetch_payloads
 from ackcore.spark.run.action import run as run_on_spark
-from ackcore.spark.run.snapshot import pin as pin_inputs
-from ackcore.spark.run.snapshot import pinned as pinned_inputs
+from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.markers import ALONE, died
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, damage_in
@@ -92,8 +91,8 @@ class Runner(Protocol):
     """`ackcore.spark.run.action.run`, or what a test puts in its place."""
 
     def __call__(  # noqa: D102
-        self, topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPlan
-    ) -> Run: ...
+        self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
+    ) -> RunResult: ...
 
 
 class Fetcher(Protocol):
@@ -103,9 +102,9 @@ class Fetcher(Protocol):
         self,
         topology: Topology,
         layout: Layout,
-        inputs: Sequence[Input],
+        inputs: Sequence[InputFrame],
         plan: RunPlan,
-        accepted: Run,
+        accepted: RunResult,
         failed: pa.Table,
     ) -> Mapping[str, pa.Table]: ...
 
@@ -129,7 +128,7 @@ class Engine:
         Waits for so many seconds and tells whether to stop.
     run, fetch : callable, optional
         What runs a micro-batch and what reads failed records again.
-    pinned, pin : callable, optional
+    load_snapshot, snapshot_inputs : callable, optional
         What finds the rows that an earlier run has kept, and what keeps them.
     """
 
@@ -144,8 +143,10 @@ class Engine:
         pause: Pause | None = None,
         run: Runner = run_on_spark,
         fetch: Fetcher = fetch_payloads,
-        pinned: Callable[[Sequence[Input], Path], list[Input] | None] = pinned_inputs,
-        pin: Callable[[Sequence[Input], Path], list[Input]] = pin_inputs,
+        load_snapshot: Callable[
+            [Sequence[InputFrame], Path], list[InputFrame] | None
+        ] = load_snapshot,
+        snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs,
     ) -> None:
         self.topology = topology
         self.layout = Layout.of(topology)
@@ -155,8 +156,8 @@ class Engine:
         self._pause = pause if pause is not None else _sleep
         self._run = run
         self._fetch = fetch
-        self._pinned = pinned
-        self._pin = pin
+        self._load_snapshot = load_snapshot
+        self._snapshot_inputs = snapshot_inputs
         self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
         plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never behind the last plan, so that what is due comes due.
@@ -183,14 +184,14 @@ class Engine:
 
     # ----------------------------------------------------------------------------- the protocol
 
-    def process(self, number: int, inputs: Sequence[Input]) -> Progress:
+    def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
         """Take one micro-batch as far as it has not been taken yet.
 
         Parameters
         ----------
         number : int
             Its number: the last one's, or the one after it.
-        inputs : sequence of Input
+        inputs : sequence of InputFrame
             Its new rows.
 
         Returns
@@ -223,7 +224,7 @@ class Engine:
             self.state.check_owner()
             raise
 
-    def _process(self, number: int, inputs: Sequence[Input]) -> Progress:
+    def _process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
         watch = _Stopwatch()
         done = self.state.is_done(number)
         decision = self.state.decision(number)
@@ -302,7 +303,7 @@ class Engine:
         return replace(plan, careful=enough or bool(plan.suspects or plan.condemned))
 
     def _accepted_run(
-        self, plan: Plan, inputs: Sequence[Input], watch: _Stopwatch
+        self, plan: Plan, inputs: Sequence[InputFrame], watch: _Stopwatch
     ) -> tuple[Outcome, int]:
         """Run until a run is accepted."""
         in_vain, handled = 0, sys.exception()
@@ -313,7 +314,7 @@ class Engine:
             try:
                 held = inputs
                 if plan.careful:
-                    plan, held = self._hold(plan, inputs, taken)
+                    plan, held = self._use_snapshot(plan, inputs, taken)
                     taken = True
                 return self._one_run(plan, held, work, watch), runs
             except Exception as error:
@@ -347,18 +348,18 @@ class Engine:
                     raise Stopped(f"stopped while micro-batch {plan.number} ran") from error
         raise AssertionError("unreachable")
 
-    def _hold(
-        self, plan: Plan, inputs: Sequence[Input], taken: bool
-    ) -> tuple[Plan, Sequence[Input]]:
+    def _use_snapshot(
+        self, plan: Plan, inputs: Sequence[InputFrame], taken: bool
+    ) -> tuple[Plan, Sequence[InputFrame]]:
         """Have one run after the other read the same rows, so that roots tell who is meant."""
-        directory = self.state.pinned(plan.number)
-        held = self._pinned(inputs, directory)
+        directory = self.state.snapshot(plan.number)
+        held = self._load_snapshot(inputs, directory)
         if held is None:
             if taken and (plan.suspects or plan.condemned):
                 # These are of rows that somebody took away.
                 plan = replace(plan, suspects=(), condemned=(), time_outs={})
                 self.state.write_plan(plan)
-            held = interruptible(self._spark, lambda: self._pin(inputs, directory))
+            held = interruptible(self._spark, lambda: self._snapshot_inputs(inputs, directory))
         return plan, held
 
     def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
@@ -390,7 +391,7 @@ class Engine:
         )
 
     def _one_run(
-        self, plan: Plan, inputs: Sequence[Input], work: Path, watch: _Stopwatch
+        self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: _Stopwatch
     ) -> Outcome:
         due = self.state.split_due(plan)
         run_plan = RunPlan(
@@ -425,7 +426,9 @@ class Engine:
             )
         _warn_of_raised(plan.number, ran.raised)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
-        failed = entangle(reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts)
+        failed = propagate_failures(
+            reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts
+        )
         payloads: Mapping[str, pa.Table] = {}
         if len(failed):
             lost = failed

@@ -70,7 +70,7 @@ def reject(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
     return failed.set_column(2, FAILED.field(2), pa.array(texts, pa.string()))
 
 
-def entangle(
+def propagate_failures(
     failed: pa.Table, files: Iterable[SinkFile], directory: str, spouts: Sequence[str]
 ) -> pa.Table:
     """Return the failures and those that they entail: of roots that share a row with them.
@@ -84,8 +84,8 @@ def entangle(
     directory : str
         Where their paths start.
     spouts : sequence of str
-        The tracked ones: if there are several, it is not known whose an entangled root is, and
-        its spout is null.
+        The tracked ones: if there are several, it is not known whose a root is that failures
+        propagate to, and its spout is null.
     """
     if not len(failed):
         return failed

@@ -5,7 +5,8 @@
     due retries ┘   mapInArrow    ═ packed blobs ═
 
 Nothing is decided here and nothing outside hears of it: a run leaves files in its directory, and
-returns.  It is accepted only if it is of one piece (`Run.problems`); otherwise it is run again.
+returns.  It is accepted only if it is internally consistent (`RunResult.problems`); otherwise it
+is run again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from ackcore.topology.tuples import Raised, Reason
 
 
 @dataclass(frozen=True)
-class Input:
+class InputFrame:
     """Rows for the first stage.
 
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
@@ -128,7 +129,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """What a run came to.
 
     Attributes
@@ -175,7 +176,7 @@ class _Parts:
         self,
         topology: Topology,
         layout: Layout,
-        inputs: Sequence[Input],
+        inputs: Sequence[InputFrame],
         plan: RunPlan,
         spilled: Collection[str] | None = None,
     ) -> None:
@@ -243,12 +244,12 @@ class _Parts:
         return tuple(found)
 
 
-def _reads_alike(one: Input, spout: Spout) -> bool:
+def _reads_alike(one: InputFrame, spout: Spout) -> bool:
     """Whether rows are the same, in the same order, each time that they are read."""
     return one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
 
 
-def _schema_of(frames: Iterable[Input], spout: str) -> pa.Schema | None:
+def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:
     for one in frames:
         if one.spout is None:
             struct = one.frame.schema[spout].dataType
@@ -258,7 +259,9 @@ def _schema_of(frames: Iterable[Input], spout: str) -> pa.Schema | None:
     return None
 
 
-def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPlan) -> Run:
+def run(
+    topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
+) -> RunResult:
     """Run a micro-batch: one Spark action.
 
     Raises
@@ -286,7 +289,7 @@ def run(topology: Topology, layout: Layout, inputs: Sequence[Input], plan: RunPl
     return _read(parts, layout, collected(frame))
 
 
-def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
+def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> RunResult:
     """Make sense of what the tasks have returned."""
     abouts: list[dict[str, Any]] = []
     sightings = []
@@ -336,7 +339,7 @@ def _read(parts: _Parts, layout: Layout, rows: pa.Table) -> Run:
             sent, came = records[name] + retried[name], acked[number] + bad[name]
             if sent != came:
                 problems.append(f"spout {name} sent {sent} records, and {came} were settled")
-    run = Run(
+    run = RunResult(
         records,
         retried,
         failed,
@@ -415,7 +418,7 @@ def _problems(
     return problems
 
 
-def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.Table:
+def _with_repeated(parts: _Parts, run: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
     suspects = _fetch(parts, run, {}, claims)
     failed = {root: i for i, root in enumerate(run.failed["root_id"].to_pylist())}
@@ -444,9 +447,9 @@ def _with_repeated(parts: _Parts, run: Run, claims: Mapping[str, Int64s]) -> pa.
 def fetch(
     topology: Topology,
     layout: Layout,
-    inputs: Sequence[Input],
+    inputs: Sequence[InputFrame],
     plan: RunPlan,
-    accepted: Run,
+    accepted: RunResult,
     failed: pa.Table,
 ) -> dict[str, pa.Table]:
     """Get the rows of some records of a run again.
@@ -455,7 +458,7 @@ def fetch(
     ----------
     topology, layout, inputs, plan
         As given to `run`.
-    accepted : Run
+    accepted : RunResult
         What that returned.
     failed : pyarrow.Table
         ``root_id, spout`` of the records; the spout is null where it is not known.
@@ -498,7 +501,7 @@ def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
 
 
 def _fetch(
-    parts: _Parts, accepted: Run, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
+    parts: _Parts, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
 ) -> dict[str, pa.Table]:
     tables: dict[str, list[pa.Table]] = defaultdict(list)
     wanted = {*roots, *claims}

@@ -27,7 +27,7 @@ from ackcore.spark.base.files import (
     read_record,
     write_record,
 )
-from ackcore.spark.run.action import Input
+from ackcore.spark.run.action import InputFrame
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
 
 _log = logging.getLogger("ackcore")
@@ -35,20 +35,20 @@ _log = logging.getLogger("ackcore")
 _RECORD = "pinned.json"
 
 
-def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
-    """Return inputs that read what was pinned, or None if that is damaged, or not to be read.
+def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame] | None:
+    """Return inputs that read the snapshot, or None if there is none of these, or it is damaged.
 
     Parameters
     ----------
-    inputs : sequence of Input
+    inputs : sequence of InputFrame
         What would be read.
     directory : Path
-        As `pin` got it.
+        As `snapshot_inputs` got it.
 
     Raises
     ------
     CheckpointCorrupt
-        If the record of what was pinned is damaged.
+        If the record of the snapshot is damaged.
     """
     record = read_record(directory / _RECORD, _RECORD)
     if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
@@ -61,7 +61,7 @@ def pinned(inputs: Sequence[Input], directory: Path) -> list[Input] | None:
         _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
         return None
     return [
-        Input(_frame(one.frame, files), one.spout, kept=True)
+        InputFrame(_frame(one.frame, files), one.spout, kept=True)
         for one, files in zip(inputs, found, strict=True)
     ]
 
@@ -81,12 +81,12 @@ def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[WorkFile 
     ]
 
 
-def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
+def snapshot_inputs(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame]:
     """Write the rows of inputs to files, and return inputs that read those.
 
     Parameters
     ----------
-    inputs : sequence of Input
+    inputs : sequence of InputFrame
         What is read, once.
     directory : Path
         That driver and workers share; nothing of what is in it counts any more.
@@ -98,7 +98,7 @@ def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
     StateError
         If the directory cannot be written.
     """
-    # Tasks of who pinned here before may live on, and write by path.
+    # Tasks that wrote an earlier snapshot here may live on, and write by path.
     place = make_directory(directory / secrets.token_hex(8))
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
@@ -109,13 +109,13 @@ def pin(inputs: Sequence[Input], directory: Path) -> list[Input]:
         record.append({"reads": reads, "files": names, "rows": rows})
     # Files of attempts that do not count are named nowhere.
     write_record(directory / _RECORD, _RECORD, {"directory": place.name, "inputs": record})
-    held = pinned(inputs, directory)
+    held = load_snapshot(inputs, directory)
     if held is None:
         raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
     return held
 
 
-def _reads(inputs: Sequence[Input]) -> list[list[Any]]:
+def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
     """What tells one input from another, as JSON would give it back."""
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 

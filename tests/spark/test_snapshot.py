@@ -14,8 +14,8 @@ from pyspark.sql import functions as sql
 from ackcore.spark.base.files import CheckpointCorrupt, StateError, read_record, write_record
 from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.run import snapshot as module
-from ackcore.spark.run.action import Input
-from ackcore.spark.run.snapshot import pin, pinned
+from ackcore.spark.run.action import InputFrame
+from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.tasks.workfiles import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -48,15 +48,15 @@ def rows_of(inputs):
 
 
 def test_rows_are_the_same_each_time(restless, tmp_path):
-    inputs = [Input(restless, "lines"), Input(restless.limit(0), "clicks")]
+    inputs = [InputFrame(restless, "lines"), InputFrame(restless.limit(0), "clicks")]
     assert rows_of(inputs) != rows_of(inputs)
-    assert pinned(inputs, tmp_path / "kept") is None
-    held = pin(inputs, tmp_path / "kept")
+    assert load_snapshot(inputs, tmp_path / "kept") is None
+    held = snapshot_inputs(inputs, tmp_path / "kept")
     first = rows_of(held)
     assert sorted(row["id"] for row in first[0][1]) == list(range(100))
     assert {row["p"] for row in first[0][1]} == {0, 1, 2}
     assert first[1] == ("clicks", [])
-    again = pinned(inputs, tmp_path / "kept")
+    again = load_snapshot(inputs, tmp_path / "kept")
     assert rows_of(held) == rows_of(again) == first
     assert [one.frame.schema for one in again] == [one.frame.schema for one in inputs]
     assert all(has_fixed_order(one.frame) for one in again)
@@ -65,8 +65,8 @@ def test_rows_are_the_same_each_time(restless, tmp_path):
 def test_a_record_keeps_its_place(spark, tmp_path):
     """Partitions without rows count: places and stamped ids go by them."""
     some = spark.range(0, 8, numPartitions=4).where("id % 4 < 2 AND id > 1")
-    inputs = [Input(some, "lines"), Input(spark.createDataFrame([], "id bigint"), "none")]
-    held = pin(inputs, tmp_path / "kept")
+    inputs = [InputFrame(some, "lines"), InputFrame(spark.createDataFrame([], "id bigint"), "none")]
+    held = snapshot_inputs(inputs, tmp_path / "kept")
     assert rows_of(held) == rows_of(inputs)
     before, after = ([one.frame.rdd.getNumPartitions() for one in some] for some in (inputs, held))
     assert before == after
@@ -74,62 +74,62 @@ def test_a_record_keeps_its_place(spark, tmp_path):
 
 
 def test_columns_of_any_name(spark, tmp_path):
-    inputs = [Input(spark.range(3).selectExpr("id AS `a.b`", "id AS `c d`"), "lines")]
-    assert rows_of(pin(inputs, tmp_path / "kept")) == rows_of(inputs)
+    inputs = [InputFrame(spark.range(3).selectExpr("id AS `a.b`", "id AS `c d`"), "lines")]
+    assert rows_of(snapshot_inputs(inputs, tmp_path / "kept")) == rows_of(inputs)
 
 
 def test_rows_of_another_source_are_not_taken_for_these(restless, tmp_path):
-    pin([Input(restless, "lines")], tmp_path / "kept")
-    for other in (Input(restless, "clicks"), Input(restless.drop("at"), "lines")):
-        assert pinned([other], tmp_path / "kept") is None
-    pin([Input(restless.select("id"), "lines")], tmp_path / "kept")
-    assert pinned([Input(restless, "lines")], tmp_path / "kept") is None
+    snapshot_inputs([InputFrame(restless, "lines")], tmp_path / "kept")
+    for other in (InputFrame(restless, "clicks"), InputFrame(restless.drop("at"), "lines")):
+        assert load_snapshot([other], tmp_path / "kept") is None
+    snapshot_inputs([InputFrame(restless.select("id"), "lines")], tmp_path / "kept")
+    assert load_snapshot([InputFrame(restless, "lines")], tmp_path / "kept") is None
 
 
 def test_what_was_not_finished_does_not_count(restless, tmp_path):
-    inputs = [Input(restless, "lines")]
-    pin(inputs, tmp_path / "kept")
+    inputs = [InputFrame(restless, "lines")]
+    snapshot_inputs(inputs, tmp_path / "kept")
     (tmp_path / "kept" / "pinned.json").unlink()
-    assert pinned(inputs, tmp_path / "kept") is None
-    held = pin(inputs, tmp_path / "kept")
+    assert load_snapshot(inputs, tmp_path / "kept") is None
+    held = snapshot_inputs(inputs, tmp_path / "kept")
     assert len(list((tmp_path / "kept").glob("*/*.arrow"))) == 6
     record = tmp_path / "kept" / "pinned.json"
     record.write_bytes(record.read_bytes().replace(b"lines", b"lined"))
     with pytest.raises(CheckpointCorrupt, match=r"pinned\.json is damaged"):
-        pinned(inputs, tmp_path / "kept")
+        load_snapshot(inputs, tmp_path / "kept")
     assert len(rows_of(held)[0][1]) == 100
 
 
 def test_rows_that_are_damaged_are_read_from_the_source_again(restless, tmp_path, caplog):
-    inputs = [Input(restless, "lines")]
-    held = pin(inputs, tmp_path / "kept")
+    inputs = [InputFrame(restless, "lines")]
+    held = snapshot_inputs(inputs, tmp_path / "kept")
     file = next((tmp_path / "kept").glob("*/*.arrow"))
     whole = file.read_bytes()
     file.write_bytes(whole[:-20] + b"!" + whole[-19:])
     with pytest.raises(PySparkException) as caught:
         rows_of(held)
     assert file.name in str(damage_in(caught.value))
-    assert pinned(inputs, tmp_path / "kept") is None
+    assert load_snapshot(inputs, tmp_path / "kept") is None
     assert f"{file.name} is damaged" in caplog.text
-    again = pin(inputs, tmp_path / "kept")
+    again = snapshot_inputs(inputs, tmp_path / "kept")
     assert len(rows_of(again)[0][1]) == 100
     # What the first one's tasks may still write is in none of these files.
     assert len({path.parent for path in (tmp_path / "kept").glob("*/*.arrow")}) == 2
 
 
 def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
-    inputs, place = [Input(restless, "lines")], tmp_path / "kept"
-    first = rows_of(pin(inputs, place))
+    inputs, place = [InputFrame(restless, "lines")], tmp_path / "kept"
+    first = rows_of(snapshot_inputs(inputs, place))
     record = read_record(place / "pinned.json", "pinned.json")
     for file in (place / record.pop("directory")).iterdir():
         file.rename(place / file.name)
     for one in record["inputs"]:
         del one["rows"]
     write_record(place / "pinned.json", record.pop("file"), record)
-    assert rows_of(pinned(inputs, place)) == first
+    assert rows_of(load_snapshot(inputs, place)) == first
 
 
 def test_files_that_cannot_be_read_back_are_an_error(restless, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "pinned", lambda inputs, directory: None)
+    monkeypatch.setattr(module, "load_snapshot", lambda inputs, directory: None)
     with pytest.raises(StateError, match="cannot be read back"):
-        pin([Input(restless, "lines")], tmp_path / "kept")
+        snapshot_inputs([InputFrame(restless, "lines")], tmp_path / "kept")
