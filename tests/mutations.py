@@ -616,7 +616,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a file is renamed before it is on the disk",
-        "ackcore/spark/base/files.py",
+        "ackcore/spark/base/atomic.py",
         "                write(file)\n                file.flush()\n"
         "                os.fsync(file.fileno())\n",
         "                write(file)\n                file.flush()\n",
@@ -624,7 +624,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a driver that was cut off goes on",
-        "ackcore/spark/base/files.py",
+        "ackcore/spark/base/lock.py",
         "        if found != self._held:\n",
         "        if not found:\n",
         "tests/spark/test_take_over.py",

@@ -21,7 +21,7 @@ Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore o
 """
 
 from ackcore.spark import functions
-from ackcore.spark.base.files import (
+from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,

@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 
 from ackcore.arrow import hash_columns
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.files import local_path, unfit_for_parquet
+from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
 from ackcore.spark.run.action import source_schema
 from ackcore.spark.sinks.parquet import check_sink

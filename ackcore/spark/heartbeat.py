@@ -28,14 +28,9 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from ackcore.spark.base.atomic import remove, sync_directory, write_file, writing
 from ackcore.spark.base.clocks import Clock
-from ackcore.spark.base.files import (
-    numbered,
-    remove,
-    sync_directory,
-    write_file,
-    writing,
-)
+from ackcore.spark.base.paths import numbered
 
 _log = logging.getLogger("ackcore")
 

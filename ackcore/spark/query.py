@@ -25,9 +25,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.files import fenced, local_path
+from ackcore.spark.base.paths import local_path
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters

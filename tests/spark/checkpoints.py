@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from ackcore.spark.base import files
+from ackcore.spark.base import atomic
 from ackcore.spark.base.schemas import REASON, TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision
@@ -100,7 +100,7 @@ def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
 
 def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=True):
     """Ask for dead letters again; return the request's name."""
-    directory = files.make_directory(checkpoint / "ackcore/replays")
+    directory = atomic.make_directory(checkpoint / "ackcore/replays")
     noted = checkpoint.parent / f"note-{request}"  # the same for all checkpoints of a test
     table = records(77, 1, attempt=0) if table is None else table
     name = replays.stage(directory, request, spout, table, noted)

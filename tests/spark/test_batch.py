@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from worlds import Killed, World, fails
 
-from ackcore.spark.base.files import CheckpointCorrupt
+from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.protocol import act, batch
 from ackcore.spark.protocol.batch import RunFailed

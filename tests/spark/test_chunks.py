@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ackcore import arrow
 from ackcore.arrow import bytes_before, end_within, rebatched
-from ackcore.spark.base.files import read_table, write_table
+from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.tasks import source
 from ackcore.spark.tasks.source import Source, chunked

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import OPEN, died, run_one
 from pyspark.sql import types as T
 
-from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters.reading import dead_letters, wider
 from ackcore.spark.dead_letters.replay import replay

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killed, Killer, died, ids, run_one
 
-from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, StateError
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import store as dead_letter_store
 from ackcore.spark.dead_letters.reading import notes_of, sent_rows

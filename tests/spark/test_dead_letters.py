@@ -27,7 +27,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, CheckpointReadOnly, Lock
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointReadOnly
+from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged

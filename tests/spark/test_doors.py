@@ -11,7 +11,7 @@ import pytest
 from pyspark import cloudpickle
 
 from ackcore.spark import dead_letters, replay, run_batch, start, to_parquet
-from ackcore.spark.base.files import StateError
+from ackcore.spark.base.errors import StateError
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

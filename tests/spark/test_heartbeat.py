@@ -10,7 +10,7 @@ import pytest
 from checkpoints import Killed, Killer
 
 from ackcore.spark.base.clocks import SteadyClock
-from ackcore.spark.base.files import numbered
+from ackcore.spark.base.paths import numbered
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,

@@ -13,7 +13,8 @@ from py4j.protocol import Py4JError
 from worlds import fails
 
 from ackcore.spark import RunCancelled
-from ackcore.spark.base.files import CheckpointInUse, check_fence, fenced
+from ackcore.spark.base.atomic import check_fence, fenced
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.protocol import act, batch
 

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 
-from ackcore.spark.base.files import Lock
+from ackcore.spark.base.lock import Lock
 
 
 def test_a_close_within_a_close_leaves_what_was_opened_between(tmp_path, monkeypatch):

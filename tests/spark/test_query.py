@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from streams import LINE, Count, Folder, Split, Store, until, word_count
 
 from ackcore.spark import query
-from ackcore.spark.base.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.protocol.batch import RunFailed

@@ -10,8 +10,8 @@ import pytest
 from checkpoints import OPEN, Killed, Topology, ask, decision, died, ids, records, run_one
 from worlds import World, fails
 
-from ackcore.spark.base import files
-from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign
+from ackcore.spark.base import atomic, checksummed
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
@@ -93,7 +93,7 @@ def test_a_request_that_was_given_up_is_not_read_again_and_again(checkpoint, mon
         def never(_):
             raise AssertionError("the whole file was read")
 
-        monkeypatch.setattr(files, "_digest", never)
+        monkeypatch.setattr(checksummed, "_digest", never)
         assert state.pending_replays() == ()
         (staged,) = (checkpoint / "ackcore/replays").glob("*.staged")
         staged.write_bytes(staged.read_bytes()[:-8])
@@ -143,8 +143,8 @@ def test_a_damaged_or_missing_request_is_told(checkpoint):
 
 def test_a_staged_table_that_is_no_request_is_told(checkpoint):
     with OPEN(checkpoint) as state:
-        directory = files.make_directory(checkpoint / "ackcore/replays")
-        files.write_table(directory, "r.lines", records(0, 1), staged=True)
+        directory = atomic.make_directory(checkpoint / "ackcore/replays")
+        checksummed.write_table(directory, "r.lines", records(0, 1), staged=True)
         with pytest.raises(CheckpointCorrupt, match="does not tell where its request is noted"):
             state.pending_replays()
 

@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
-from ackcore.spark.base.files import CheckpointInUse
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.protocol.act import Stopped
 from ackcore.spark.query import Query, start
 from ackcore.spark.restarts import end_of, may_pass

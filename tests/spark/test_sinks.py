@@ -14,8 +14,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.base.files import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.parquet import Accepted, check_sink, read_accepted, to_parquet, write_sink

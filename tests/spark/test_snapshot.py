@@ -11,7 +11,8 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 
-from ackcore.spark.base.files import CheckpointCorrupt, StateError, read_record, write_record
+from ackcore.spark.base.checksummed import read_record, write_record
+from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.run import snapshot as module
 from ackcore.spark.run.action import InputFrame

@@ -9,8 +9,8 @@ import pytest
 from checkpoints import OPEN, Topology, run_one
 from streams import LINE, Folder, Split
 
-from ackcore.spark.base import files
-from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base import checksummed
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.query import run_batch, start
 from ackcore.topology import TopologyBuilder
 
@@ -21,9 +21,11 @@ SWAPPED = Topology(clicks=("value",), lines=("value",))
 def as_before(checkpoint):
     """Make meta.json what it was before the order was on record."""
     path = checkpoint / "ackcore/meta.json"
-    meta = files.read_record(path, "meta.json")
+    meta = checksummed.read_record(path, "meta.json")
     del meta["spout_order"]
-    files.write_record(path, "meta.json", {k: meta[k] for k in meta if k not in ("file", "format")})
+    checksummed.write_record(
+        path, "meta.json", {k: meta[k] for k in meta if k not in ("file", "format")}
+    )
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "from the structure"])

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Topology, decision, ids, records, roots, run_one
 
-from ackcore.spark.base import files
-from ackcore.spark.base.files import (
+from ackcore.spark.base import checksummed
+from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
@@ -175,9 +175,9 @@ def test_where_a_decision_has_its_files(checkpoint):
         run_one(state, 0, work="0.abc")
         assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0.abc"
     manifest = checkpoint / "ackcore/state/0/manifest.json"
-    body = files.read_record(manifest, "state/0/manifest.json")
+    body = checksummed.read_record(manifest, "state/0/manifest.json")
     del body["work"]  # as it was before runs had directories of their own
-    files.write_record(manifest, body.pop("file"), body)
+    checksummed.write_record(manifest, body.pop("file"), body)
     with OPEN(checkpoint) as state:
         assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0"
 
@@ -380,7 +380,7 @@ def test_a_file_cut_or_changed_anywhere_is_told(checkpoint, name):
     wrong = [whole[:size] for size in range(len(whole))]
     wrong += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(len(whole))]
     wrong += [whole + b"\n", whole + whole, b"\0" * len(whole)]
-    read = files.read_table if name in TABLES else partial(files.read_record, name=name)
+    read = checksummed.read_table if name in TABLES else partial(checksummed.read_record, name=name)
     for n, data in enumerate(wrong):
         path.write_bytes(data)
         # All by the reader, some by the front door, which takes longer.
@@ -478,7 +478,7 @@ def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
 
 
 def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(files, "FORMAT", 3)
+    monkeypatch.setattr(checksummed, "FORMAT", 3)
     made(checkpoint)
     monkeypatch.undo()
     with pytest.raises(

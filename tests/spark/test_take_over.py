@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killer, decision, roots
 
-from ackcore.spark.base import files
-from ackcore.spark.base.files import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.base import atomic
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch
@@ -228,14 +228,14 @@ def test_files_where_there_are_no_links(tmp_path, monkeypatch, once):
     def link(old, new):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(files.os, "link", link)
+    monkeypatch.setattr(atomic.os, "link", link)
     path = tmp_path / "file"
-    files.write_file(path, lambda file: file.write(b"1"), once=once)
+    atomic.write_file(path, lambda file: file.write(b"1"), once=once)
     if once:
         with pytest.raises(FileExistsError):
-            files.write_file(path, lambda file: file.write(b"2"), once=True)
+            atomic.write_file(path, lambda file: file.write(b"2"), once=True)
     else:
-        files.write_file(path, lambda file: file.write(b"2"))
+        atomic.write_file(path, lambda file: file.write(b"2"))
     assert path.read_bytes() == (b"1" if once else b"2")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -244,9 +244,9 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def link(old, new):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "link", link)
+    monkeypatch.setattr(atomic.os, "link", link)
     with pytest.raises(StateError, match="No space left"):
-        files.write_file(tmp_path / "file", lambda file: file.write(b"1"), once=True)
+        atomic.write_file(tmp_path / "file", lambda file: file.write(b"1"), once=True)
     assert list(tmp_path.iterdir()) == []
 
 

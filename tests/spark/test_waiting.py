@@ -10,8 +10,8 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.base import files
-from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base import atomic, checksummed
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.checkpoint import archive, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
@@ -141,7 +141,7 @@ def test_nothing_is_opened_in_which_nothing_is_due(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 10, due_ms=10**9), "clicks": records(0, 10)})
         opened = []
-        monkeypatch.setattr(files, "read_table", lambda path, check: opened.append(path))
+        monkeypatch.setattr(checksummed, "read_table", lambda path, check: opened.append(path))
         state.split_due(state.make_plan(1, 999))
         micro_batch(state, 1, 999, [("lines", records(50, 5, due_ms=10**9))])
         assert opened == []
@@ -172,7 +172,7 @@ def test_nothing_is_removed_that_is_mapped(checkpoint, monkeypatch):
     def remove(path):
         removed.append(path)
         assert f"{path}\n" not in Path("/proc/self/maps").read_text()
-        files.remove(path)
+        atomic.remove(path)
 
     monkeypatch.setattr(archive, "remove", remove)
     with OPEN(checkpoint) as state:
@@ -245,18 +245,20 @@ def as_before(checkpoint, number):
     """Have a decision name one table for each spout, in no order, as those of fb85146 did."""
     root = checkpoint / "ackcore"
     name = f"state/{number}/manifest.json"
-    body = files.read_record(root / name, name)
+    body = checksummed.read_record(root / name, name)
     for spout in body["waiting"]:
         table = records(0, 10, due_ms=1000, step=1)
         table = table.take(pa.array([5, 2, 9, 0, 7, 1, 8, 3, 6, 4])).drop_columns([REPLAYED])
-        file = files.write_table(root / f"state/{number}", f"waiting-{spout}", table)
+        file = checksummed.write_table(root / f"state/{number}", f"waiting-{spout}", table)
         body["waiting"][spout] = {
             "file": f"{number}/{file}",
             "rows": 10,
             "next_due_ms": 1000,
             "oldest_ms": 0,
         }
-    files.write_record(root / name, name, {k: body[k] for k in body if k not in ("file", "format")})
+    checksummed.write_record(
+        root / name, name, {k: body[k] for k in body if k not in ("file", "format")}
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.base.files import CheckpointCorrupt, StateError, WorkFileDamaged
+from ackcore.spark.base.errors import CheckpointCorrupt, StateError, WorkFileDamaged
 from ackcore.spark.tasks.workfiles import (
     ROOT,
     ROOTS,

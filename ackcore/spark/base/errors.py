@@ -1,6 +1,50 @@
-"""What an error of Spark's says, without the pages around it."""
+"""What is raised about a checkpoint, and what an error of Spark's says in a line."""
 
 from __future__ import annotations
+
+import os
+
+
+class StateError(RuntimeError):
+    """The checkpoint cannot be used or written; the message says which file, and the way out."""
+
+
+class CheckpointInUse(StateError):
+    """Another query holds the checkpoint, or has taken it over."""
+
+
+class CheckpointCorrupt(StateError):
+    """A file of the checkpoint is damaged or missing."""
+
+
+class WorkFileDamaged(CheckpointCorrupt):
+    """A file that a run left is damaged or missing; before a decision that costs only a run."""
+
+
+class CheckpointForeign(StateError):
+    """The checkpoint belongs to another topology, or to another way of running it."""
+
+
+class CheckpointNewer(StateError):
+    """A newer ackcore wrote the checkpoint."""
+
+
+class CheckpointReadOnly(StateError):
+    """The checkpoint cannot be written."""
+
+
+#: Ends most messages about damage: there is no repairing it, only the choice what to give up.
+WAY_OUT = (
+    "Restore the whole checkpoint directory, Spark's part and ackcore's together, from a backup; "
+    "or start on a new checkpoint, which reads the source from where it is told to and knows "
+    "nothing of the records that waited for a retry in this one"
+)
+
+
+def corrupt(path: str | os.PathLike[str], what: str) -> CheckpointCorrupt:
+    """The error for a file that is not as it was written."""
+    return CheckpointCorrupt(f"{os.fspath(path)} {what}. {WAY_OUT}.")
+
 
 #: Longer lines hold somebody's data rather than what was wrong.
 _LONGEST = 500

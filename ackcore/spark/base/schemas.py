@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 MESSAGE_ID = "_ackcore_message_id"
 ATTEMPT = "_ackcore_attempt"
@@ -38,3 +40,12 @@ class SinkFile(NamedTuple):
     stream: str
     path: str  # relative to the work directory
     rows: int
+
+
+def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
+    """Yield the columns that Parquet cannot hold, and why."""
+    for field in schema:
+        try:
+            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            yield field, str(error)

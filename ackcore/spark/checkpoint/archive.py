@@ -13,20 +13,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.files import (
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointInUse,
-    Reader,
-    corrupt,
-    make_directory,
-    numbered,
-    read_record,
-    remove,
-    remove_temporaries,
-    sync_directory,
-    write_record,
-)
+from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, sync_directory
+from ackcore.spark.base.checksummed import Reader, read_record, write_record
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse, corrupt
+from ackcore.spark.base.paths import numbered
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import (
     ROOT_IDS,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.files import Reader, write_table
+from ackcore.spark.base.checksummed import Reader, write_table
 from ackcore.spark.base.schemas import REASON, TRACKING, SinkFile
 from ackcore.spark.checkpoint.waiting import Waiting, with_replayed
 

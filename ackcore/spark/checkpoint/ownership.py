@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ackcore
-from ackcore.spark.base.files import (
-    CheckpointForeign,
-    corrupt,
-    numbered,
-    read_record,
-    write_record,
-)
+from ackcore.spark.base.checksummed import read_record, write_record
+from ackcore.spark.base.errors import CheckpointForeign, corrupt
+from ackcore.spark.base.paths import numbered
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}

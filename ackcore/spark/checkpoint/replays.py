@@ -13,14 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.base.files import (
-    StateError,
-    corrupt,
-    read_table,
-    read_table_schema,
-    sync_directory,
-    write_table,
-)
+from ackcore.spark.base.atomic import sync_directory
+from ackcore.spark.base.checksummed import read_table, read_table_schema, write_table
+from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import with_replayed
 

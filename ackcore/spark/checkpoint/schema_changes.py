@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from ackcore.spark.base.files import CheckpointForeign
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
 
 

@@ -37,20 +37,18 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from ackcore.spark.base.files import (
+from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
+from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
     CheckpointNewer,
     CheckpointReadOnly,
-    Lock,
     StateError,
     corrupt,
-    fenced,
-    local_path,
-    make_directory,
-    remove_temporaries,
 )
+from ackcore.spark.base.lock import Lock
+from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,

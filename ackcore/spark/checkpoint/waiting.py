@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.files import Reader, write_batches
+from ackcore.spark.base.checksummed import Reader, write_batches
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REPLAYED, TRACKING
 
 _FAN = 8

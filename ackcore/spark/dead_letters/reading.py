@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from ackcore._records import Int64s
-from ackcore.spark.base.files import read_record
+from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.dead_letters.store import (
     LETTER,

@@ -22,15 +22,10 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as T
 
 from ackcore._records import Int64s
-from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.files import (
-    CheckpointForeign,
-    Lock,
-    make_directory,
-    remove,
-    remove_temporaries,
-    write_record,
-)
+from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
+from ackcore.spark.base.checksummed import write_record
+from ackcore.spark.base.errors import CheckpointForeign, one_line
+from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.checkpoint import replays

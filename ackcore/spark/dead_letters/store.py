@@ -32,19 +32,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
+from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, write_file
+from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.base.files import (
-    CheckpointForeign,
-    StateError,
-    corrupt,
-    local_path,
-    make_directory,
-    read_record,
-    remove,
-    remove_temporaries,
-    write_file,
-    write_record,
-)
+from ackcore.spark.base.errors import CheckpointForeign, StateError, corrupt
+from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
 from ackcore.topology.tuples import Reason
 

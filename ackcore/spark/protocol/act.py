@@ -10,14 +10,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
-from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, WorkFileDamaged, one_line
 from ackcore.spark.base.failpoints import reach
-from ackcore.spark.base.files import (
-    CheckpointCorrupt,
-    CheckpointInUse,
-    WorkFileDamaged,
-    check_fence,
-)
 from ackcore.spark.base.interrupts import raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import Decision
 from ackcore.spark.checkpoint.state import State

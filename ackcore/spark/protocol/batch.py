@@ -33,10 +33,10 @@ from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
 from ackcore.arrow import rebatched
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, SteadyClock, wall_clock_ms
-from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.failpoints import reach
-from ackcore.spark.base.files import StateError, fenced
 from ackcore.spark.base.interrupts import RunCancelled, interruptible, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import Decision, Due, Plan
 from ackcore.spark.checkpoint.state import State

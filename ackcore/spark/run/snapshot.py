@@ -20,13 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.spark.base.files import (
-    StateError,
-    WorkFileDamaged,
-    make_directory,
-    read_record,
-    write_record,
-)
+from ackcore.spark.base.atomic import make_directory
+from ackcore.spark.base.checksummed import read_record, write_record
+from ackcore.spark.base.errors import StateError, WorkFileDamaged
 from ackcore.spark.run.action import InputFrame
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
 

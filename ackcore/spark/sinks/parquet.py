@@ -34,17 +34,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ackcore._records import Int64s
+from ackcore.spark.base.atomic import check_fence, make_directory, sync_directory, write_file
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import reach
-from ackcore.spark.base.files import (
-    CheckpointForeign,
-    CheckpointInUse,
-    check_fence,
-    local_path,
-    make_directory,
-    sync_directory,
-    unfit_for_parquet,
-    write_file,
-)
+from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows, read_schema
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.

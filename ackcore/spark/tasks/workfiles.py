@@ -27,7 +27,8 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore._rows import fingerprint
 from ackcore.arrow import offsets_of
-from ackcore.spark.base.files import StateError, WorkFileDamaged, sync_directory
+from ackcore.spark.base.atomic import sync_directory
+from ackcore.spark.base.errors import StateError, WorkFileDamaged
 from ackcore.spark.tasks.tracking import NONE, Chunks, Rows
 
 #: By which rows for sinks, and records that are read again, tell their root.

@@ -1,0 +1,157 @@
+"""Files that are there whole or not at all, and directories that last.
+
+A file is written under a temporary name, synced, renamed, and its directory synced: whenever the
+machine stops, the name leads to the whole old file or the whole new one.
+
+A driver that was cut off long enough for another to take over its checkpoint may resume at any
+line.  So what it writes within `fenced` is refused from then on, by a check right before a file
+gets its name; and what is written ``once`` is never replaced, whatever was checked before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO
+
+from ackcore.spark.base.errors import CheckpointReadOnly, StateError
+
+_TEMPORARY = re.compile(r"\..+\.tmp")
+_DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in whatever the system says against writing it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DENIED:
+            raise CheckpointReadOnly(
+                f"{path} cannot be written ({error.strerror}), and the driver must be able to. "
+                "Nothing was lost; make it so and start again"
+            ) from error
+        raise StateError(
+            f"{path} could not be written: {error.strerror or error}. What was recorded before "
+            "stands; remove the cause and start again"
+        ) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make what was created, renamed or removed in a directory last."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> Path:
+    """A directory that lasts, and those above it."""
+    with writing(path):
+        if not path.is_dir():
+            make_directory(path.parent)
+            if path.exists():
+                raise StateError(f"{path} must be a directory, or not be there yet; it is a file")
+            path.mkdir(exist_ok=True)
+            sync_directory(path.parent)
+    return path
+
+
+#: What raises once another driver has taken over; set by `fenced`.
+_fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=None)
+
+
+@contextlib.contextmanager
+def fenced(check: Callable[[], object]) -> Iterator[None]:
+    """Have ``check`` called, which may raise, right before each write within that counts."""
+    token = _fence.set(check)
+    try:
+        yield
+    finally:
+        _fence.reset(token)
+
+
+def check_fence() -> None:
+    """Raise `CheckpointInUse` if this is within `fenced`, and the checkpoint is another's now."""
+    check = _fence.get()
+    if check is not None:
+        check()
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
+    """Let ``write`` fill a file that replaces ``path`` as a whole, for good.
+
+    Raises
+    ------
+    FileExistsError
+        If it is to be written ``once``, and is there.
+    CheckpointInUse
+        If another driver has taken over.
+    """
+    # A driver that wakes after another took over may have a file of this name open still.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    free = True
+    with writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            check_fence()
+            if once:
+                free = _link(temporary, path)
+            else:
+                os.replace(temporary, path)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    if not free:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file its name if that is free; tell whether it was."""
+    free = True
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        free = False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Not every file system that can be mounted has links; a look has to do there.
+        free = not path.exists()
+        if free:
+            os.replace(temporary, path)
+            return True
+    temporary.unlink()
+    return free
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory with all below, if it is there."""
+    with writing(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what writers left that died; nothing may be writing there."""
+    left = list(directory.iterdir()) if directory.is_dir() else []
+    # What was not there before the look is none of another driver's that has taken over.
+    check_fence()
+    for path in left:
+        if _TEMPORARY.fullmatch(path.name):
+            remove(path)

@@ -1,0 +1,216 @@
+"""Files of a checkpoint that carry their checksum, and are checked by it when they are read.
+
+* A *record* (JSON) is one line, and after it a line with the checksum of the first:
+  ``{"file": "batches/7.plan", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It names
+  itself, so that a copy under another name is not taken for it.
+* A *table* is a plain Arrow IPC file that any tool opens; its checksum is part of its name
+  (``waiting-lines.<32 hex digits>.arrow``), so it cannot be in two states under one name.
+
+Both are damaged if a byte is missing, added or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from ackcore.arrow import rebatched
+from ackcore.spark.base.atomic import sync_directory, write_file, writing
+from ackcore.spark.base.errors import CheckpointNewer, StateError, corrupt
+
+#: Of the files of a checkpoint.  A reader knows all formats up to its own.  In format 1 each spout
+#: had one waiting table, in no order.
+FORMAT = 2
+#: A table's checksum: the hex digits in its name.
+_NAMED = re.compile(r"\.([0-9a-f]{32})\.arrow(?:\.staged)?")
+
+
+def _digest(data: bytes | memoryview | pa.Buffer) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def write_record(path: Path, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
+    """Write a record that calls itself ``name``; raises as `write_file` does."""
+    whole = {"file": name, "format": FORMAT, **body}
+    line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+    said = b"%s\nblake2b %s\n" % (line, _digest(line).encode())
+    write_file(path, lambda file: file.write(said), once=once)
+
+
+def read_record(path: Path, name: str) -> dict[str, Any] | None:
+    """A record, or None if there is no such file.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is not as it was written, or is another record.
+    CheckpointNewer
+        If a newer ackcore wrote it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    line, _, rest = data.partition(b"\n")
+    if rest != b"blake2b %s\n" % _digest(line).encode():
+        raise corrupt(
+            path,
+            f"is damaged: its {len(data)} bytes must be one line and the checksum of that line",
+        )
+    body: dict[str, Any] = json.loads(line)
+    if body["format"] > FORMAT:
+        raise CheckpointNewer(
+            f"{path} has format {body['format']}, and this ackcore knows formats up to {FORMAT}: "
+            "a newer one wrote it. Start the query with that version again"
+        )
+    if body["file"] != name:
+        raise corrupt(path, f"calls itself {body['file']}, so it was copied or renamed")
+    return body
+
+
+class _Hashed:
+    """A file that knows the checksum of what was written to it, as far as Arrow needs a file."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._hash = blake2b(digest_size=16)
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        self._file.write(data)
+        return memoryview(data).nbytes
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = False) -> str:
+    """Write a table as ``<name>.<checksum>.arrow`` and return that name.
+
+    A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
+    """
+    # Few batches, whatever pieces the table came in: a filter makes as many again.
+    batches = rebatched(table.to_batches(), len(table))
+    return write_batches(directory, name, table.schema, batches, staged=staged)
+
+
+def write_batches(
+    directory: Path,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    staged: bool = False,
+) -> str:
+    """Write a table batch by batch, as `write_table` does."""
+    temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
+    with writing(directory / name):
+        with open(temporary, "wb") as file:
+            hashed = _Hashed(file)
+            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
+        whole = f"{name}.{hashed.digest()}.arrow" + ".staged" * staged
+        os.replace(temporary, directory / whole)
+        sync_directory(directory)
+    return whole
+
+
+def read_table(path: Path, *, check: bool = True) -> pa.Table:
+    """A table, its columns in a memory map of the file.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is missing or not as it was written.
+    StateError
+        If the system does not let it be read.
+    """
+    named = _NAMED.search(path.name)
+    try:
+        with pa.memory_map(os.fspath(path)) as source:
+            data = source.read_buffer()
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though a record names it") from None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+    if named is None:
+        raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
+    if check and _digest(data) != named[1]:
+        raise corrupt(
+            path,
+            f"is damaged: its {data.size} bytes do not have the checksum in its name",
+        )
+    table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    return table
+
+
+def read_table_schema(path: Path) -> pa.Schema:
+    """A table's schema, from the end of its file; the rest is not looked at.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is missing or not that of a table.
+    StateError
+        If the system does not let it be read.
+    """
+    try:
+        with pa.memory_map(os.fspath(path)) as source:
+            return pa.ipc.open_file(source).schema
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though it was there just now") from None
+    except pa.ArrowInvalid as error:
+        raise corrupt(path, f"is damaged: {error}") from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+
+
+class Reader:
+    """The tables below a directory, each of them mapped and checked once.
+
+    Parameters
+    ----------
+    root : Path
+        What their names start from.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._verified: set[str] = set()
+        self._mapped: dict[str, pa.Table] = {}
+
+    def read(self, file: str) -> pa.Table:
+        """Return a table.
+
+        Raises
+        ------
+        CheckpointCorrupt, StateError
+            As `read_table`.
+        """
+        if file not in self._mapped:
+            self._mapped[file] = read_table(self.root / file, check=file not in self._verified)
+            self._verified.add(file)
+        return self._mapped[file]
+
+    def wrote(self, file: str) -> None:
+        """Say that a file's checksum need not be looked at: who wrote it has just made it."""
+        self._verified.add(file)
+
+    def keep(self, files: Collection[str]) -> None:
+        """Forget all other files."""
+        self._verified.intersection_update(files)
+        self._mapped = {file: table for file, table in self._mapped.items() if file in files}

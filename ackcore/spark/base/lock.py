@@ -1,0 +1,82 @@
+"""The lock of a checkpoint."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+from pathlib import Path
+
+from ackcore.spark.base.atomic import writing
+from ackcore.spark.base.errors import CheckpointInUse, StateError
+
+
+class Lock:
+    """A file's lock, which the system takes back when the process that holds it dies.
+
+    Locked by ``flock``: another opening in the same process is refused, too.  A file system may
+    give a lock to another host when it hears nothing of the one that holds it; so the file also
+    has a random token of its holder, for `check`.
+    """
+
+    def __init__(self, path: Path, wait: bool = False):
+        self.path = path
+        self._closing = threading.Lock()
+        with writing(path):
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with writing(path):
+                fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                holder = f"pid {os.getpid()} on {os.uname().nodename}\n{secrets.token_hex(16)}\n"
+                self._held = holder.encode()
+                os.ftruncate(self._handle, 0)
+                os.pwrite(self._handle, self._held, 0)
+        except BaseException as error:
+            told = _holder(os.pread(self._handle, 1000, 0))
+            self.close()
+            if isinstance(error.__cause__, BlockingIOError):
+                raise CheckpointInUse(
+                    f"{path.parent.parent} is in use by another query ({told}), which "
+                    f"holds {path}. Two on one checkpoint would each undo the other: stop that "
+                    "one, or give this one a checkpoint of its own"
+                ) from None
+            raise
+
+    def check(self) -> None:
+        """Make sure that nobody took it over.
+
+        Raises
+        ------
+        CheckpointInUse
+            If somebody did, or removed it so that somebody may at any time.
+        StateError
+            If that cannot be told.
+        """
+        try:
+            found = self.path.read_bytes()
+        except FileNotFoundError:
+            found = b"nobody yet: the file was removed"
+        except OSError as error:
+            raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        if found != self._held:
+            raise CheckpointInUse(
+                f"{self.path.parent.parent} was taken over from this driver, whose host was cut "
+                f"off or stood still: {self.path} is held by another ({_holder(found)}). What this "
+                "one recorded before then stands, and it writes nothing more; let the other one "
+                "go on, or stop it and start again"
+            )
+
+    def close(self) -> None:
+        """Let go; twice is fine, and from any thread."""
+        # A number that is closed twice may be another file's by then: a sink's that is being
+        # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
+        with self._closing:
+            handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def _holder(found: bytes) -> str:
+    """Who holds a lock, by what is in its file."""
+    return found.decode("utf-8", "replace").partition("\n")[0].strip() or "unknown"

@@ -1,0 +1,75 @@
+"""Paths that a user gives, and the numbered files of a directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+
+def local_path(path: str | os.PathLike[str], argument: str) -> Path:
+    """An absolute path of this machine's file systems, shared ones among them.
+
+    Raises
+    ------
+    ValueError
+        If it is a URI of another kind than ``file:``, empty, or on a file system of the kernel's.
+    TypeError
+        If it is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise ValueError(f"{argument} must be a path, got {text!r}")
+    scheme, colon, rest = text.partition(":")
+    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+        if scheme.lower() != "file":
+            raise ValueError(
+                f"{argument} must be a path on a local or shared file system, got {text!r}: what "
+                f"is decided must be renamed and synced, which {scheme}: stores cannot do. Give a "
+                "mounted directory; a sink that is a function of (DataFrame, batch id) may write "
+                "to any store"
+            )
+        if rest.startswith("//") and not rest.startswith("///"):
+            raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
+        text = rest[2:] if rest.startswith("//") else rest
+    kind = _file_system(os.path.realpath(text))
+    if kind in _KERNELS:
+        raise ValueError(
+            f"{argument} must be a path on a file system that holds files, got {text!r}, which is "
+            f"on the kernel's {kind}; give a directory on a disk or a shared file system"
+        )
+    return Path(os.path.abspath(text))
+
+
+#: File systems in which the kernel shows itself; in some of them mkdir even does something.
+_KERNELS = frozenset(
+    {"binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs"}
+    | {"mqueue", "proc", "pstore", "securityfs", "sysfs", "tracefs"}
+)
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system that a path is on; empty where nobody tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        # Of several on one place the last hides the others.
+        if len(point) >= longest and (point == "/" or f"{path}/".startswith(f"{point}/")):
+            found, longest = kind, len(point)
+    return found
+
+
+def numbered(directory: Path, suffix: str = "") -> list[int]:
+    """The numbers of ``<number><suffix>`` in a directory, sorted; [] if there is none."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if re.fullmatch(r"0|[1-9][0-9]{0,18}", stem))
