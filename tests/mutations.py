@@ -517,14 +517,14 @@ MUTATIONS = [
     ),
     Mutation(
         "trailers are not compared",
-        "ackcore/spark/run/action.py",
+        "ackcore/spark/run/agreement.py",
         "        if len(found) > 1\n    ]\n    dests",
         "        if len(found) > 9\n    ]\n    dests",
         f"{STAGES}::test_two_runs_of_one_task_are_told_apart",
     ),
     Mutation(
         "nobody minds who was not heard",
-        "ackcore/spark/run/action.py",
+        "ackcore/spark/run/agreement.py",
         "            if seen_by[origin_of(level, partition)] != senders\n",
         "            if not seen_by[origin_of(level, partition)] <= senders\n",
         f"{STAGES}::test_a_consumer_that_hears_nothing_at_all_is_noticed",

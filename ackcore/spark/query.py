@@ -45,7 +45,7 @@ from ackcore.spark.protocol.batch import Engine, RunFailed
 from ackcore.spark.protocol.deaths import check_max_dead, close_run, warn_of_micro_batch
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.run.action import InputFrame, source_schema
+from ackcore.spark.run.types import InputFrame, source_schema
 from ackcore.spark.sinks.parquet import claim_sink
 from ackcore.topology.builder import Topology
 

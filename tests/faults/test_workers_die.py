@@ -103,7 +103,7 @@ def test_shuffle_files_are_lost(request, lost, otherwise, checks):
 
 
 def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
-    monkeypatch.setattr(ackcore.spark.run.action, "_problems", lambda *arguments: [])
+    monkeypatch.setattr(ackcore.spark.run.action, "trailer_problems", lambda *arguments: [])
     it, runs = lost(otherwise=True)
     assert runs == 1
     with pytest.raises(AssertionError, match="== \\[\\]"):

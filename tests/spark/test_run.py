@@ -25,7 +25,10 @@ from ackcore.spark.base.schemas import (
     REASON,
     REPLAYED,
 )
-from ackcore.spark.run.action import InputFrame, RunPlan, fetch, run
+from ackcore.spark.run import reread
+from ackcore.spark.run.action import run
+from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
@@ -642,7 +645,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
 def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
     """Their rows are in the file of those that were due."""
     retries = due([("m", 2, 5, "bad")])
-    monkeypatch.setattr(sys.modules["ackcore.spark.run.action"], "PickStage", None)
+    monkeypatch.setattr(reread, "PickStage", None)
     result = execute(by_word(spark, ["a"]), retries={"lines": retries})
     assert [row["id"] for _, row in result.failed.values()] == [5]
 

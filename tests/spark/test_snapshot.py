@@ -15,8 +15,8 @@ from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.run import snapshot as module
-from ackcore.spark.run.action import InputFrame
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
+from ackcore.spark.run.types import InputFrame
 from ackcore.spark.tasks.workfiles import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
-from ackcore.spark.run import action as run
+from ackcore.spark.run.action import read_results
 from ackcore.spark.tasks import source as spark_source
 from ackcore.spark.tasks import stages
 from ackcore.spark.tasks import task as spark_task
@@ -229,7 +229,7 @@ class Simulation:
             plan=types.SimpleNamespace(work=self.directory),
         )
         table = pa.Table.from_pylist(rows, schema=stages.RESULT_SCHEMA)
-        return run._read(parts, self.layout, table)
+        return read_results(parts, self.layout, table)
 
     def records_of(self, done):
         """The records that failed: their roots are those of their places."""

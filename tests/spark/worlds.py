@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act, batch
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.run.action import RunResult
+from ackcore.spark.run.types import RunResult
 from ackcore.spark.sinks.parquet import read_accepted
 from ackcore.spark.tasks import markers
 from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, read_whole

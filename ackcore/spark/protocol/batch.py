@@ -57,10 +57,10 @@ from ackcore.spark.protocol.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.run.action import InputFrame, RunPlan, RunResult
-from ackcore.spark.run.action import fetch as fetch_payloads
 from ackcore.spark.run.action import run as run_on_spark
+from ackcore.spark.run.reread import fetch as fetch_payloads
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.markers import ALONE, died
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, damage_in
@@ -96,7 +96,7 @@ class Runner(Protocol):
 
 
 class Fetcher(Protocol):
-    """`ackcore.spark.run.action.fetch`, or what a test puts in its place."""
+    """`ackcore.spark.run.reread.fetch`, or what a test puts in its place."""
 
     def __call__(  # noqa: D102
         self,

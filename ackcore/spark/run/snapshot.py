@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from ackcore.spark.base.atomic import make_directory
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import StateError, WorkFileDamaged
-from ackcore.spark.run.action import InputFrame
+from ackcore.spark.run.types import InputFrame
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
 
 _log = logging.getLogger("ackcore")

@@ -1,0 +1,97 @@
+"""Whether what the tasks of a run reported is internally consistent.
+
+Each task must have reported once, each consumer must have seen the same trailer of each task that
+sends to it, the files must be there, and as many records must be settled as were sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.tasks.exchange import SETTLE, Sighting, level_of, origin_of, partition_of
+from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.task import Work
+from ackcore.topology.layout import Layout
+
+
+def trailer_problems(
+    work: Work, layout: Layout, reports: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]
+) -> list[str]:
+    """Return in what the tasks' reports and the trailers that they saw do not agree."""
+    problems = []
+    said: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
+    problems += [
+        f"partition {partition} of level {level} ended {times} times"
+        for (level, partition), times in said.items()
+        if times > 1
+    ]
+    firsts = sorted(partition for level, partition in said if level == 1)
+    if firsts != list(range(len(firsts))):
+        problems.append(f"of the first stage only the partitions {firsts} ended")
+    if not layout.settles:
+        return problems
+    seals: dict[int, set[int]] = defaultdict(set)
+    seen_by: dict[int, set[int]] = defaultdict(set)
+    for one in sightings:
+        seals[one.origin].add(one.fingerprint)
+        seen_by[one.seer].add(one.origin)
+    problems += [
+        f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once and "
+        "answered differently"
+        for origin, found in seals.items()
+        if len(found) > 1
+    ]
+    dests = range(work.dests)
+    tasks = {1: {origin_of(1, partition) for partition in firsts}}
+    for level in range(2, layout.depth + 1):
+        tasks[level] = {origin_of(level, partition) for partition in dests}
+    for level in (*range(2, layout.depth + 1), SETTLE):
+        senders = {origin for at in tasks if level in work.sends(at) for origin in tasks[at]}
+        problems += [
+            f"partition {partition} of level {level} has not heard from all who send to it"
+            for partition in dests
+            if seen_by[origin_of(level, partition)] != senders
+        ]
+    return problems
+
+
+def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
+    """Return which files that tasks wrote are not there."""
+    return [
+        f"the file {one.path} that a task says it wrote is not there"
+        for one in files
+        if not os.path.exists(os.path.join(directory, one.path))
+    ]
+
+
+def count_problems(
+    sources: Iterable[Source],
+    sent: Mapping[str, int],
+    acked: Mapping[int, int],
+    failed: Mapping[str, int],
+) -> list[str]:
+    """Return which tracked spouts have other records settled than they sent.
+
+    Parameters
+    ----------
+    sources : iterable of Source
+        All of the run.
+    sent, failed : mapping from str to int
+        Records by spout.
+    acked : mapping from int to int
+        The same by the spout's number.
+    """
+    problems = []
+    for source in sources:
+        if source.tracked:
+            came = acked.get(source.number, 0) + failed.get(source.name, 0)
+            if came != sent.get(source.name, 0):
+                problems.append(
+                    f"spout {source.name} sent {sent.get(source.name, 0)} records, and {came} were "
+                    "settled"
+                )
+    return problems

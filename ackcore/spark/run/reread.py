@@ -1,0 +1,190 @@
+"""Reading records of a run again: the payloads of those that failed, message ids that repeat."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from ackcore._records import Int64s
+from ackcore.spark.base.schemas import MESSAGE_ID
+from ackcore.spark.base.unions import collected
+from ackcore.spark.run.setup import RunSetup
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.settle.reasons import FAILED
+from ackcore.spark.tasks.stages import (
+    ABOUT,
+    RESULT_TYPE,
+    FirstStage,
+    PickStage,
+    Records,
+    due_records,
+    from_stream,
+    pick,
+    read_due,
+)
+from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, read_rows
+from ackcore.topology.builder import Topology
+from ackcore.topology.layout import Layout
+from ackcore.topology.tuples import Reason
+
+
+def fetch(
+    topology: Topology,
+    layout: Layout,
+    inputs: Sequence[InputFrame],
+    plan: RunPlan,
+    accepted: RunResult,
+    failed: pa.Table,
+) -> dict[str, pa.Table]:
+    """Get the rows of some records of a run again.
+
+    Parameters
+    ----------
+    topology, layout, inputs, plan
+        As given to `run`.
+    accepted : RunResult
+        What that returned.
+    failed : pyarrow.Table
+        ``root_id, spout`` of the records; the spout is null where it is not known.
+
+    Returns
+    -------
+    dict from str to pyarrow.Table
+        By spout: ``_ackcore_root_id``, ``_ackcore_message_id``, ``_ackcore_attempt`` (the one
+        that was run), and the source's columns.
+
+    Raises
+    ------
+    RuntimeError
+        If a record is not there any more.
+    """
+    # Asking Spark again would take time, and might have another answer.
+    setup = RunSetup(topology, layout, inputs, plan, accepted.spilled)
+    spouts = np.array(failed["spout"].to_pylist(), object)
+    ids = failed["root_id"].to_numpy()
+    unknown = failed["spout"].is_null().to_numpy()
+    roots: dict[str, Int64s] = {}
+    for name, source in setup.sources.items():
+        may_be = np.sort(ids[(spouts == name) | unknown])
+        if len(may_be) and source.tracked:
+            roots[name] = may_be
+    found = _fetch(setup, accepted, roots, {})
+    lost = np.setdiff1d(ids, _roots_in(found.values()))
+    if len(lost):
+        raise RuntimeError(
+            f"{len(ids)} records failed, and {len(lost)} of them were not found when their source "
+            "was read again; a source must give the same rows when it is read twice within a "
+            "micro-batch"
+        )
+    return found
+
+
+def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
+    found = [table[ROOT_ID].to_numpy() for table in tables]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _fetch(
+    setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
+) -> dict[str, pa.Table]:
+    tables: dict[str, list[pa.Table]] = defaultdict(list)
+    wanted = {*roots, *claims}
+    plan, number = setup.plan, setup.plan.number
+    for name, file in plan.retries.items():
+        source = setup.sources[name]
+        due = read_due(file)
+        if name not in wanted or not len(due):
+            continue
+        # These make no claims.
+        picked = [pick(some, roots, {}, number) for some in due_records(source, due)]
+        tables[name].append(pa.Table.from_batches(picked))
+    for name in sorted(wanted):
+        for path, rows_in_it in accepted.spilled.get(name, ()):
+            place = os.path.join(plan.work, path)
+            partition = int(os.path.basename(path).split("-")[0])
+            first = 0
+            for batch in read_rows(WorkFile(place, rows_in_it)):
+                some = Records(setup.sources[name], batch, partition, first)
+                tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
+                first += len(batch)
+    sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
+    there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
+    if (claims or there < len(sought)) and not all(setup.sources[name].spilled for name in wanted):
+        again = [
+            one.map_in_arrow(
+                PickStage(FirstStage(setup.work, setup.sources, one.spout), roots, claims),
+                RESULT_TYPE,
+            )
+            for one in setup.inputs
+        ]
+        rows = collected(reduce(DataFrame.union, again))
+        content = {}
+        for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
+            if kind == ABOUT:
+                about = json.loads(blob)
+                content[about["partition"]] = about["content"]
+                continue
+            table = from_stream(blob)
+            name = table.schema.metadata[b"spout"].decode()
+            if not setup.sources[name].spilled:
+                tables[name].append(table)
+        _check_content(setup, accepted.content, content)
+    return {
+        name: found
+        for name, some in tables.items()
+        if len(found := pa.concat_tables(some, promote_options="none"))
+    }
+
+
+def _check_content(
+    setup: RunSetup,
+    before: Mapping[int, Mapping[str, int]],
+    now: Mapping[int, Mapping[str, int]],
+) -> None:
+    """Raise `RuntimeError` if partitions do not hold the rows that they held in the run.
+
+    A place in a partition would then be another record's.
+    """
+    for partition in before.keys() | now.keys():
+        for name, source in setup.sources.items():
+            if source.spilled:
+                continue
+            if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
+                raise RuntimeError(
+                    f"partition {partition} of spout {name} holds other rows than it did in the "
+                    "run; its source must be cut and ordered alike when it is read twice"
+                )
+
+
+def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
+    """Add the records whose message id another record of the micro-batch has."""
+    suspects = _fetch(setup, result, {}, claims)
+    failed = {root: i for i, root in enumerate(result.failed["root_id"].to_pylist())}
+    rows = []
+    for spout, table in suspects.items():
+        by_id = defaultdict(list)
+        columns = (table[name].to_pylist() for name in (ROOT_ID, MESSAGE_ID))
+        for root, message in zip(*columns, strict=True):
+            by_id[message].append(root)
+        for message, found in by_id.items():
+            if len(found) == 1:
+                continue  # two hashes have met
+            text = (
+                f"message id {message} is that of {len(found)} records of one micro-batch; drop "
+                "duplicates, or let positions be the ids: spout(...) without message_id"
+            )
+            # They would wait equally long, and meet again.
+            reason = Reason(spout, "RepeatedMessageId", text, final=True).encode()
+            rows += [(root, spout, reason) for root in found if root not in failed]
+    if not rows:
+        return result.failed
+    added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)
+    return pa.concat_tables([result.failed, added])

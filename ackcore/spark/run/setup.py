@@ -1,0 +1,119 @@
+"""What the stages of a run are made from: its sources, its task spec, and what is due in slices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from ackcore.ids import spout_key
+from ackcore.spark.base.session import has_fixed_order, has_fixed_rows
+from ackcore.spark.run.types import InputFrame, RunPlan, source_schema
+from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.stages import Slice, read_due
+from ackcore.spark.tasks.task import Work
+from ackcore.topology.builder import Topology
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.layout import Layout
+from ackcore.topology.parts import Spout
+
+
+class RunSetup:
+    """The sources of a run and its task spec.
+
+    Parameters
+    ----------
+    topology, layout, inputs, plan
+        As `run` has them.
+    spilled : collection of str, optional
+        The spouts whose rows the run has spilled; by default Spark is asked which must be.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        spilled: Collection[str] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.inputs = inputs
+        self.spark: SparkSession = inputs[0].frame.sparkSession
+        settings = topology.settings
+        self.sources: dict[str, Source] = {}
+        schemas: dict[tuple[str, str], pa.Schema] = {}
+        for number, spout in enumerate(topology.spouts.values()):
+            frames = [one for one in inputs if one.spout in (spout.name, None)]
+            schema = _schema_of(frames, spout.name)
+            if schema is None:
+                schema = source_schema(spout.source.schema)
+            self.sources[spout.name] = Source(
+                name=spout.name,
+                number=number,
+                schema=schema,
+                message_id=tuple(spout.message_id),
+                tracked=spout.tracked,
+                claims=spout.tracked and bool(spout.message_id) and not spout.unique,
+                spilled=(
+                    spout.tracked and not all(_reads_alike(one, spout) for one in frames)
+                    if spilled is None
+                    else spout.name in spilled
+                ),
+                key=spout_key(plan.key, spout.name, "", plan.number),
+            )
+            schemas[spout.name, DEFAULT_STREAM] = schema
+        for bolt in topology.bolts.values():
+            for stream, schema in bolt.schemas.items():
+                schemas[bolt.name, stream] = schema
+        tasks = settings.parallelism or self.spark.sparkContext.defaultParallelism
+        asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
+        self.work = Work(
+            layout=layout,
+            components={bolt.name: bolt.component for bolt in topology.bolts.values()},
+            schemas=schemas,
+            key=plan.key,
+            number=plan.number,
+            dests=max(tasks, *asked) if asked else tasks,
+            chunk_rows=settings.chunk_rows,
+            directory=plan.work,
+            reject=tuple(settings.reject),
+            careful=plan.careful,
+            suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
+            rejected=frozenset(plan.rejected),
+            # Where rows may come in another order, a root of one attempt is not that of the next.
+            isolates=not any(source.spilled for source in self.sources.values())
+            and self.spark.conf.get("spark.speculation", "false") != "true",
+            timeout_s=settings.message_timeout_s,
+        )
+
+    def slices(self) -> tuple[Slice, ...]:
+        """Cut what is due into as many pieces as there are tasks, or fewer."""
+        found = []
+        for spout, file in sorted(self.plan.retries.items()):
+            rows = len(read_due(file))
+            pieces = max(1, min(self.work.dests, -(-rows // self.work.chunk_rows)))
+            size = -(-rows // pieces)
+            found += [
+                Slice(spout, file, first, min(size, rows - first))
+                for first in range(0, rows, max(1, size))
+            ]
+        return tuple(found)
+
+
+def _reads_alike(one: InputFrame, spout: Spout) -> bool:
+    """Whether rows are the same, in the same order, each time that they are read."""
+    return one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
+
+
+def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:
+    for one in frames:
+        if one.spout is None:
+            struct = one.frame.schema[spout].dataType
+            assert isinstance(struct, StructType)
+            return source_schema(struct)
+        return source_schema(one.frame.schema)
+    return None

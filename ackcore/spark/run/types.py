@@ -1,0 +1,115 @@
+"""What a run is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.settle.shards import MapInArrow
+from ackcore.spark.tasks.workfiles import WorkFile
+from ackcore.topology.tuples import Raised
+
+
+@dataclass(frozen=True)
+class InputFrame:
+    """Rows for the first stage.
+
+    ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
+    order of the topology, and each partition has rows of one of them.  ``kept`` rows are in files
+    of ours, so that they are there again whatever the source does.
+    """
+
+    frame: DataFrame
+    spout: str | None
+    kept: bool = False
+
+    def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
+        """``frame.mapInArrow``, where columns have any names.
+
+        PySpark looks them up by name, and takes a dot for one of a field.
+        """
+        frame, names = self.frame, self.frame.columns
+        if any("." in name or "`" in name for name in names):
+            frame = frame.toDF(*(f"_{i}" for i in range(len(names))))
+        return frame.mapInArrow(function, schema)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is run.
+
+    Attributes
+    ----------
+    number : int
+        The micro-batch.
+    now_ms : int
+        Its time.
+    key : int
+        64 bits, a function of the deployment's key and the number: of all ids of the run.
+    work : str
+        A directory that driver and workers share, empty.
+    retries : mapping from str to WorkFile
+        By spout, the records that are due: what `state` keeps of those that wait, and the
+        source's columns.
+    careful : bool
+        Whether in-flight markers name roots, for the driver to go by.
+    suspects, rejected : tuple of int
+        Roots that are run alone, and once more for each time that an attempt died of one alone;
+        roots that are not run at all, but fail.
+    """
+
+    number: int
+    now_ms: int
+    key: int
+    work: str
+    retries: Mapping[str, WorkFile] = field(default_factory=dict)
+    careful: bool = False
+    suspects: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to.
+
+    Attributes
+    ----------
+    records, retried : mapping from str to int
+        By spout: new records, and records that were due.
+    failed : pyarrow.Table
+        ``root_id, spout, reason`` of every record that is not ACKED.
+    files : tuple of SinkFile
+        What was emitted to streams with a sink.
+    problems : tuple of str
+        Why the run must not be accepted; empty if it may be.
+    untracked_failures : int
+        Tuples that failed and that nobody tracks.
+    spilled : mapping from str to tuple of WorkFile
+        By spout of which rows cannot be read again by position: the files that have them,
+        relative to the run's directory.
+    content : mapping from int to mapping from str to int
+        By partition of the first stage and spout: `stages.sampled` of what was read.
+    raised : mapping from str to Raised
+        By bolt, what it raised.
+    """
+
+    records: Mapping[str, int]
+    retried: Mapping[str, int]
+    failed: pa.Table
+    files: tuple[SinkFile, ...]
+    problems: tuple[str, ...]
+    untracked_failures: int
+    spilled: Mapping[str, tuple[WorkFile, ...]]
+    content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    raised: Mapping[str, Raised] = field(default_factory=dict)
+
+
+def source_schema(frame_schema: StructType) -> pa.Schema:
+    """Return the columns of a source as Arrow has them."""
+    return to_arrow_schema(frame_schema, timezone="UTC")
