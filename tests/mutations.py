@@ -47,7 +47,8 @@ def native(case: str) -> str:
     return contract(case, "_native")
 
 
-COLUMNS, TWIN = "ackcore/_columns.py", "ackcore/_reference/ledger.py"
+COLUMNS = "ackcore/_columns.py"
+TWIN, TWIN_ENTRY = "ackcore/_reference/ledger.py", "ackcore/_reference/entry.py"
 TABLE, LEDGER, BLOCK, KERNEL, LEDGER_PXI = (
     "pyx/table.h",
     "pyx/ledger.h",
@@ -65,24 +66,24 @@ MUTATIONS = [
     # The twin: SEMANTICS 2 and 3.
     Mutation(
         "swallow a FAIL before INIT",
-        TWIN,
-        "        if task == FAIL:\n            entry.flags |= FLAG_FAILED",
-        "        if task == FAIL:\n            entry.flags |= FLAG_FAILED * (entry.task >= 0)",
+        TWIN_ENTRY,
+        "        if task == FAIL:\n            self.flags |= FLAG_FAILED",
+        "        if task == FAIL:\n            self.flags |= FLAG_FAILED * (self.task >= 0)",
         contract("fail_before_init"),
     ),
     Mutation(
         "a failed tree of zero is failed",
-        TWIN,
-        "            if entry.val == 0:\n                kind = ACKED",
-        "            if entry.val == 0 and not entry.flags & FLAG_FAILED:\n"
-        "                kind = ACKED",
+        TWIN_ENTRY,
+        "            if self.val == 0:\n                return ACKED",
+        "            if self.val == 0 and not self.flags & FLAG_FAILED:\n"
+        "                return ACKED",
         contract("zero_beats_failed"),
     ),
     Mutation(
         "the first task stays",
-        TWIN,
-        "            entry.task = task\n",
-        "            entry.task = max(entry.task, task)\n",
+        TWIN_ENTRY,
+        "            self.task = task\n",
+        "            self.task = max(self.task, task)\n",
         contract("second_init_of_the_same_value"),
     ),
     Mutation(
@@ -138,38 +139,38 @@ MUTATIONS = [
     Mutation(
         "decide while folding",
         TWIN,
-        "        entry.turn = max(entry.turn, row.turn)",
-        "        entry.turn = max(entry.turn, row.turn)\n"
-        "        if entry.inits and entry.val == 0:\n"
-        "            del self._pending[root]",
+        "            entry.merge(row)",
+        "            entry.merge(row)\n"
+        "            if entry.inits and entry.val == 0:\n"
+        "                del self._pending[root]",
         contract("check_folding_messages"),
     ),
     Mutation(
         "the oldest age stays",
-        TWIN,
-        "entry.turn = max(entry.turn, row.turn)",
-        "entry.turn = min(entry.turn, row.turn)",
+        TWIN_ENTRY,
+        "self.turn = max(self.turn, row.turn)",
+        "self.turn = min(self.turn, row.turn)",
         contract("check_merging_two_rows"),
     ),
     Mutation(
         "a second init is forgotten in merging",
-        TWIN,
-        "entry.inits = min(entry.inits + row.inits, 2)",
-        "entry.inits = max(entry.inits, row.inits)",
+        TWIN_ENTRY,
+        "self.inits = min(self.inits + row.inits, 2)",
+        "self.inits = max(self.inits, row.inits)",
         contract("check_tables_delivered_twice"),
     ),
     Mutation(
         "an anomaly of zero is acked",
-        TWIN,
-        "    if entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER:",
-        "    if entry.val and (entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER):",
+        TWIN_ENTRY,
+        "        if self.inits > 1 or self.flags & FLAG_TASKS_DIFFER:",
+        "        if self.val and (self.inits > 1 or self.flags & FLAG_TASKS_DIFFER):",
         contract("check_settling_table"),
     ),
     Mutation(
         "past the time-out a millisecond early",
-        TWIN,
-        "entry.last_ms < deadline",
-        "entry.last_ms <= deadline",
+        TWIN_ENTRY,
+        "self.last_ms < deadline",
+        "self.last_ms <= deadline",
         contract("check_settling_far_in_time"),
     ),
     # Columns.

@@ -1,4 +1,10 @@
-"""The ids of `ackcore.ids` in plain Python: what the compiled ones must equal, bit by bit."""
+"""Ids, a root or an edge at a time: the twin of pyx/ids.pxd.
+
+A root id is a keyed bijection of (partition, offset, attempt) and an edge id a keyed hash of its
+position (SEMANTICS 5), both by SplitMix64; a root's acker is found as Storm's fields grouping
+finds it, with Java's ``Long.hashCode`` and ``Math.floorMod``.  Fixed for ever, bit by bit:
+checkpoints hold ids.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +19,26 @@ import numpy.typing as npt
 from ackcore import _id_parts as parts
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s
-
-_ALL_BITS = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mix(x: int) -> int:
-    x ^= x >> 30
-    x = x * 0xBF58476D1CE4E5B9 & _ALL_BITS
-    x ^= x >> 27
-    x = x * 0x94D049BB133111EB & _ALL_BITS
-    return x ^ x >> 31
-
-
-def _subkey(key: int, index: int) -> int:
-    return _mix(key + (index + 1) * _GOLDEN & _ALL_BITS)
+from ackcore._reference.mix import ALL_BITS, GOLDEN, mix, subkey
 
 
 def _root(key: int, partition: int, offset: int, attempt: int) -> int:
     x = partition << 48 | offset << 6 | attempt
-    x = _mix(x ^ _subkey(key, 0))
-    x = _mix(x + _subkey(key, 1) & _ALL_BITS)
-    return signed(x ^ _subkey(key, 2))
+    x = mix(x ^ subkey(key, 0))
+    x = mix(x + subkey(key, 1) & ALL_BITS)
+    return signed(x ^ subkey(key, 2))
 
 
 def _edge(key: int, root: int, component: int, parent_edge: int, ordinal: int) -> int:
-    x = _mix((root ^ _subkey(key, 3)) & _ALL_BITS)
-    x = _mix((x + parent_edge ^ _subkey(component ^ key, 4)) & _ALL_BITS)
-    x = _mix(x + ordinal * _GOLDEN & _ALL_BITS)
-    return signed(x or _subkey(key, 5) | 1)
+    x = mix((root ^ subkey(key, 3)) & ALL_BITS)
+    x = mix((x + parent_edge ^ subkey(component ^ key, 4)) & ALL_BITS)
+    x = mix(x + ordinal * GOLDEN & ALL_BITS)
+    return signed(x or subkey(key, 5) | 1)
 
 
 def _task(root: int, n: int) -> int:
     # Java's Long.hashCode, 31 added in 32 bits, and floorMod, which is Python's %.
-    code = (root ^ (root & _ALL_BITS) >> 32) + 31 & 0xFFFFFFFF
+    code = (root ^ (root & ALL_BITS) >> 32) + 31 & 0xFFFFFFFF
     return ((code ^ 1 << 31) - (1 << 31)) % n
 
 
@@ -165,7 +157,7 @@ class IdSource:
 
     def __init__(self, key: int, given: int = 0) -> None:
         self._key = as_id(key, "key")
-        self._given = as_count(given, "given", 0, _ALL_BITS)
+        self._given = as_count(given, "given", 0, ALL_BITS)
         self._lock = threading.Lock()
 
     @property
@@ -181,7 +173,7 @@ class IdSource:
     def _take(self, n: int) -> int:
         with self._lock:
             before = self._given
-            if n > _ALL_BITS - before:
+            if n > ALL_BITS - before:
                 raise OverflowError(
                     f"this source has given {before} ids and has no {n} left; use another key"
                 )
@@ -189,10 +181,10 @@ class IdSource:
         return before
 
     def _id(self, count: int) -> int:
-        before, between = _subkey(self._key, 6), _subkey(self._key, 7)
-        x = _mix(_mix(count ^ before) + between & _ALL_BITS)
+        before, between = subkey(self._key, 6), subkey(self._key, 7)
+        x = mix(mix(count ^ before) + between & ALL_BITS)
         # Count 0, which is never drawn, goes to id 0; so no other count can.
-        return signed(x ^ _mix(_mix(before) + between & _ALL_BITS))
+        return signed(x ^ mix(mix(before) + between & ALL_BITS))
 
     def next(self) -> int:
         """Return the next id: an int in -2**63..2**63-1, never 0."""

@@ -1,7 +1,8 @@
-"""The core in plain Python: what is correct.
+"""The ledger in plain Python: the table of pending roots.
 
-The twin of ``ackcore._native``, which must do exactly the same, only faster.  One dict from root
-id to entry, one list of what left at the last turn, one lock; nothing is lazy and nothing clever.
+One dict from root id to entry, one list of what left at the last turn, one lock; nothing is lazy
+and nothing clever.  What messages do to an entry is in ``entry``; here are Storm's `RotatingMap`
+(SEMANTICS 3), which a turn counter stands for, and what takes and hands out columns.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,8 @@ import numpy.typing as npt
 from ackcore import _columns
 from ackcore._records import (
     ACK,
-    ACKED,
-    ANOMALY,
-    EXPIRED,
     FAIL,
-    FAILED,
-    FLAG_FAILED,
-    FLAG_TASKS_DIFFER,
     OPEN,
-    ORPHAN,
     RESET,
     RESET_TIMEOUT,
     Entries,
@@ -35,27 +28,8 @@ from ackcore._records import (
     Outcomes,
     Settled,
     Stats,
-    Status,
 )
-
-UNSET = -1  # the task of an entry before its init
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One pending root.
-
-    ``turn`` is the ledger's turn in which the entry was last put in the newest bucket; the times
-    are 0 and never shown in a ledger without a clock.
-    """
-
-    val: int
-    task: int
-    inits: int
-    flags: int
-    turn: int
-    first_ms: int
-    last_ms: int
+from ackcore._reference.entry import UNSET, Pending
 
 
 class Ledger:
@@ -92,7 +66,7 @@ class Ledger:
         self._options = _columns.ledger_options(
             capacity, buckets, refresh_on_ack, clock, max_entries, seed
         )
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._left: list[Entry] = []  # what expired at the last turn and was not taken yet
         self._turn = 0
         self._second_inits = self._orphans = self._expired_untaken = 0
@@ -127,7 +101,7 @@ class Ledger:
     def nbytes(self) -> int:
         """Bytes of memory that the pending entries take, roughly."""
         with self._lock:
-            an_entry = sys.getsizeof(_Pending(0, 0, 0, 0, 0, 0, 0)) + 3 * sys.getsizeof(2**63)
+            an_entry = sys.getsizeof(Pending(0, 0, 0)) + 3 * sys.getsizeof(2**63)
             return sys.getsizeof(self._pending) + an_entry * len(self._pending)
 
     @property
@@ -248,44 +222,21 @@ class Ledger:
             _columns.refuse_full(len(self._pending), new, self.max_entries)
 
     def _message(self, root: int, val: int, task: int, now: int | None) -> Outcome | None:
-        """SEMANTICS 2, to the letter."""
         time = 0 if now is None else now
         entry = self._pending.get(root)
         if entry is None:
-            entry = self._pending[root] = _Pending(0, UNSET, 0, 0, self._turn, time, time)
+            entry = self._pending[root] = Pending(self._turn, time, time)
         entry.last_ms = time
         if task in (FAIL, RESET) or self.refresh_on_ack:
             entry.turn = self._turn
-        if task == FAIL:
-            entry.flags |= FLAG_FAILED
-        elif task == ACK:
-            entry.val ^= val
-        elif task != RESET:
-            entry.val ^= val
-            self._count_init(entry, task)
-            entry.task = task
-
-        kind: Status | None = None
-        if entry.task >= 0:
-            if entry.val == 0:
-                kind = ACKED
-            elif entry.flags & FLAG_FAILED:
-                kind = FAILED
-            elif task == RESET:
-                kind = RESET_TIMEOUT
+        self._second_inits += task >= 0 and entry.inits > 0
+        kind = entry.apply(val, task)
         if kind is None:
             return None
         if kind is not RESET_TIMEOUT:
             del self._pending[root]
         elapsed = None if now is None else _columns.signed(now - entry.first_ms)
         return Outcome(root, entry.task, kind, elapsed)
-
-    def _count_init(self, entry: _Pending, task: int) -> None:
-        if entry.inits > 0:
-            self._second_inits += 1
-            if entry.task != task:
-                entry.flags |= FLAG_TASKS_DIFFER
-        entry.inits = min(entry.inits + 1, 2)
 
     # Time -----------------------------------------------------------------------------------
 
@@ -330,18 +281,10 @@ class Ledger:
         with self._lock:
             self._refuse_if_full(rows.root_ids.tolist())
             for row in rows:
-                self._fold(
-                    row.root_id,
-                    _Pending(
-                        row.val,
-                        row.task,
-                        row.inits,
-                        row.flags,
-                        self._turn - row.age,
-                        row.first_ms or 0,
-                        row.last_ms or 0,
-                    ),
-                )
+                turn = self._turn - row.age
+                times = row.first_ms or 0, row.last_ms or 0
+                folded = Pending(turn, *times, row.val, row.task, row.inits, row.flags)
+                self._fold(row.root_id, folded)
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
         """Fold a mixed batch of messages in, and decide nothing.
@@ -371,33 +314,18 @@ class Ledger:
         with self._lock:
             self._refuse_if_full(ids.tolist())
             for root, val, task, time in rows:
-                if task == FAIL:
-                    row = _Pending(0, UNSET, 0, FLAG_FAILED, self._turn, time, time)
-                elif task == RESET:
-                    row = _Pending(0, UNSET, 0, 0, self._turn, time, time)
-                elif task == ACK:
-                    row = _Pending(val, UNSET, 0, 0, self._turn, time, time)
-                else:
-                    row = _Pending(val, task, 1, 0, self._turn, time, time)
+                row = Pending(self._turn, time, time)
+                row.receive(val, task)
                 self._fold(root, row)
 
-    def _fold(self, root: int, row: _Pending) -> None:
-        """SEMANTICS 4: merge two rows of one root."""
+    def _fold(self, root: int, row: Pending) -> None:
         entry = self._pending.get(root)
         if row.inits == 2 or (row.inits and entry is not None and entry.inits):
             self._second_inits += 1
         if entry is None:
             self._pending[root] = row
-            return
-        entry.flags |= row.flags
-        if entry.inits and row.inits and entry.task != row.task:
-            entry.flags |= FLAG_TASKS_DIFFER
-        entry.val ^= row.val
-        entry.task = max(entry.task, row.task)
-        entry.inits = min(entry.inits + row.inits, 2)
-        entry.turn = max(entry.turn, row.turn)
-        entry.first_ms = min(entry.first_ms, row.first_ms)
-        entry.last_ms = max(entry.last_ms, row.last_ms)
+        else:
+            entry.merge(row)
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
         """Test every entry once, and remove and return those that are decided.
@@ -420,7 +348,7 @@ class Ledger:
             statuses = {
                 root: status
                 for root, entry in self._pending.items()
-                if (status := _decide(entry, deadline)) != OPEN
+                if (status := entry.decide(deadline)) != OPEN
             }
             decided = self._entries_of([self._row(root) for root in statuses])
             for root in statuses:
@@ -520,20 +448,6 @@ class Ledger:
 
 def _columns_of(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
     return [[row[column] for row in rows] for column in range(width)]
-
-
-def _decide(entry: _Pending, deadline: int | None) -> Status:
-    """SEMANTICS 4: the first line of the table that holds."""
-    past = deadline is not None and entry.last_ms < deadline
-    if entry.inits == 0:
-        return ORPHAN if past else OPEN
-    if entry.inits > 1 or entry.flags & FLAG_TASKS_DIFFER:
-        return ANOMALY
-    if entry.val == 0:
-        return ACKED
-    if entry.flags & FLAG_FAILED:
-        return FAILED
-    return EXPIRED if past else OPEN
 
 
 def _restore(

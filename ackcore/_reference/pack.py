@@ -1,6 +1,8 @@
 """How rows are dealt out to the shards of a shuffle, in numpy: the twin of pyx/pack.pxd.
 
-Fixed for ever, as that is: what one job wrote for a shard another may read.
+The hash is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``; a shard
+is its upper half scaled to their number (Lemire, "Fast random integer generation in an interval",
+2019).  Fixed for ever, as there: what one job wrote for a shard another may read.
 """
 
 from __future__ import annotations
@@ -8,14 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ackcore._columns import as_count, id_column, same_length, task_column
 from ackcore._records import Int32s, Int64s
-
-MAX_SHARDS = 1 << 20
-
-UInt64s = npt.NDArray[np.uint64]
+from ackcore._reference.mix import UInt64s
+from ackcore._row_parts import MAX_SHARDS
 
 _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 

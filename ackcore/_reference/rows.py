@@ -1,7 +1,9 @@
-"""Hashes of rows, runs of edges and fingerprints in numpy: the twin of pyx/rows.pxd.
+"""What a stage does with the rows it emits, in numpy: the twin of pyx/rows.pxd.
 
-Fixed for ever, as that is: checkpoints hold fingerprints, and one value goes to one place in
-every task and version.
+Values are hashed by SplitMix64's finaliser, word by word, and columns folded into a row's hash by
+a multiplier (pyx/rows.pxd draws the scheme).  A fingerprint is a sum of mixed words, each offset by
+its place.  Fixed for ever, bit by bit: checkpoints hold fingerprints, and one value goes to one
+place in every task and version.
 """
 
 from __future__ import annotations
@@ -13,31 +15,18 @@ import numpy.typing as npt
 
 from ackcore import _id_parts
 from ackcore import _row_parts as parts
-from ackcore._columns import as_count, as_id, id_column, same_length
+from ackcore._columns import as_count, as_id, id_column, same_length, signed
 from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference.ids import _subkey
+from ackcore._reference.mix import ALL_BITS, GOLDEN, mix, mix_many, subkey
 
-_U64s = npt.NDArray[np.uint64]
 _U64 = np.uint64
 
-_ALL_BITS = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _VALUE = 0x2545F4914F6CDD1D
 _NO_VALUE = 0x6A09E667F3BCC909
 _NEXT_COLUMN = 0xD1342543DE82EF95
 _FINGERPRINT = 0x3C6EF372FE94F82B
 #: Words of a fingerprint in hand at once: what fits a cache.
 _WORDS = 1 << 15
-
-
-def _mix(x: _U64s) -> _U64s:
-    """The same as in `ids`, of a whole column."""
-    x = x ^ (x >> _U64(30))
-    x *= _U64(0xBF58476D1CE4E5B9)
-    x ^= x >> _U64(27)
-    x *= _U64(0x94D049BB133111EB)
-    x ^= x >> _U64(31)
-    return x
 
 
 def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = None) -> None:
@@ -94,7 +83,7 @@ def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
         numbers = memory.view(np.int64).copy().reshape(-1, width // 8)
     x = np.full(len(hashes), _VALUE, _U64)
     for column in numbers.view(_U64).T:
-        x = _mix(x ^ column)
+        x = mix_many(x ^ column)
     fold_values(hashes, x, valid)
 
 
@@ -130,7 +119,7 @@ def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None
     starts = offsets[:-1].astype(np.int64)
     lengths = offsets[1:] - starts
     padded = np.concatenate([memory, np.zeros(8, np.uint8)])
-    x = _U64(_VALUE) + _U64(_GOLDEN) * (lengths.view(_U64) + _U64(1))
+    x = _U64(_VALUE) + _U64(GOLDEN) * (lengths.view(_U64) + _U64(1))
     rows = np.arange(len(hashes))
     places = np.arange(8)
     done = 0
@@ -140,7 +129,7 @@ def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None
         left = (lengths[rows] - done)[:, None]
         taken = np.where(places < left, padded[np.where(places < left, here, 0)], np.uint8(0))
         words = taken.astype(np.uint8, copy=False).view("<u8")[:, 0].astype(_U64)
-        x[rows] = _mix(x[rows] ^ words)
+        x[rows] = mix_many(x[rows] ^ words)
         done += 8
         rows = rows[lengths[rows] > done]
     fold_values(hashes, x, valid)
@@ -276,11 +265,11 @@ def _edges(
     key: int, component: int, roots: Int64s, parents: Int64s, owners: Int64s, ordinals: Int64s
 ) -> Int64s:
     """The edges that `ids.edge_ids` gives, of whole columns."""
-    component_key = _subkey((component ^ key) & _ALL_BITS, 4)
-    x = _mix(roots.view(_U64) ^ _U64(_subkey(key, 3)))
-    x = _mix((x + parents.view(_U64)) ^ _U64(component_key))
-    x = _mix(x[owners] + ordinals.view(_U64) * _U64(_GOLDEN))
-    x[x == 0] = _subkey(key, 5) | 1
+    component_key = subkey((component ^ key) & ALL_BITS, 4)
+    x = mix_many(roots.view(_U64) ^ _U64(subkey(key, 3)))
+    x = mix_many((x + parents.view(_U64)) ^ _U64(component_key))
+    x = mix_many(x[owners] + ordinals.view(_U64) * _U64(GOLDEN))
+    x[x == 0] = subkey(key, 5) | 1
     return x.view(np.int64)
 
 
@@ -369,19 +358,14 @@ def fingerprint(data: Any, seed: int = 0) -> int:
     memory = parts.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)
-    key = _mix_one(seed ^ _FINGERPRINT)
+    key = mix((seed ^ _FINGERPRINT) & ALL_BITS)
     total = 0
-    places = np.arange(_WORDS, dtype=_U64) * _U64(_GOLDEN)
+    places = np.arange(_WORDS, dtype=_U64) * _U64(GOLDEN)
     for start in range(0, size, 8 * _WORDS):
         block = memory[start : start + 8 * _WORDS]
         if len(block) % 8:
             block = np.concatenate([block, np.zeros(-len(block) % 8, np.uint8)])
         words = block.view("<u8").astype(_U64)
-        first = _U64((key + start // 8 * _GOLDEN) & _ALL_BITS)
-        total += int(_mix(words ^ (places[: len(words)] + first)).sum(dtype=_U64))
-    mixed = _mix_one(_mix_one(total ^ key) + size * _GOLDEN)
-    return int(np.array(mixed, _U64).view(np.int64))
-
-
-def _mix_one(x: int) -> int:
-    return int(_mix(np.array([x & _ALL_BITS], _U64))[0])
+        first = _U64((key + start // 8 * GOLDEN) & ALL_BITS)
+        total += int(mix_many(words ^ (places[: len(words)] + first)).sum(dtype=_U64))
+    return signed(mix(mix((total ^ key) & ALL_BITS) + size * GOLDEN & ALL_BITS))

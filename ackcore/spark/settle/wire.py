@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ackcore._backend import backend
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
-from ackcore._reference.pack import MAX_SHARDS as MAX_SHARDS
+from ackcore._row_parts import MAX_SHARDS as MAX_SHARDS
 from ackcore.arrow import offsets_of
 from ackcore.spark.settle.reasons import REASON_SCHEMA
 
