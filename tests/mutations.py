@@ -554,7 +554,7 @@ MUTATIONS = [
     Mutation(
         "suspects outlive their rows",
         "ackcore/spark/protocol/batch.py",
-        "                plan = replace(plan, suspects=(), condemned=(), time_outs={})\n",
+        "                plan = replace(plan, suspects=(), rejected=(), time_outs={})\n",
         "                plan = replace(plan)\n",
         f"{SUSPECTS}::test_suspects_are_forgotten_with_their_rows",
     ),

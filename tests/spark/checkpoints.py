@@ -14,7 +14,7 @@ import pyarrow as pa
 from ackcore.spark.base import atomic
 from ackcore.spark.base.schemas import REASON, TRACKING
 from ackcore.spark.checkpoint import replays
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.tuples import Reason
@@ -89,7 +89,7 @@ def ids(table):
 def decision(number, waiting=None, dead=None, **rest):
     if not isinstance(waiting, Waiting):
         waiting = Waiting({name: [table] for name, table in (waiting or {}).items()})
-    return Decision(number, waiting, dead or {}, rest.pop("nonacked", roots()), **rest)
+    return BatchDecision(number, waiting, dead or {}, rest.pop("nonacked", roots()), **rest)
 
 
 def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):

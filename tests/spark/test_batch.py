@@ -27,12 +27,12 @@ def dying_at(monkeypatch):
 
     @contextmanager
     def dying_at(step):
-        def reach(name, n=None):
+        def failpoint(name, n=None):
             if name == step:
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(batch, "reach", reach)
+            patch.setattr(batch, "failpoint", failpoint)
             with pytest.raises(Killed):
                 yield
 
@@ -157,13 +157,13 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
     world.behaves = fails("b", "poison", times=2)
     killed = []
 
-    def reach(name, n=None):
+    def failpoint(name, n=None):
         if (name, n) == (step, number) and not killed:
             killed.append(name)
             raise Killed
 
-    monkeypatch.setattr(batch, "reach", reach)
-    monkeypatch.setattr(act, "reach", reach)
+    monkeypatch.setattr(batch, "failpoint", failpoint)
+    monkeypatch.setattr(act, "failpoint", failpoint)
     world.topology = World(world.path, {"max_attempts": 2}).topology
     for bolt_sink in world.topology.sinks.values():
         object.__setattr__(bolt_sink, "writer", world)

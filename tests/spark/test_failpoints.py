@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from ackcore.spark.base import failpoints
-from ackcore.spark.base.failpoints import VARIABLE, FailpointReached, parse, reach
+from ackcore.spark.base.failpoints import VARIABLE, FailpointReached, failpoint, parse
 
 PROGRAM = """
-from ackcore.spark.base.failpoints import FailpointReached, reach
+from ackcore.spark.base.failpoints import FailpointReached, failpoint
 for batch in range(3):
     for name in ("planned", "decided", "in-sink"):
         try:
-            reach(name, batch)
+            failpoint(name, batch)
         except FailpointReached as error:
             print(error, flush=True)
         print(name, batch, flush=True)
@@ -80,18 +80,18 @@ def test_a_misspelt_failpoint_is_refused(text, words):
 
 def test_without_failpoints_nothing_happens(monkeypatch):
     monkeypatch.setattr(failpoints, "_POINTS", {})
-    reach("planned", 1)
+    failpoint("planned", 1)
     monkeypatch.setattr(failpoints, "_POINTS", parse("acted=raise"))
-    reach("planned", 1)
+    failpoint("planned", 1)
     with pytest.raises(FailpointReached):
-        reach("acted")
+        failpoint("acted")
 
 
 def test_it_kills_by_the_signal_that_nobody_catches(monkeypatch):
     sent = []
     monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
     monkeypatch.setattr(failpoints, "_POINTS", parse("acted"))
-    reach("acted", 5)
+    failpoint("acted", 5)
     assert sent == [(os.getpid(), signal.SIGKILL)]
 
 
@@ -99,6 +99,6 @@ def test_it_stops_the_process_once(monkeypatch):
     sent = []
     monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
     monkeypatch.setattr(failpoints, "_POINTS", parse("acted=stop"))
-    reach("acted", 5)
-    reach("acted", 5)
+    failpoint("acted", 5)
+    failpoint("acted", 5)
     assert sent == [(os.getpid(), signal.SIGSTOP)]

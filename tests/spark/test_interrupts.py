@@ -99,13 +99,13 @@ def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
     world.behaves = fails("b", "poison", final=True)
     pressed = []
 
-    def reach(name, n=None):
+    def failpoint(name, n=None):
         if name == step and len(pressed) < 3:
             pressed.append(name)
             raise kind
 
-    monkeypatch.setattr(batch, "reach", reach)
-    monkeypatch.setattr(act, "reach", reach)
+    monkeypatch.setattr(batch, "failpoint", failpoint)
+    monkeypatch.setattr(act, "failpoint", failpoint)
     books = None
     for _ in range(4):
         try:
@@ -133,7 +133,7 @@ def test_an_interrupt_amid_careful_runs_leaves_them_as_they_are(world):
     before = plan_of(world)
     with pytest.raises(KeyboardInterrupt):
         world.process(0, ["a", "b"])
-    assert (before.deaths, before.condemned) == (3, ())
+    assert (before.deaths, before.rejected) == (3, ())
     assert plan_of(world) == before
     assert before.suspects
 

@@ -81,7 +81,7 @@ def planned(tmp_path, **changes):
 @pytest.mark.parametrize("before", [100, None], ids=["100", "none, as of before"])
 def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
     """Perhaps it was too much for the driver; suspects are places among what is taken."""
-    old = planned(tmp_path, max_retries=before, careful=True, suspects=(1,), condemned=(2, 1))
+    old = planned(tmp_path, max_retries=before, careful=True, suspects=(1,), rejected=(2, 1))
     world = World(
         tmp_path,
         settings={"max_retries_per_batch": 3},
@@ -169,11 +169,11 @@ def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, 
     lines = [f"f{n}" for n in range(5)] + ["d1", "d2", "d3", "a"]
     frame = spark.createDataFrame([(line,) for line in lines], "line string")
 
-    def reach(name, number):
+    def failpoint(name, number):
         if (name, number) == ("ran", 1):
             raise Killed
 
-    monkeypatch.setattr(batch, "reach", reach)
+    monkeypatch.setattr(batch, "failpoint", failpoint)
     first = topology_of(frame, tmp_path / "sink", parallelism=2)
     now = itertools.count(0, 100)  # nobody waits for longer than 1 ms
     with pytest.raises(Killed):

@@ -162,11 +162,11 @@ def test_a_repetition_replaces(spark, files, tmp_path, by):
 def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypatch):
     sink = to_parquet(tmp_path / "out")
 
-    def reach(name, number):
+    def failpoint(name, number):
         raise FailpointReached(f"{name} {number}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks, "reach", reach)
+        patch.setattr(sinks, "failpoint", failpoint)
         with pytest.raises(FailpointReached, match="in-sink 0"):
             write_sink(sink, accepted(spark, files))
     assert not (tmp_path / "out" / "batch_id=0").exists()

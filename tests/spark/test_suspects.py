@@ -114,7 +114,7 @@ def test_nobody_is_suspected_without_a_marker():
 def test_the_task_that_failed_the_job_counts():
     markers = of((0, 3, 1), (1, 4, 2, 5))
     found = update_suspects(update_suspects(PLAN, markers, 3), markers, 3)
-    assert (found.suspects, found.condemned) == ((), (1,))
+    assert (found.suspects, found.rejected) == ((), (1,))
     assert set(update_suspects(PLAN, markers[1:], 9).suspects) == {2, 5}
 
 
@@ -122,7 +122,7 @@ def test_attempts_that_others_followed_count_as_well():
     """Only the last ones at other tasks may have been killed for the job that was given up."""
     markers = of((0, 3, 1, 2), (0, 5, 1), (0, 7, 1), (1, 4, 8), (1, 6, 8), (1, 9, 8), (2, 2, 9))
     found = update_suspects(PLAN, markers, 7)
-    assert set(found.condemned) == {1, 8}
+    assert set(found.rejected) == {1, 8}
     assert 9 not in found.suspects
 
 
@@ -130,16 +130,16 @@ def test_crashing_records_do_not_hide_each_other():
     """A task that runs in bulk dies faster than one that runs its suspects one by one."""
     tasks = {3: {1, 2, 4}, 4: {11, 12, 14}, 5: {21, 22}}
     crashing, plan, stuck = {1, 11, 21}, PLAN, 0
-    while stuck < 8 and not crashing <= set(plan.condemned):
+    while stuck < 8 and not crashing <= set(plan.rejected):
         dying = {task: one for task, rows in tasks.items() for one in rows & crashing}
-        dying = {task: one for task, one in dying.items() if one not in plan.condemned}
+        dying = {task: one for task, one in dying.items() if one not in plan.rejected}
         task = min(dying, key=lambda task: dying[task] in plan.suspects)
-        crowd = tasks[task] - set(plan.condemned) - set(plan.suspects)
+        crowd = tasks[task] - set(plan.rejected) - set(plan.suspects)
         flying = {dying[task]} if dying[task] in plan.suspects else crowd
         before = isolation_progress(plan)
         plan = update_suspects(plan, of((task, task, *flying)), task)
         stuck = 0 if isolation_progress(plan) > before else stuck + 1
-    assert set(plan.condemned) == crashing
+    assert set(plan.rejected) == crashing
     assert stuck == 0
 
 
@@ -147,19 +147,19 @@ def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_rejected_for_good
     """Two tasks had one record each in flight, and nothing tells whose process died."""
     markers = of((0, 3, 1), (1, 4, 2))
     found = update_suspects(update_suspects(PLAN, markers, None), markers, None)
-    assert set(found.condemned) == set(found.suspects) == {1, 2}
+    assert set(found.rejected) == set(found.suspects) == {1, 2}
     failed = pa.table([[1, 2, 3], ["s"] * 3, ["-"] * 3], schema=batch.FAILED)
     reasons = batch.reject(failed, rejections(found))["reason"].to_pylist()
     assert [Reason.decode(text).final for text in reasons[:2]] == [False, False]
     assert reasons[2] == "-"
     again = update_suspects(found, of((2, 5, 7, 8)), None)
-    assert set(again.condemned) & set(again.suspects) == {1, 2}
+    assert set(again.rejected) & set(again.suspects) == {1, 2}
 
 
 def test_a_record_that_several_tasks_died_of_is_rejected_for_good():
     """Its tuples went to two tasks, and an executor's death failed the stage, not a task."""
     found = update_suspects(PLAN, of((0, 3, 1, 2), (0, 5, 1), (0, 7, 1), (1, 6, 1)), None)
-    assert (found.suspects, found.condemned) == ((), (1,))
+    assert (found.suspects, found.rejected) == ((), (1,))
 
 
 def test_the_task_that_failed_is_read_off_the_error():

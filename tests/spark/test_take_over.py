@@ -120,14 +120,14 @@ def story(world):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
-    def reach(name, number=None):
+    def failpoint(name, number=None):
         if (name, number) == (step, 1) and story.second is None:
             story.take_over()
 
     first = story.first()
     next(first)
     for module in (batch, act, sinks):
-        monkeypatch.setattr(module, "reach", reach)
+        monkeypatch.setattr(module, "failpoint", failpoint)
     with pytest.raises(CheckpointInUse, match=r"was taken over from this driver.*pid \d+ on "):
         next(first)
     assert story.snapshot() == story.after

@@ -103,7 +103,7 @@ class World:
             self.dead_letters_fail -= 1
             raise OSError("the store is down")
         self.dead[number] = [line for table in dead.values() for line in table["line"].to_pylist()]
-        act.reach("in-dead-letters", number)
+        act.failpoint("in-dead-letters", number)
 
     # what Spark does
 

@@ -179,7 +179,7 @@ def read_table_schema(path: Path) -> pa.Schema:
         raise StateError(f"{path} cannot be read: {error}") from error
 
 
-class Reader:
+class TableCache:
     """The tables below a directory, each of them mapped and checked once.
 
     Parameters

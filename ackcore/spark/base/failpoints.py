@@ -2,8 +2,8 @@
 
 ``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise,acted=stop"`` kills the process at the first
 ``planned`` of any micro-batch and at ``decided`` of micro-batch 3, raises `FailpointReached` in a
-sink, and stops it the first time that it has ``acted``, until somebody has it continue.  Read once,
-when this module is imported: a run without them pays one comparison.
+sink, and stops it the first time that it has ``acted``, until SIGCONT.  Read once, when this module
+is imported: a run without them pays one comparison.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse(text: str) -> dict[tuple[str, int | None], Action]:
 _POINTS = parse(os.environ.get(VARIABLE, ""))
 
 
-def reach(name: Name, batch: int | None = None) -> None:
+def failpoint(name: Name, batch: int | None = None) -> None:
     """Die here by SIGKILL, raise, or stop once by SIGSTOP, if the environment says so.
 
     Raises

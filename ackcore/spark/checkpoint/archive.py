@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, sync_directory
-from ackcore.spark.base.checksummed import Reader, read_record, write_record
+from ackcore.spark.base.checksummed import TableCache, read_record, write_record
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import (
     ROOT_IDS,
-    Decision,
-    Entry,
+    BatchDecision,
     Plan,
+    TableFile,
     Tables,
     check_tracking,
     filled,
-    write_entry,
+    write_table_file,
 )
 from ackcore.spark.checkpoint.waiting import Waiting
 
@@ -55,8 +55,8 @@ class Archive:
         self.batches, self.state = root / "batches", root / "state"
         self.replays, self.works = root / "replays", root / "work"
         self._deployment = deployment
-        self._reader = Reader(self.state)
-        self._decisions: dict[int, Decision] = {}
+        self._reader = TableCache(self.state)
+        self._decisions: dict[int, BatchDecision] = {}
 
     # -- records ------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Archive:
         """Record a mark."""
         self._record(self.batches / f"{number}.done", {"number": number})
 
-    def decision(self, number: int) -> Decision | None:
+    def decision(self, number: int) -> BatchDecision | None:
         """Return a decision, None if there is none; its tables are read when asked for."""
         if number not in self._decisions:
             body = self._read(self._manifest(number))
@@ -108,7 +108,7 @@ class Archive:
             self._decisions[number] = self._decision_of(body)
         return self._decisions[number]
 
-    def decided(self, number: int) -> Decision:
+    def decided(self, number: int) -> BatchDecision:
         """Return a decision that there must be.
 
         Raises
@@ -123,13 +123,13 @@ class Archive:
 
     def _tables(self, entries: Mapping[str, Any]) -> Tables:
         # There was more in an entry when waiting tables had one, too.
-        read = {name: Entry(entry["file"], entry["rows"]) for name, entry in entries.items()}
+        read = {name: TableFile(entry["file"], entry["rows"]) for name, entry in entries.items()}
         return Tables(self._reader, read)
 
-    def _decision_of(self, body: Mapping[str, Any]) -> Decision:
+    def _decision_of(self, body: Mapping[str, Any]) -> BatchDecision:
         waiting = Waiting.of(self._reader, body["waiting"])
         roots = self._tables(body["nonacked"])
-        return Decision(
+        return BatchDecision(
             number=body["number"],
             waiting=waiting,
             dead=self._tables(body["dead"]),
@@ -149,7 +149,7 @@ class Archive:
         """Return who waited after a micro-batch; nobody before the first."""
         return Waiting({}) if number is None else self.decided(number).waiting
 
-    def write_decision(self, decision: Decision, plan: Plan) -> Decision:
+    def write_decision(self, decision: BatchDecision, plan: Plan) -> BatchDecision:
         """Record a decision, the tables first, and return it as `decision` reads it.
 
         Raises
@@ -184,8 +184,8 @@ class Archive:
         self._record(self._manifest(number), body, once=True)
         return self.decided(number)
 
-    def _write(self, number: int, name: str, table: pa.Table) -> Entry:
-        return write_entry(self._reader, str(number), name, table)
+    def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
+        return write_table_file(self._reader, str(number), name, table)
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -226,12 +226,12 @@ class Archive:
         done = last if last in dones else plan.parent
         return History(last, done, frozenset(taken))
 
-    def check_tables(self, history: History) -> Decision | None:
+    def check_tables(self, history: History) -> BatchDecision | None:
         """Read whatever will be read, better now than at the first retry in the night.
 
         Returns
         -------
-        Decision or None
+        BatchDecision or None
             The last one.
 
         Raises

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import Reader, write_table
+from ackcore.spark.base.checksummed import TableCache, write_table
 from ackcore.spark.base.schemas import REASON, TRACKING, SinkFile
 from ackcore.spark.checkpoint.waiting import Waiting, with_replayed
 
-#: The one column of ``Decision.nonacked``.
+#: The one column of ``BatchDecision.nonacked``.
 ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 
 
@@ -33,29 +33,31 @@ class Plan:
     max_retries: int | None = None
     careful: bool = False
     suspects: tuple[int, ...] = ()  # root ids to be run alone
-    condemned: tuple[int, ...] = ()  # root ids that crash their process and are not run
+    rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
     time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons of those that hung
     interrupted: bool = False  # its driver was told to end, and did not die of what it ran
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        return asdict(self)
+        body = asdict(self)
+        body["condemned"] = body.pop("rejected")  # its name on record
+        return body
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
         """Read what `body` returned; a later ackcore's additions are passed over."""
         known = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
-        for name in ("replays", "suspects", "condemned"):
+        for name in ("replays", "suspects"):
             known[name] = tuple(known[name])
-        return cls(**known)
+        return cls(**known, rejected=tuple(body["condemned"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BatchDecision:
     """What became of a micro-batch, recorded before anything outside hears of it."""
 
     number: int
-    #: All who wait: `Due.rest`, and the new ones.
+    #: All who wait: `Retries.rest`, and the new ones.
     waiting: Waiting
     #: Rows that became dead in this micro-batch, by spout, in the same columns.
     dead: Mapping[str, pa.Table]
@@ -76,15 +78,15 @@ class Decision:
     now_ms: int = 0
 
 
-class Due(NamedTuple):
-    """Who waited after a plan's parent, and the rows of its requests, parted."""
+class Retries(NamedTuple):
+    """The rows that wait after a plan's parent and those of its requests: what runs, what not."""
 
     due: dict[str, pa.Table]  # by spout; no empty tables
     rest: Waiting
     asked: dict[str, int]  # rows of the requests, by spout, whether they are due or in the rest
 
 
-class Entry(NamedTuple):
+class TableFile(NamedTuple):
     """A table's file, relative to ``<checkpoint>/ackcore/state``."""
 
     file: str
@@ -96,13 +98,13 @@ class Tables(Mapping[str, pa.Table]):
 
     Parameters
     ----------
-    reader : Reader
+    reader : TableCache
         Of the directory that the files are named from.
-    entries : mapping from str to Entry
+    entries : mapping from str to TableFile
         Their files.
     """
 
-    def __init__(self, reader: Reader, entries: Mapping[str, Entry]):
+    def __init__(self, reader: TableCache, entries: Mapping[str, TableFile]):
         self.entries = dict(entries)
         self._reader = reader
 
@@ -143,11 +145,11 @@ def check_tracking(table: pa.Table, what: str) -> None:
             raise ValueError(f"{what}: column {name} holds nulls, and must not")
 
 
-def write_entry(reader: Reader, directory: str, name: str, table: pa.Table) -> Entry:
+def write_table_file(reader: TableCache, directory: str, name: str, table: pa.Table) -> TableFile:
     """Write a table and return its entry."""
     file = f"{directory}/{write_table(reader.root / directory, name, table)}"
     reader.wrote(file)
-    return Entry(file, table.num_rows)
+    return TableFile(file, table.num_rows)
 
 
 def filled(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

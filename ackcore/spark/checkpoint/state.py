@@ -62,7 +62,7 @@ from ackcore.spark.base.schemas import (
 )
 from ackcore.spark.checkpoint import ownership, replays
 from ackcore.spark.checkpoint.archive import Archive
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision, Due, Plan
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.ownership import Described
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -77,13 +77,12 @@ __all__ = [
     "REPLAYED",
     "ROOT_IDS",
     "TRACKING",
+    "BatchDecision",
     "CheckpointCorrupt",
     "CheckpointForeign",
     "CheckpointInUse",
     "CheckpointNewer",
     "CheckpointReadOnly",
-    "Decision",
-    "Due",
     "Plan",
     "SinkFile",
     "State",
@@ -190,7 +189,7 @@ class State:
             raise
         return state
 
-    def _check_waiting(self, topology: Described, decision: Decision | None) -> None:
+    def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
         """Nobody may wait for a spout that is no more, nor for columns that it has not."""
         waiting = Waiting({}) if decision is None else decision.waiting
         waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
@@ -228,7 +227,7 @@ class State:
             deaths=0,
             careful=False,
             suspects=(),
-            condemned=(),
+            rejected=(),
             time_outs={},
         )
         self._archive.write_plan(plan, first=False)
@@ -377,7 +376,7 @@ class State:
             ownership.write_meta(self.path, self._meta | {"begun": True})
             self._meta["begun"] = True
 
-    def split_due(self, plan: Plan) -> Due:
+    def split_due(self, plan: Plan) -> Retries:
         """Part the parent's waiting rows by what is due, and add the requests the plan took.
 
         Raises
@@ -399,7 +398,7 @@ class State:
         counts = Counter[str]()
         for spout, table in asked:
             counts[spout] += len(table)
-        return Due(due, rest, dict(counts))
+        return Retries(due, rest, dict(counts))
 
     def _asked(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
@@ -407,24 +406,24 @@ class State:
 
     # -- decisions ----------------------------------------------------------------------------
 
-    def decision(self, number: int) -> Decision | None:
+    def decision(self, number: int) -> BatchDecision | None:
         """Return the decision on record, None if there is none.
 
         Its tables are read when they are asked for, by memory map.
         """
         return self._archive.decision(number)
 
-    def write_decision(self, decision: Decision) -> Decision:
+    def write_decision(self, decision: BatchDecision) -> BatchDecision:
         """Record what became of a micro-batch.
 
         Parameters
         ----------
-        decision : Decision
+        decision : BatchDecision
             Of a micro-batch that has a plan and no decision.
 
         Returns
         -------
-        Decision
+        BatchDecision
             As `decision` reads it, with what the state fills in.
 
         Raises
@@ -481,7 +480,7 @@ class State:
         self._run = make_directory(self._archive.works / f"{number}.{token}")
         return self._run
 
-    def work_of(self, decision: Decision) -> Path:
+    def work_of(self, decision: BatchDecision) -> Path:
         """Return the directory of the run that a decision accepted."""
         return self._archive.works / decision.work
 

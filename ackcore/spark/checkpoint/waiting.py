@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import Reader, write_batches
+from ackcore.spark.base.checksummed import TableCache, write_batches
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REPLAYED, TRACKING
 
 _FAN = 8
@@ -52,7 +52,7 @@ def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
 class Segment:
     """A file of waiting rows; those before ``start`` wait no more."""
 
-    reader: Reader
+    reader: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
     rows: int  # in the file
     next_due_ms: int
@@ -102,7 +102,7 @@ class Waiting(Mapping[str, pa.Table]):
         self.parts = {spout: some for spout, some in filled.items() if some}
 
     @classmethod
-    def of(cls, reader: Reader, body: Mapping[str, Any]) -> Waiting:
+    def of(cls, reader: TableCache, body: Mapping[str, Any]) -> Waiting:
         """Read what `body` returned, or what was written when a spout had one table."""
         return cls(
             {
@@ -236,12 +236,12 @@ class Waiting(Mapping[str, pa.Table]):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def write(self, reader: Reader, directory: str) -> Waiting:
+    def write(self, reader: TableCache, directory: str) -> Waiting:
         """Write what is not on record, and merge what has become too much; return all as segments.
 
         Parameters
         ----------
-        reader : Reader
+        reader : TableCache
             Of the files.
         directory : str
             Where to write, from the reader's root; it exists.
@@ -379,7 +379,7 @@ def _stays(group: Sequence[Segment | pa.Table]) -> bool:
 
 
 def _write(
-    reader: Reader, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
+    reader: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
 ) -> Segment:
     """Write parts, put in order, as one segment."""
     runs: list[pa.Table] = []

@@ -177,7 +177,7 @@ class DeadLetters:
         number : int
             The micro-batch.
         dead : mapping from str to pyarrow.Table
-            ``Decision.dead``.
+            ``BatchDecision.dead``.
 
         Raises
         ------

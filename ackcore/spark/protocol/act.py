@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, WorkFileDamaged, one_line
-from ackcore.spark.base.failpoints import reach
+from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import raise_if_interrupted
-from ackcore.spark.checkpoint.decisions import Decision
+from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.sinks.parquet import Accepted, SinkError, write_sink
 from ackcore.spark.tasks.workfiles import WorkFile, damage_in
@@ -37,7 +37,7 @@ def act(
     topology: Topology,
     spark: SparkSession,
     state: State,
-    decision: Decision,
+    decision: BatchDecision,
     write_dead_letters: DeadLetterWriter,
     pause: Pause,
 ) -> None:
@@ -82,7 +82,7 @@ def act(
             except Exception as error:
                 _refuse_damaged(accepted, error)
                 raise
-            reach("in-sink", number)
+            failpoint("in-sink", number)
 
         _insist(f"sink {sink.name!r}", number, write, topology.settings, pause)
     dead = decision.dead
@@ -90,7 +90,7 @@ def act(
 
         def park() -> None:
             write_dead_letters(number, dead)
-            reach("in-dead-letters", number)
+            failpoint("in-dead-letters", number)
 
         _insist("the dead-letter store", number, park, topology.settings, pause)
 

@@ -36,14 +36,14 @@ from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.base.errors import StateError, one_line
-from ackcore.spark.base.failpoints import reach
+from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import RunCancelled, interruptible, raise_if_interrupted
-from ackcore.spark.checkpoint.decisions import Decision, Due, Plan
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import DeadLetterWriter, Pause, Stopped, act
 from ackcore.spark.protocol.decide import (
+    BatchOutcome,
     Disagreement,
-    Outcome,
     check_payloads,
     decide,
     propagate_failures,
@@ -236,7 +236,7 @@ class Engine:
                 plan = self._plan(number, watch)
                 outcome, runs = self._accepted_run(plan, inputs, watch)
                 decision = self.state.write_decision(outcome.decision)
-                reach("decided", number)
+                failpoint("decided", number)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)
                 raise
@@ -249,12 +249,12 @@ class Engine:
             self._write_dead_letters,
             self._pause,
         )
-        reach("acted", number)
+        failpoint("acted", number)
         watch.lap("act")
         self.state.write_done(number)
-        reach("marked", number)
+        failpoint("marked", number)
         self.state.prune(number)
-        reach("pruned", number)
+        failpoint("pruned", number)
         watch.lap("mark")
         progress = self._progress(decision, outcome, runs, watch)
         progress.log()
@@ -272,7 +272,7 @@ class Engine:
         else:
             plan = self._bounded(self._record_death(plan))
         self.state.write_plan(plan)
-        reach("planned", number)
+        failpoint("planned", number)
         watch.lap("plan")
         return plan
 
@@ -284,7 +284,7 @@ class Engine:
         if sum(map(len, self.state.split_due(plan).due.values())) <= most:
             return plan
         # Root ids go by a record's place among the retries, so they are of other records now.
-        return replace(plan, max_retries=most, suspects=(), condemned=(), time_outs={})
+        return replace(plan, max_retries=most, suspects=(), rejected=(), time_outs={})
 
     def _record_death(self, plan: Plan) -> Plan:
         return self._watched(replace(plan, deaths=plan.deaths + 1))
@@ -300,15 +300,15 @@ class Engine:
 
     def _watched(self, plan: Plan) -> Plan:
         enough = plan.deaths >= self.topology.settings.careful_after
-        return replace(plan, careful=enough or bool(plan.suspects or plan.condemned))
+        return replace(plan, careful=enough or bool(plan.suspects or plan.rejected))
 
     def _accepted_run(
         self, plan: Plan, inputs: Sequence[InputFrame], watch: _Stopwatch
-    ) -> tuple[Outcome, int]:
+    ) -> tuple[BatchOutcome, int]:
         """Run until a run is accepted."""
         in_vain, handled = 0, sys.exception()
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
-        taken = bool(plan.suspects or plan.condemned)
+        taken = bool(plan.suspects or plan.rejected)
         for runs in count(1):
             work = self.state.new_work(plan.number)
             try:
@@ -355,9 +355,9 @@ class Engine:
         directory = self.state.snapshot(plan.number)
         held = self._load_snapshot(inputs, directory)
         if held is None:
-            if taken and (plan.suspects or plan.condemned):
+            if taken and (plan.suspects or plan.rejected):
                 # These are of rows that somebody took away.
-                plan = replace(plan, suspects=(), condemned=(), time_outs={})
+                plan = replace(plan, suspects=(), rejected=(), time_outs={})
                 self.state.write_plan(plan)
             held = interruptible(self._spark, lambda: self._snapshot_inputs(inputs, directory))
         return plan, held
@@ -392,27 +392,27 @@ class Engine:
 
     def _one_run(
         self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: _Stopwatch
-    ) -> Outcome:
-        due = self.state.split_due(plan)
+    ) -> BatchOutcome:
+        retries = self.state.split_due(plan)
         run_plan = RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
             key=self.state.key(plan.number),
             work=str(work),
-            retries=_write_retries(due, work),
+            retries=_write_retries(retries, work),
             careful=plan.careful,
             suspects=plan.suspects,
-            rejected=plan.condemned,
+            rejected=plan.rejected,
         )
         with deaths_logged(work, plan.number):
             ran = interruptible(
                 self._spark, lambda: self._run(self.topology, self.layout, inputs, run_plan)
             )
-        reach("ran", plan.number)
+        failpoint("ran", plan.number)
         watch.lap("run")
         if ran.problems:
             raise Disagreement("; ".join(ran.problems))
-        for spout, table in due.due.items():
+        for spout, table in retries.due.items():
             if ran.retried.get(spout, 0) != len(table):
                 raise Disagreement(
                     f"{len(table)} records of spout {spout} were due, and "
@@ -437,11 +437,11 @@ class Engine:
                 lambda: self._fetch(self.topology, self.layout, inputs, run_plan, ran, lost),
             )
         check_payloads(failed, payloads)
-        reach("checked", plan.number)
+        failpoint("checked", plan.number)
         watch.lap("check")
         outcome = decide(
             plan,
-            due,
+            retries,
             ran.records,
             failed,
             payloads,
@@ -461,7 +461,7 @@ class Engine:
     # --------------------------------------------------------------------------------- progress
 
     def _progress(
-        self, decision: Decision, outcome: Outcome | None, runs: int, watch: _Stopwatch
+        self, decision: BatchDecision, outcome: BatchOutcome | None, runs: int, watch: _Stopwatch
     ) -> Progress:
         now = self.clock()
         counts = decision.counts
@@ -509,10 +509,10 @@ def _counts(changes: Mapping[str, Account], failed: int) -> dict[str, int]:
     return {**found, "failed": failed}
 
 
-def _write_retries(due: Due, work: Path) -> dict[str, WorkFile]:
+def _write_retries(retries: Retries, work: Path) -> dict[str, WorkFile]:
     """Leave the rows that are due where the first stages of a run read them."""
     files = {}
-    for spout, table in due.due.items():
+    for spout, table in retries.due.items():
         directory = str(work / "retries" / spout)
         # Not synced: it is written again whenever the micro-batch is run again.
         file = RowFile(directory, table.schema, 0, 0, synced=False)

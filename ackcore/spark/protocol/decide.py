@@ -30,7 +30,7 @@ from ackcore.spark.base.schemas import (
     TRACKING,
     SinkFile,
 )
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, Decision, Due, Plan
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.settle.reasons import ENGINE, FAILED
 from ackcore.spark.tasks.workfiles import ROOT_ID, ROOTS, WorkFile, has_several_roots, read_rows
@@ -43,7 +43,7 @@ class Disagreement(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """A decision, and what only the process that made it needs to know.
 
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
@@ -51,7 +51,7 @@ class Outcome:
     seen.
     """
 
-    decision: Decision
+    decision: BatchDecision
     changes: Mapping[str, Account]
     failed: int
     first_ms: Int64s
@@ -153,21 +153,21 @@ def check_payloads(failed: pa.Table, payloads: Mapping[str, pa.Table]) -> None:
 
 def decide(
     plan: Plan,
-    due: Due,
+    retries: Retries,
     records: Mapping[str, int],
     failed: pa.Table,
     payloads: Mapping[str, pa.Table],
     files: Iterable[SinkFile],
     settings: Settings,
     spouts: Sequence[str],
-) -> Outcome:
+) -> BatchOutcome:
     """Decide what becomes of each record of a micro-batch.
 
     Parameters
     ----------
     plan : Plan
         Its time is that of all decisions.
-    due : Due
+    retries : Retries
         The retries that were run, and those that go on waiting.
     records : mapping from str to int
         New records by spout.
@@ -184,15 +184,15 @@ def decide(
 
     Returns
     -------
-    Outcome
+    BatchOutcome
     """
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
-    waiting, dead, changes = due.rest, {}, {}
+    waiting, dead, changes = retries.rest, {}, {}
     failures = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
-        tried = due.due.get(spout)
+        tried = retries.due.get(spout)
         lost = payloads.get(spout)
         runs_again = len(tried) if tried is not None else 0
         firsts = resolved = 0
@@ -222,7 +222,7 @@ def decide(
         changes[spout] = Account(
             records=records.get(spout, 0),
             # Counted when a request is taken, however long its rows then wait for their turn.
-            replayed=due.asked.get(spout, 0),
+            replayed=retries.asked.get(spout, 0),
             acked=executed - lost_here,
             dead=parked,
             waiting=waiting.rows(spout),
@@ -236,14 +236,14 @@ def decide(
                 f"{executed - changes[spout].acked} failed"
             )
     nonacked = np.unique(failed["root_id"].to_numpy())
-    decision = Decision(
+    decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
         dead=dead,
         nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
         files=tuple(files),
     )
-    return Outcome(decision, changes, failures, np.concatenate(first_ms))
+    return BatchOutcome(decision, changes, failures, np.concatenate(first_ms))
 
 
 def _roots(table: pa.Table) -> list[int]:

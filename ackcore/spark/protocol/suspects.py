@@ -70,7 +70,7 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
 
 def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     """Return what follows when one of these attempts died, or when the only one did."""
-    known = frozenset(plan.condemned)
+    known = frozenset(plan.rejected)
     left = {marker.roots - known for marker in markers}
     in_flight = [roots for roots in left if roots]
     if not in_flight:
@@ -100,7 +100,7 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     return replace(
         plan,
         suspects=(*_held_back(plan), *suspects),
-        condemned=(*plan.condemned, *rejected),
+        rejected=(*plan.rejected, *rejected),
         time_outs={**plan.time_outs, **reasons},
     )
 
@@ -112,7 +112,7 @@ def rejections(plan: Plan) -> dict[int, Reason]:
     later micro-batch and perhaps in other company.
     """
     reasons = {}
-    for root in plan.condemned:
+    for root in plan.rejected:
         text = plan.time_outs.get(str(root))
         reason = killed_worker(final=True) if text is None else Reason.decode(text)
         reasons[root] = reason._replace(final=root not in plan.suspects)
@@ -122,12 +122,12 @@ def rejections(plan: Plan) -> dict[int, Reason]:
 def isolation_progress(plan: Plan) -> int:
     """Return how much is known of which records crash; it grows with each that was alone."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
-    return len(plan.condemned) * (ALONE_ENOUGH + 1) + alone
+    return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 
 
 def _held_back(plan: Plan) -> list[int]:
     """Rejected roots that are suspects still."""
-    return sorted(set(plan.condemned) & set(plan.suspects))
+    return sorted(set(plan.rejected) & set(plan.suspects))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence, make_directory, sync_directory, write_file
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.failpoints import reach
+from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows, read_schema
@@ -368,7 +368,7 @@ class ParquetSink:
         written = sorted(row[0] for row in names)
         for i, name in enumerate(written):
             os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}.parquet")
-        reach("in-sink", batch_id)
+        failpoint("in-sink", batch_id)
         final = os.path.join(self.path, f"batch_id={batch_id}")
         if written:
             sync_directory(Path(whole))
