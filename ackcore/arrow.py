@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ackcore import _columns
 from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
 from ackcore._reference.rows import fold_values
-from ackcore._rows import gather_binary, hash_binary, hash_fixed
+from ackcore._shuffle import gather_binary, hash_binary, hash_fixed
 
 #: Status names by number, as settled tables show them.
 STATUS_NAMES = tuple(status.name for status in Status)

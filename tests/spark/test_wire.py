@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ackcore import Entries
+from ackcore._shuffle import split_by_shard
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
 
@@ -52,7 +53,7 @@ def test_what_is_packed_is_unpacked(timed, shards, n):
         assert sorted(row for part in parts for row in rows_of(part)) == rows_of(rows)
         for dest, part in zip(batch["dest"].to_pylist(), parts, strict=True):
             roots = part[0] if isinstance(part, wire.Events) else part.root_ids
-            _, counts = wire.split_by_shard(roots, shards)
+            _, counts = split_by_shard(roots, shards)
             assert counts[dest] == len(roots) > 0
 
 

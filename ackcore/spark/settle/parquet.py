@@ -24,6 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._backend import Ledger
 from ackcore._records import Int64s
+from ackcore._row_parts import MAX_SHARDS
+from ackcore._shuffle import split_by_shard, take_shard
 from ackcore.arrow import is_text
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.settle.packing import HELD_ROOTS, Batches, Crowd, Packer, new_ledger
@@ -31,7 +33,7 @@ from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.shards import MapInArrow, read_events, results
 from ackcore.spark.settle.tables import Job
-from ackcore.spark.settle.wire import BLOB_DDL, MAX_SHARDS, Events, split_by_shard, take_shard
+from ackcore.spark.settle.wire import BLOB_DDL, Events
 
 #: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
 #: more rows meet their root again and need not be shipped.

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from ackcore import _columns
 from ackcore._backend import Ledger
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
+from ackcore._shuffle import sort_by_shard
 from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settled_to_batch
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Batches, Packer, fold, new_ledger
@@ -208,7 +209,7 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
         entries = ledger.entries()
         del ledger
         # In an order that is the same on every processor: these rows go on to a shuffle.
-        entries = entries.take(wire.sort_by_shard(entries.root_ids, 1)[0])
+        entries = entries.take(sort_by_shard(entries.root_ids, 1)[0])
         batch = entries_to_batch(entries)
         for start in range(0, len(batch), RESULT_ROWS):
             roots = entries.root_ids[start : start + RESULT_ROWS]

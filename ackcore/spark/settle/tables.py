@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
+from ackcore._row_parts import MAX_SHARDS
 from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.settle.events import (
     check_events,
@@ -33,7 +34,7 @@ from ackcore.spark.settle.shards import (
     pack_events,
     settle_blobs,
 )
-from ackcore.spark.settle.wire import BLOB_DDL, MAX_SHARDS
+from ackcore.spark.settle.wire import BLOB_DDL
 
 
 def combine(events: DataFrame) -> DataFrame:

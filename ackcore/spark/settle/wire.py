@@ -27,20 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._backend import backend
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
-from ackcore._row_parts import MAX_SHARDS as MAX_SHARDS
+from ackcore._shuffle import sort_by_shard, split_by_shard
 from ackcore.arrow import offsets_of
 from ackcore.spark.settle.reasons import REASON_SCHEMA
-
-if backend == "native":
-    from ackcore._native import sort_by_shard as sort_by_shard
-    from ackcore._native import split_by_shard as split_by_shard
-    from ackcore._native import take_shard as take_shard
-else:
-    from ackcore._reference.pack import sort_by_shard as sort_by_shard
-    from ackcore._reference.pack import split_by_shard as split_by_shard
-    from ackcore._reference.pack import take_shard as take_shard
 
 EVENTS, ENTRIES, REASONS = 1, 2, 3
 VERSION = 1

@@ -31,7 +31,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore._records import Int64s
-from ackcore._rows import fingerprint
+from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.tracking import Runs

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore import ACK
 from ackcore._records import Int64s, Status
-from ackcore._rows import fingerprint
+from ackcore._shuffle import fingerprint
 from ackcore.arrow import hash_columns, one_batch
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.settle import wire

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ackcore import ACK, FAIL
 from ackcore._records import Int64s
+from ackcore._shuffle import split_by_shard
 from ackcore.arrow import bytes_before, end_within, hash_columns, offsets_of, take_rows
 from ackcore.ids import edge_ids
 from ackcore.spark.settle import wire
@@ -344,13 +345,13 @@ class Task:
         if grouping.keys:
             hashes = hash_columns([batch.column(name) for name in grouping.keys], n)
             if not isinstance(grouping, PartialKey):
-                return wire.split_by_shard(hashes, tasks)
+                return split_by_shard(hashes, tasks)
             # Rows of a key take turns between two destinations; who is first, the key decides.
             other = edge_ids(0, hashes, "partial_key", 0, 0)
             _, numbers = np.unique(hashes, return_inverse=True)
             counts = np.zeros(int(numbers.max()) + 1, np.int64)
             odd = running_counts(numbers.astype(np.int64), counts) & 1
-            return wire.split_by_shard(np.where(odd == 1, other, hashes), tasks)
+            return split_by_shard(np.where(odd == 1, other, hashes), tasks)
         if isinstance(grouping, Global):
             dest = 0
         elif edge.spreads:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
-from ackcore._rows import pack_runs
+from ackcore._shuffle import pack_runs
 from ackcore.arrow import offsets_of, take_rows
 from ackcore.ids import component_key, edge_ids
 from ackcore.topology.tuples import Identity
@@ -300,7 +300,7 @@ def draw_edges(
     rows : Rows
         What is sent.
     order, counts
-        As `ackcore.spark.settle.wire.split_by_shard` returns them.
+        As `ackcore._shuffle.split_by_shard` returns them.
     chunks : Chunks
         The groups of the task.
 

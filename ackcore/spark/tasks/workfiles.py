@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore._rows import fingerprint
+from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
 from ackcore.spark.base.atomic import sync_directory
 from ackcore.spark.base.errors import StateError, WorkFileDamaged

@@ -1,0 +1,44 @@
+"""What a shuffle needs of the backend that runs: hashes, shards, runs of edges, fingerprints.
+
+`ackcore.arrow.hash_columns` is made of `hash_fixed` and `hash_binary`, and `take_rows` there of
+`gather_binary`; `pack_runs` cuts what goes to one destination into runs, so that an edge crosses
+per run and not per row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ackcore._backend import implementation
+
+if TYPE_CHECKING:
+    from ackcore._reference import (
+        fingerprint,
+        gather_binary,
+        hash_binary,
+        hash_fixed,
+        pack_runs,
+        sort_by_shard,
+        split_by_shard,
+        take_shard,
+    )
+else:
+    fingerprint = implementation.fingerprint
+    gather_binary = implementation.gather_binary
+    hash_binary = implementation.hash_binary
+    hash_fixed = implementation.hash_fixed
+    pack_runs = implementation.pack_runs
+    sort_by_shard = implementation.sort_by_shard
+    split_by_shard = implementation.split_by_shard
+    take_shard = implementation.take_shard
+
+__all__ = [
+    "fingerprint",
+    "gather_binary",
+    "hash_binary",
+    "hash_fixed",
+    "pack_runs",
+    "sort_by_shard",
+    "split_by_shard",
+    "take_shard",
+]
