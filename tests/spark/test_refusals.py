@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, settle, settle_parquet
+from ackcore.spark.base import session
 from ackcore.spark.settle import events
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -278,7 +279,7 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
         spark.createDataFrame(pd.DataFrame({"id": [1]})),
         spark.createDataFrame(files.rdd.map(tuple), "id bigint"),
     ]
-    assert [events.has_fixed_order(table) for table in ordered] == [True] * len(ordered)
+    assert [session.has_fixed_order(table) for table in ordered] == [True] * len(ordered)
     cached = files.cache()
     unordered = [
         files.repartition(2),
@@ -292,7 +293,7 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
         spark.createDataFrame(files.rdd.map(tuple).repartition(2), "id bigint"),
         cached.select("*"),
     ]
-    assert [events.has_fixed_order(table) for table in unordered] == [False] * len(unordered)
+    assert [session.has_fixed_order(table) for table in unordered] == [False] * len(unordered)
     cached.unpersist()
 
 
@@ -326,7 +327,7 @@ def test_whose_rows_are_the_same_when_they_are_read_again(spark, tmp_path):
         stream.where("id > 3"),
         spark.readStream.format("rate").load(),
     ]
-    assert [events.has_fixed_rows(table) for table in fixed] == [True] * len(fixed)
+    assert [session.has_fixed_rows(table) for table in fixed] == [True] * len(fixed)
     may_differ = [
         spark.createDataFrame([(1,)], "id int"),
         spark.createDataFrame(files.rdd.map(tuple), "id bigint").union(files),
@@ -343,4 +344,4 @@ def test_whose_rows_are_the_same_when_they_are_read_again(spark, tmp_path):
         spark.read.format("numbers").load(),
         spark.readStream.format("numbers").load(),
     ]
-    assert [events.has_fixed_rows(table) for table in may_differ] == [False] * len(may_differ)
+    assert [session.has_fixed_rows(table) for table in may_differ] == [False] * len(may_differ)
