@@ -35,9 +35,9 @@ from ackcore.topology.groupings import (
     PartialKey,
     Shuffle,
 )
-from ackcore.topology.layout import Edge, Layout
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import Settings
+from ackcore.topology.stage_layout import Edge, Layout
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 __all__ = [

@@ -25,8 +25,8 @@ from ackcore.topology.components import (
     output_streams,
 )
 from ackcore.topology.emissions import joined, no_stream
+from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.lossless import array_of, cast
-from ackcore.topology.reasons import Reasons
 from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ackcore.topology import checks
+from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -314,7 +314,7 @@ class TopologyBuilder:
                     tuple(declared.inputs),
                 )
             )
-        found.extend(checks.problems(self._spouts, bolts, self._sinks, broken))
+        found.extend(validation.problems(self._spouts, bolts, self._sinks, broken))
         if found:
             raise TopologyError(found)
         return Topology(

@@ -20,7 +20,7 @@ from ackcore.topology.components import (
     Context,
     refuse_unrunnable,
 )
-from ackcore.topology.reasons import Reasons
+from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.row_bolts import RowExecutor
 from ackcore.topology.tuples import Identity, Results
 

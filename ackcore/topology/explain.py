@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.layout import Edge, Layout
 from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
 from ackcore.topology.settings import Settings
+from ackcore.topology.stage_layout import Edge, Layout
 
 _WIDTH = 100
 _RULE = 78

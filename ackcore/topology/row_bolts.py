@@ -38,8 +38,8 @@ from ackcore.topology.components import (
     output_streams,
 )
 from ackcore.topology.emissions import joined, no_stream
-from ackcore.topology.reasons import Reasons
-from ackcore.topology.rows import Row, RowSchema, no_values, rows_of
+from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.row_conversion import Row, RowSchema, no_values, rows_of
 from ackcore.topology.tuples import (
     ACKED,
     FAILED,

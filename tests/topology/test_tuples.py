@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.topology import rows as rows_module
+from ackcore.topology import row_conversion
 from ackcore.topology.components import Reject
 from ackcore.topology.emissions import joined
-from ackcore.topology.reasons import Reasons
-from ackcore.topology.rows import RowSchema, column_values, rows_of
+from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.row_conversion import RowSchema, column_values, rows_of
 from ackcore.topology.tuples import MESSAGE_CHARS, Anchors, Identity, Origin, Reason, Tuple
 
 TEXTS = st.text(max_size=8) | st.sampled_from(["\x1f", "!\x1f", "a\x1fb", "", "é\n"])
@@ -188,7 +188,7 @@ def test_more_text_than_an_array_has_room_for_is_cut(monkeypatch):
             return array(values, kind)
         return pa.chunked_array([array([value], kind) for value in values])
 
-    monkeypatch.setattr(rows_module.pa, "array", small)
+    monkeypatch.setattr(row_conversion.pa, "array", small)
     schema = RowSchema("b", "default", pa.schema([("text", pa.string())]))
     batches, misfits = schema.batches([(text,) for text in "abcde"])
     assert misfits == []
@@ -213,7 +213,7 @@ def test_a_values_own_methods_may_raise_what_they_like():
         assert [row for row, _ in misfits] == [1]
         assert sum(batch.num_rows for _, batch in batches) == 2
     with pytest.raises(KeyboardInterrupt):
-        rows_module._by_halves(lambda *_: Odd(KeyboardInterrupt()).__iter__(), 0, 4, [])
+        row_conversion._by_halves(lambda *_: Odd(KeyboardInterrupt()).__iter__(), 0, 4, [])
 
 
 def test_what_was_emitted_stays_as_it_was():

@@ -65,7 +65,7 @@ from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.markers import ALONE, died
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, damage_in
 from ackcore.topology.builder import Topology
-from ackcore.topology.layout import Layout
+from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised
 
 _log = logging.getLogger("ackcore")

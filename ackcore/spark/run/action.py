@@ -47,7 +47,7 @@ from ackcore.spark.tasks.stages import (
 )
 from ackcore.spark.tasks.workfiles import WorkFile
 from ackcore.topology.builder import Topology
-from ackcore.topology.layout import Layout
+from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
 
 

@@ -15,7 +15,7 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.exchange import SETTLE, Sighting, level_of, origin_of, partition_of
 from ackcore.spark.tasks.source import Source
 from ackcore.spark.tasks.task import Work
-from ackcore.topology.layout import Layout
+from ackcore.topology.stage_layout import Layout
 
 
 def trailer_problems(

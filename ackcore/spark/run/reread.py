@@ -32,7 +32,7 @@ from ackcore.spark.tasks.stages import (
 )
 from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, read_rows
 from ackcore.topology.builder import Topology
-from ackcore.topology.layout import Layout
+from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
 
 

@@ -17,8 +17,8 @@ from ackcore.spark.tasks.stages import Slice, read_due
 from ackcore.spark.tasks.task import Work
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.layout import Layout
 from ackcore.topology.parts import Spout
+from ackcore.topology.stage_layout import Layout
 
 
 class RunSetup:

@@ -43,7 +43,7 @@ from ackcore.spark.tasks.task import IDENTITY_FIELDS, Task, Work
 from ackcore.spark.tasks.tracking import NONE, Owners, Rows, Runs, concat, some_rows
 from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, read_whole
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.layout import Edge
+from ackcore.topology.stage_layout import Edge
 from ackcore.topology.tuples import Identity
 
 Batches = Iterator[pa.RecordBatch]

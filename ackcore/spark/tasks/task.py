@@ -43,7 +43,7 @@ from ackcore.spark.tasks.workfiles import RowFiles
 from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import All, Global, PartialKey
-from ackcore.topology.layout import Edge, Layout
+from ackcore.topology.stage_layout import Edge, Layout
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 
 #: What carries a tuple's identity beside its fields.
