@@ -26,8 +26,8 @@ from ids cimport (
 from kernel cimport (
     FULL, ROWS_BAD, ROWS_PLAIN, SLOTS,
     TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
-    kernel_t, ledger_t, limit_of, live, lock_close, lock_free, lock_hold, lock_open, lock_t,
-    lock_wait, outcomes_t, table_bytes, table_over, table_t, takeable,
+    kernel_t, ledger_t, limit_of, live, lock_acquire_gil, lock_acquire_nogil, lock_destroy,
+    lock_init, lock_release, lock_t, outcomes_t, table_at, table_bytes, table_t, takeable,
 )
 
 import contextlib
@@ -191,7 +191,7 @@ cdef bint are_plain_arrays(list columns, bint timed):
     return timed or (columns[6] is None and columns[7] is None)
 
 
-cdef void lay_over(list columns, columns_t *out):
+cdef void bind_columns(list columns, columns_t *out):
     """Point at columns that are in the order of `Entries`."""
     out.root_ids = <int64_t *>data_of(columns[0])
     out.vals = <int64_t *>data_of(columns[1])

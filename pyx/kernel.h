@@ -1,5 +1,8 @@
-/* kernel.h - batches of messages, entries in and out, settling: what a kernel offers.  block.h has
- * the rows.
+/* kernel.h - what a kernel offers: batches of messages, listing, merging, taking and settling entries.
+ *
+ * A batch runs in blocks of up to BLOCK rows (block.h).  Between blocks, and only there, the ledger
+ * migrates, sweeps, grows into a reserve and reseeds, so within a block no entry changes tables.
+ * Functions that go through all entries first finish a migration, then walk `cur`.
  */
 #ifndef ACKCORE_KERNEL_H
 #define ACKCORE_KERNEL_H
@@ -8,12 +11,12 @@
 
 /* ---- a batch ----------------------------------------------------------------------------- */
 
-/* Make room for the next rows; returns how many may go at once.  Between blocks the table moves
- * on: a slice of a migration, a slice of a sweep, growth into a spare. */
+/* Make room for the next rows, and return how many may run as one block: a slice of a migration, a
+ * slice of a sweep, growth into a reserve. */
 static size_t next_block(ledger_t *l, size_t rest) {
     enum { LEAST_BLOCK = 64 };
     size_t rows = rest < BLOCK ? rest : BLOCK;
-    /* A table that is left for a smaller one is nearly empty: go through it faster. */
+    /* When shrinking, the old table is nearly empty: migrate faster. */
     ledger_migrate(l, l->old.n > l->cur.n ? rows * 32 : rows * 2);
     if (UNLIKELY(l->used + rows > l->limit)) {
         size_t room = l->limit > l->used ? l->limit - l->used : 0;
@@ -25,17 +28,17 @@ static size_t next_block(ledger_t *l, size_t rest) {
         }
         if (room >= LEAST_BLOCK || room >= rest)
             rows = room < rows ? room : rows;
-        else if (take_spare(l, l->used + rows, &t)) {
-            lay_out_in(l, t);
+        else if (take_reserve(l, l->used + rows, &t)) {
+            start_migration(l, t);
             l->growths++;
-            ledger_migrate(l, rows * 2); /* two homes a row: done before a table half as large again is full */
+            ledger_migrate(l, rows * 2); /* two home buckets a row: done before the new table is full */
         }
     }
-    /* Leisurely while there is room, so that a batch costs little more; dead entries take it up. */
+    /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill it. */
     ledger_sweep(l, l->used + l->limit / 8 < l->limit ? (rows + 1) / 2 : rows * 4);
-    if (UNLIKELY(l->tangled)) {
+    if (UNLIKELY(l->needs_reseed)) {
         table_t t;
-        if (take_spare(l, l->used + rows, &t)) reseed_in(l, t);
+        if (take_reserve(l, l->used + rows, &t)) reseed_into(l, t);
     }
     l->work += rows;
     return rows;
@@ -51,21 +54,21 @@ static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes
         m = block_for(l, in, decide)(l, in, p, rows, n - p - rows, out, m);
         after_block(l);
     }
-    ledger_weigh(l);
+    consider_shrink(l);
     return m;
 }
 static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now,
                       const outcomes_t *out) {
     size_t m;
     next_block(l, 1);
-    m = row(l, key, val, task, now, 1, out, 0);
+    m = apply_message(l, key, val, task, now, 1, out, 0);
     after_block(l);
-    ledger_weigh(l);
+    consider_shrink(l);
     return m;
 }
-/* What must be had before n more rows: buckets of a spare table, 0 for nothing, or FULL if the
- * rows that have no entry now could take the ledger past `most` entries (-1: no bound). */
-static size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *ids,
+/* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows that have no
+ * entry now could take the ledger past `most` entries (-1: no bound). */
+static size_t ledger_reserve_needed(ledger_t *l, size_t n, int64_t most, const uint64_t *ids,
                            size_t *missing, int frugal) {
     if (most >= 0 && live(l) + n > (size_t)most) {
         place_t at;
@@ -73,7 +76,7 @@ static size_t ledger_needs(ledger_t *l, size_t n, int64_t most, const uint64_t *
         for (size_t j = 0; j < n; j++) *missing += !ledger_find(l, ids[j], &at);
         if (*missing && live(l) + *missing > (size_t)most) return FULL;
     }
-    return spare_needed(l, n, frugal);
+    return reserve_size(l, n, frugal);
 }
 
 /* ---- entries ----------------------------------------------------------------------------- */
@@ -145,16 +148,16 @@ static void merge_rows(ledger_t *l, const columns_t *in, size_t n) {
     for (size_t p = 0, rows; p < n; p += rows) {
         rows = next_block(l, n - p);
         for (size_t j = p; j < p + rows; j++) {
-            if (j + AHEAD < p + rows) {
+            if (j + PREFETCH_AHEAD < p + rows) {
                 size_t i;
-                table_t *t = home_of(l, hash_of(l->seed, (uint64_t)in->root_ids[j + AHEAD]), &i);
+                table_t *t = find_home(l, hash_of(l->seed, (uint64_t)in->root_ids[j + PREFETCH_AHEAD]), &i);
                 prefetch(&t->buckets[i]);
             }
             merge_row(l, in, j);
         }
         after_block(l);
     }
-    ledger_weigh(l);
+    consider_shrink(l);
 }
 static size_t list_ages(ledger_t *l, const columns_t *out, int youngest, int oldest) {
     size_t m = 0;
@@ -188,18 +191,18 @@ static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
     size_t m = 0;
     const int stamp = stamp_of(l, l->turns);
     while (m < most && l->counts[stamp] > 0) {
-        if (l->taking < l->front && l->old.n && l->old.buckets[l->old.n - 1].over == 0)
-            l->taking = l->front; /* before the front there is nothing */
-        const int in_old = l->taking < l->old.n;
-        place_t at = {in_old ? &l->old : &l->cur, l->taking - (in_old ? 0 : l->old.n), 0};
+        if (l->take_at < l->migrated && l->old.n && l->old.buckets[l->old.n - 1].overflow_count == 0)
+            l->take_at = l->migrated; /* what is before has migrated */
+        const int in_old = l->take_at < l->old.n;
+        place_t at = {in_old ? &l->old : &l->cur, l->take_at - (in_old ? 0 : l->old.n), 0};
         bucket_t *b = &at.table->buckets[at.i];
         if (dead_slots(l, b))
             for (; at.s < SLOTS; at.s++)
                 while (m < most && (b->stamps[at.s] & ~MARKED) == stamp) {
                     put_column(out, m++, entry_at(at.table, at.i, at.s), l->turns);
-                    ledger_erase(l, at); /* may pull another one into this slot */
+                    ledger_erase(l, at); /* may shift another one into this slot */
                 }
-        if (m < most && ++l->taking >= l->old.n + l->cur.n) l->taking = 0;
+        if (m < most && ++l->take_at >= l->old.n + l->cur.n) l->take_at = 0;
     }
     return m;
 }
@@ -217,7 +220,7 @@ static size_t settle_all(ledger_t *l, const columns_t *out, int timed_out, int64
     for (size_t i = 0; i < l->cur.n; i++) {
         const bucket_t *b = &l->cur.buckets[i];
         for (unsigned s = 0; s < SLOTS; s++)
-            for (;;) { /* erasing may pull another entry into this slot */
+            for (;;) { /* erasing may shift another entry into this slot */
                 place_t at = {&l->cur, i, s};
                 int status, stamp = b->stamps[s] & ~MARKED;
                 entry_t e;
@@ -248,10 +251,10 @@ static int64_t waiting_orphans(ledger_t *l) {
 const kernel_t KERNEL = {
     .open = ledger_open,
     .close = ledger_close,
-    .needs = ledger_needs,
-    .lay_in = ledger_lay_in,
-    .wants = ledger_wants,
-    .relay = ledger_relay,
+    .reserve_needed = ledger_reserve_needed,
+    .add_reserve = ledger_add_reserve,
+    .desired_size = ledger_desired_size,
+    .install = ledger_install,
     .next_retired = next_retired,
     .rotate = ledger_rotate,
     .run_batch = run_batch,

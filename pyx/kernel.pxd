@@ -23,9 +23,9 @@ cdef extern from "layout.h" nogil:
         table_t cur
         table_t old
         size_t limit
-        size_t least
+        size_t min_buckets
         int turns
-        size_t given_back
+        size_t released
         void *retired
         int64_t second_inits
         int64_t orphans
@@ -58,9 +58,9 @@ cdef extern from "layout.h" nogil:
         uint8_t *statuses
 
     size_t table_bytes(size_t n, int timed) noexcept
-    table_t table_over(void *memory, size_t n, int timed, void *owner) noexcept
+    table_t table_at(void *memory, size_t n, int timed, void *owner) noexcept
     size_t buckets_for(size_t entries) noexcept
-    size_t limit_of(size_t n, size_t least) noexcept
+    size_t limit_of(size_t n, size_t min_buckets) noexcept
     size_t live(const ledger_t *l) noexcept
     int64_t takeable(const ledger_t *l) noexcept
 
@@ -69,12 +69,12 @@ cdef extern from "layout.h" nogil:
             ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret
         ) noexcept nogil
         void (*close)(ledger_t *l) noexcept nogil
-        size_t (*needs)(
+        size_t (*reserve_needed)(
             ledger_t *l, size_t n, int64_t most, const uint64_t *ids, size_t *missing, int frugal
         ) noexcept nogil
-        void (*lay_in)(ledger_t *l, table_t t) noexcept nogil
-        size_t (*wants)(const ledger_t *l) noexcept nogil
-        void (*relay)(ledger_t *l, table_t t) noexcept nogil
+        void (*add_reserve)(ledger_t *l, table_t t) noexcept nogil
+        size_t (*desired_size)(const ledger_t *l) noexcept nogil
+        void (*install)(ledger_t *l, table_t t) noexcept nogil
         void *(*next_retired)(ledger_t *l) noexcept nogil
         void (*rotate)(ledger_t *l) noexcept nogil
         size_t (*run_batch)(
@@ -103,8 +103,8 @@ cdef extern from "lock.h" nogil:
     ctypedef struct lock_t:
         pass
 
-    int lock_open(lock_t *lock) noexcept
-    void lock_close(lock_t *lock) noexcept
-    void lock_hold(lock_t *lock) noexcept
-    void lock_wait(lock_t *lock) noexcept
-    void lock_free(lock_t *lock) noexcept
+    int lock_init(lock_t *lock) noexcept
+    void lock_destroy(lock_t *lock) noexcept
+    void lock_acquire_gil(lock_t *lock) noexcept
+    void lock_acquire_nogil(lock_t *lock) noexcept
+    void lock_release(lock_t *lock) noexcept

@@ -1,34 +1,51 @@
-/* layout.h - what a ledger is in memory, and what its kernel offers.
+/* layout.h - what a ledger is in memory, and what a kernel offers.
  *
- * Layout.  A bucket is a cache line and holds three entries, probed all at once:
+ * Read layout.h, table.h, ledger.h, block.h, kernel.h, in this order; then ledger.pxi, which
+ * allocates and locks.
  *
- *     keys[3] | stamps[3] over | not_tasks[3] | vals[3]          24 + 4 + 12 + 24 = 64 bytes
+ * A ledger is an open-addressing hash table with 64-bit root ids for keys, bucketed linear
+ * probing, an overflow count per bucket (as in folly's F14) and backward-shift deletion: there are
+ * no tombstones.  It grows and shrinks incrementally, a few buckets with each block of
+ * rows, and never allocates while it runs.
  *
- * stamps[s] is 0 when slot s is free - occupancy is a mark of its own, so root 0 and value 0 are
- * like any other - and then its task and value are 0 too.  Its low seven bits are the turn (1..127)
- * in which the entry was last put, its high bit says that the entry has something in the side array
- * `marks` (a second init, a fail, ...).  not_tasks[s] is ~task, negative once the init was seen, and
- * 0 before.  After the buckets come `times`, only in a ledger with a clock, and `marks`, four bytes a
- * bucket that ordinary traffic never touches (untouched pages of zeros cost nothing).
+ * Bucket.  One cache line, three slots, all probed at once:
  *
- * Placement.  An entry's home is its hash scaled to 0..n-1; it lives there or, when that is full,
- * in the nearest later bucket with room (the last is followed by the first).  `over` of a bucket
- * counts the entries that went past it: home at or before it, place after it.
+ *     keys[3] | stamps[3] overflow_count | not_tasks[3] | vals[3]       24 + 3 + 1 + 12 + 24 = 64
  *
- * Invariant.  over > 0 only in a full bucket.  So a bucket with a free slot ends every search, one
- * test tells the common case, and erasing leaves nothing behind: the hole is filled with the
- * nearest entry that went past it, and so on until nothing did.
+ * stamps[s] is 0 when slot s is free - occupancy is a field of its own, so key 0 and value 0 are
+ * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros.  Its
+ * low seven bits are the turn (1..127) in which the entry was last put; its high bit says that the
+ * entry has bits in the side array `marks` (a second init, a fail, ...).  not_tasks[s] is ~task,
+ * negative once the init was seen, and 0 before.  The buckets are followed by `times`, only in a
+ * ledger with a clock, and by `marks`, four bytes a bucket which INITs and ACKs do not touch (a page
+ * of zeros that is never written takes no memory).
  *
- * Scaling preserves the order of hashes, whatever n is: a table of another size is laid out by
- * walking the old one from front to end, a few buckets at a time.  While that goes on, homes before
- * `front` are found in the new table and the others in the old one.
+ * Lookup.  A key's home bucket is its hash scaled to 0..n-1.  Its entry is there or, if that was
+ * full, in a later bucket (the first follows the last).  `overflow_count` of a bucket is the number
+ * of entries that probed past it: home bucket at or before it, slot after it.  A search ends at the
+ * key, or at the first bucket with a free slot.
  *
- * Costs.  A ledger that was sized up front takes 48 bytes an entry, with the marks, when it is full;
- * one that grew 62 to 94, until entries leave.  An operation touches one cache line; for up to three
- * entries in a hundred the next one as well, for eight when a table sized up front is full.  The hash
- * has a secret seed and spreads ids that follow a rule as well as random ones; a chain that grows long
- * all the same (`CHAIN_LIMIT`) asks for a new seed, and until the table is laid out anew everything
- * stays correct.
+ * Insert.  Into the first free slot from the home bucket on; each full bucket on the way counts one
+ * more overflow.
+ *
+ * Erase.  Each bucket from home to the entry counts one overflow less.  If the bucket of the freed
+ * slot has overflow left, the nearest later entry that probed past that bucket is moved back into
+ * the slot, and so on until a bucket without overflow has the free slot.
+ *
+ * Invariant.  overflow_count > 0 only in a full bucket.  So a free slot ends every search, a single
+ * test tells the common case, and steady births and deaths leave nothing behind.
+ *
+ * Growth.  Scaling keeps hashes in order whatever n is, so another table is filled by walking the
+ * old one front to back: home buckets before `migrated` are in the new table (`cur`), the others in
+ * the old (`old`), and one comparison says where to probe.  The new table comes from `reserves`,
+ * allocated before a batch.
+ *
+ * Load factor and cost.  A table sized up front is filled to 92 entries in 64 buckets (load factor
+ * 0.48, 48 bytes an entry, marks included), one that grew to 70 (0.36; 62 to 94 bytes an entry
+ * until entries leave).  An operation touches one cache line; for up to three entries in a hundred,
+ * eight when a table sized up front is full, the next one too.  The hash has a secret seed.  A probe
+ * of more than PROBE_LIMIT buckets, which chance does not bring about, sets `needs_reseed`: the
+ * table is correct all the same, and is rebuilt under another seed as soon as there is memory.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -43,13 +60,15 @@
 
 enum {
     SLOTS = 3,
-    SIZED = 92,       /* 64ths of an entry a bucket, on average, that a table sized up front takes */
-    GROWN = 70,       /* and one that is larger than that was */
-    CHAIN_LIMIT = 32, /* buckets from home; chance alone does not get that far */
+    /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one that
+     * is larger than that. */
+    MAX_LOAD_SIZED = 92,
+    MAX_LOAD_GROWN = 70,
+    PROBE_LIMIT = 32, /* buckets from home */
     STAMPS = 127,
     MARKED = 0x80,
     MARK_BITS = 4,
-    OVER_MOST = 255 /* chains are cut long before; the fast path counts on it */
+    OVERFLOW_MAX = 255 /* of overflow_count; the straight path of block.h never reaches it */
 };
 /* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
 enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
@@ -57,14 +76,14 @@ enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
 typedef struct {
     uint64_t keys[SLOTS];
     uint8_t stamps[SLOTS];
-    uint8_t over;
+    uint8_t overflow_count;
     int32_t not_tasks[SLOTS];
     uint64_t vals[SLOTS];
 } bucket_t;
 
 typedef struct {
     uint32_t marks : MARK_BITS * SLOTS;
-    uint32_t over_rest : 32 - MARK_BITS * SLOTS; /* of `over`, what is beyond OVER_MOST */
+    uint32_t overflow_excess : 32 - MARK_BITS * SLOTS; /* overflow beyond OVERFLOW_MAX */
 } marks_t;
 
 typedef struct {
@@ -103,7 +122,7 @@ INLINE size_t table_bytes(size_t n, int timed) {
     return n * (sizeof(bucket_t) + sizeof(marks_t) + (timed ? sizeof(times_t) : 0)) + TABLE_ALIGN;
 }
 /* Lay a table out in zeroed memory of table_bytes(n, timed). */
-INLINE table_t table_over(void *memory, size_t n, int timed, void *owner) {
+INLINE table_t table_at(void *memory, size_t n, int timed, void *owner) {
     uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
     table_t t;
     t.buckets = (bucket_t *)start;
@@ -130,29 +149,29 @@ enum { /* Status of _records.py */
     STATUS_ORPHAN = 5,
     STATUS_ANOMALY = 6
 };
-enum { MAX_SPARES = 64, LOW_WATER = 8, SLICE = 32768 };
-#define WHOLE ((size_t)1 << 60) /* as a number of buckets: all of them */
+enum { MAX_RESERVES = 64, LOW_WATER = 8, SLICE = 32768 };
+#define WHOLE ((size_t)1 << 60) /* as a number of buckets: all */
 
 typedef struct {
-    table_t cur;  /* the table */
-    table_t old;  /* the one it is taking over from; n = 0: none */
-    size_t front; /* homes of `old` before this one have moved */
-    size_t given_back; /* bytes of `old` whose memory was returned already */
-    table_t spares[MAX_SPARES]; /* laid in for growth, smallest first */
-    size_t n_spares;
+    table_t cur;     /* the table */
+    table_t old;     /* the one that migrates into it; n = 0: none */
+    size_t migrated; /* home buckets of `old` before this one are in `cur` */
+    size_t released; /* bytes of `old` that were returned to the system already */
+    table_t reserves[MAX_RESERVES]; /* preallocated for growth, smallest first */
+    size_t n_reserves;
     struct retired *retired;    /* tables that the Ledger may free */
     size_t used, limit;         /* entries, the dead included; how many before growth */
-    size_t least;               /* buckets that were asked for: it never has fewer */
+    size_t min_buckets;         /* it never shrinks below: what was asked for */
     uint64_t secret;
     seed_t seed;
-    int64_t counts[STAMPS + 1]; /* entries by stamp */
+    int64_t counts[STAMPS + 1]; /* entries by stamp; [0] is scratch */
     int64_t dead;               /* entries of age >= turns */
     int stamp, turns;
     int refresh_on_ack;
-    int tangled;          /* a chain grew long: wants a new seed */
-    size_t sweep, taking; /* next bucket to sweep, and to take expired entries from (old, then cur) */
-    size_t work, peak;    /* rows since `peak` was last reset, and most entries since */
-    size_t shrink_to;     /* buckets that would do; 0: fits */
+    int needs_reseed;           /* a probe was longer than PROBE_LIMIT */
+    size_t sweep_at, take_at;   /* next bucket to sweep, and to take expired entries from (old, then cur) */
+    size_t work, peak;          /* rows since `peak` was last reset, and most entries since */
+    size_t shrink_to;           /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;
 } ledger_t;
 
@@ -171,7 +190,7 @@ typedef struct { /* entries as columns, in or out */
     uint8_t *statuses;     /* settling only */
 } columns_t;
 
-#define FULL SIZE_MAX /* of kernel_t.needs: max_entries might be passed */
+#define FULL SIZE_MAX /* of kernel_t.reserve_needed: max_entries might be passed */
 
 enum { ROWS_BAD, ROWS_ENTRIES, ROWS_PLAIN }; /* of kernel_t.check_rows */
 
@@ -191,15 +210,17 @@ typedef struct retired { /* written over the table that it retires */
 
 /* n * times / by, for numbers whose product would be too large. */
 INLINE size_t scaled(size_t n, size_t times, size_t by) { return n / by * times + n % by * times / by; }
-/* Entries that a table of n buckets takes.  The fewer there are to a bucket the faster it is, and what that
- * costs is memory: a table that was sized up front keeps to its size, those that follow have room. */
-INLINE size_t limit_of(size_t n, size_t least) { return scaled(n, n <= least ? SIZED : GROWN, 64); }
+/* Entries that a table of n buckets takes.  A lower load factor is faster and costs memory: a table sized up
+ * front keeps to its size, those that follow have room. */
+INLINE size_t limit_of(size_t n, size_t min_buckets) {
+    return scaled(n, n <= min_buckets ? MAX_LOAD_SIZED : MAX_LOAD_GROWN, 64);
+}
 /* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger still
- * takes blocks of rows whole; what is small anyway is four times as large, and so much the faster. */
+ * takes blocks of rows whole; a small one is four times as large, and so much the faster. */
 INLINE size_t buckets_for(size_t entries) {
     const size_t roomy = entries < 1024 ? 4 * entries : 4096;
     const size_t tight = entries + (entries < 1024 ? 64 : 1024);
-    return scaled(roomy > tight ? roomy : tight, 64, SIZED) + 1;
+    return scaled(roomy > tight ? roomy : tight, 64, MAX_LOAD_SIZED) + 1;
 }
 
 INLINE int age_of(const ledger_t *l, int stamp) {
@@ -220,11 +241,11 @@ INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
 typedef struct {
     void (*open)(ledger_t *, table_t, int turns, int refresh_on_ack, uint64_t secret);
     void (*close)(ledger_t *);
-    size_t (*needs)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing,
+    size_t (*reserve_needed)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing,
                     int frugal);
-    void (*lay_in)(ledger_t *, table_t);
-    size_t (*wants)(const ledger_t *);
-    void (*relay)(ledger_t *, table_t);
+    void (*add_reserve)(ledger_t *, table_t);
+    size_t (*desired_size)(const ledger_t *);
+    void (*install)(ledger_t *, table_t);
     void *(*next_retired)(ledger_t *);
     void (*rotate)(ledger_t *);
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);

@@ -1,8 +1,8 @@
 # The Ledger: arguments, memory and locking around kernel.h.  Part of _native.pyx.
 #
-# Every call has three stages: check and convert; lay in the memory that the rows might need; one
-# run of the kernel that cannot fail, under the lock.  No Python code runs while the lock is held,
-# so what can fail is found out first and raised afterwards.
+# Every call has three stages: check and convert; preallocate the reserves that the rows may need;
+# one run of the kernel, under the lock, which cannot fail.  No Python code runs while the lock is
+# held: errors are found before it and raised after it.
 
 cdef str NO_ROOM = (
     "no memory for a table of {} entries; ask for less capacity, or apply rows in smaller batches"
@@ -57,7 +57,7 @@ cdef class Ledger:
         # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method can meet
         # a ledger without a table.
         cdef table_t t
-        if lock_open(&self.lock) != 0:
+        if lock_init(&self.lock) != 0:
             raise MemoryError("no memory for a lock")
         self.options = _columns.ledger_options(
             capacity, buckets, refresh_on_ack, clock, max_entries, seed
@@ -67,32 +67,32 @@ cdef class Ledger:
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
         secret &= UINT64_MAX
-        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))
-        t = self.new_table(self.l.least)
+        self.l.min_buckets = buckets_for(min(self.options.capacity, INT64_MAX))
+        t = self.new_table(self.l.min_buckets)
         kernel.open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
     def __dealloc__(self):
-        # No lock: nobody can reach this ledger any more.
+        # No lock: there are no references left.
         kernel.close(&self.l)
         self.free_retired()
-        lock_close(&self.lock)
+        lock_destroy(&self.lock)
 
     # Memory.
 
     cdef table_t new_table(self, size_t n) except *:
-        """An empty table of n buckets; it holds a reference to the array that it lies in."""
+        """An empty table of n buckets, which owns a reference to the array of its memory."""
         cdef cnp.ndarray memory
-        if n >= <size_t>1 << 32:  # as many as a home can tell apart
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least)))
+        if n >= <size_t>1 << 32:  # home_bucket scales 32 bits
+            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets)))
         try:
             memory = zeroed(table_bytes(n, self.timed))
         except (MemoryError, OSError):
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.least))) from None
+            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets))) from None
         Py_INCREF(memory)
-        return table_over(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
+        return table_at(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
-    cdef int lay_in(self, size_t need, size_t missing, bint *frugal) except -1:
-        """Give the kernel the spare table that it asked for, or refuse what it found too many."""
+    cdef int add_reserve(self, size_t need, size_t missing, bint *frugal) except -1:
+        """Add the reserve that the kernel asked for, or refuse what might pass `max_entries`."""
         cdef table_t t
         if need == FULL:
             _columns.refuse_full(len(self), missing, self.most)
@@ -101,37 +101,37 @@ cdef class Ledger:
         except MemoryError:
             if frugal[0]:
                 raise
-            frugal[0] = True  # ask again, for no more than must be
+            frugal[0] = True  # ask again, for the least that suffices
             return 0
-        lock_hold(&self.lock)
-        kernel.lay_in(&self.l, t)
-        lock_free(&self.lock)
+        lock_acquire_gil(&self.lock)
+        kernel.add_reserve(&self.l, t)
+        lock_release(&self.lock)
         return 0
 
     cdef int tidy(self) except -1:
-        """After a call: free what the kernel left behind, and give it the table it would like."""
-        cdef size_t wanted
+        """After a call: free retired tables, and install one of the size the kernel desires."""
+        cdef size_t desired
         cdef table_t t
-        lock_hold(&self.lock)
-        wanted = kernel.wants(&self.l)
-        lock_free(&self.lock)
-        if wanted:
+        lock_acquire_gil(&self.lock)
+        desired = kernel.desired_size(&self.l)
+        lock_release(&self.lock)
+        if desired:
             try:
-                t = self.new_table(wanted)
+                t = self.new_table(desired)
             except MemoryError:
-                return 0  # it is a wish: everything goes on as it is
-            lock_hold(&self.lock)
-            kernel.relay(&self.l, t)
-            lock_free(&self.lock)
+                return 0  # the present table is correct, if not the best
+            lock_acquire_gil(&self.lock)
+            kernel.install(&self.l, t)
+            lock_release(&self.lock)
         self.free_retired()
         return 0
 
     cdef void free_retired(self) noexcept:
         cdef void *owner
         while True:
-            lock_hold(&self.lock)
+            lock_acquire_gil(&self.lock)
             owner = kernel.next_retired(&self.l)
-            lock_free(&self.lock)
+            lock_release(&self.lock)
             if owner == NULL:
                 return
             Py_DECREF(<object>owner)
@@ -149,14 +149,16 @@ cdef class Ledger:
         cdef bint frugal = False
         while True:
             with nogil:
-                lock_wait(&self.lock)
-                need = kernel.needs(&self.l, n, self.most, batch.root_ids, &missing, frugal)
+                lock_acquire_nogil(&self.lock)
+                need = kernel.reserve_needed(
+                    &self.l, n, self.most, batch.root_ids, &missing, frugal
+                )
                 if need == 0:
                     m = kernel.run_batch(&self.l, batch, n, out, decide)
-                lock_free(&self.lock)
+                lock_release(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, missing, &frugal)
+            self.add_reserve(need, missing, &frugal)
         self.tidy()
         return m
 
@@ -272,15 +274,15 @@ cdef class Ledger:
         out.kinds = &out_kind
         out.elapsed = &out_elapsed if self.timed else NULL
         while True:
-            lock_hold(&self.lock)
-            need = kernel.needs(&self.l, 1, self.most, &root, &missing, frugal)
+            lock_acquire_gil(&self.lock)
+            need = kernel.reserve_needed(&self.l, 1, self.most, &root, &missing, frugal)
             if need == 0:
                 m = kernel.run_one(&self.l, root, val, task, now, &out)
-                untidy = self.l.retired != NULL or kernel.wants(&self.l) != 0
-            lock_free(&self.lock)
+                untidy = self.l.retired != NULL or kernel.desired_size(&self.l) != 0
+            lock_release(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, 1, &frugal)
+            self.add_reserve(need, 1, &frugal)
         if untidy:
             self.tidy()
         if m == 0:
@@ -314,9 +316,9 @@ cdef class Ledger:
         In constant time, whatever is pending, with fewer than 126 buckets; with 126 the entries
         that nobody took have to be cleared away at once.
         """
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         kernel.rotate(&self.l)
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         self.tidy()
 
     def expired(self, limit=None):
@@ -336,15 +338,15 @@ cdef class Ledger:
         if limit is not None:
             most = min(_columns.as_count(limit, "limit", 0), INT64_MAX)
         cdef columns_t out
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         n = takeable(&self.l)
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         n = min(n, most)
         columns = self.new_columns(n, &out)
         with nogil:
-            lock_wait(&self.lock)
+            lock_acquire_nogil(&self.lock)
             n = kernel.take_expired(&self.l, &out, n)
-            lock_free(&self.lock)
+            lock_release(&self.lock)
         self.free_retired()
         return _records.Entries(*[shortened(column, n) for column in columns])
 
@@ -404,14 +406,14 @@ cdef class Ledger:
         cdef bint frugal = False
         if check:
             if are_plain_arrays(in_order, self.timed):
-                lay_over(in_order, &columns)
+                bind_columns(in_order, &columns)
                 n = len(in_order[0])
                 with nogil:
                     found = kernel.check_rows(&columns, n, self.l.turns)
             if found == ROWS_BAD:
                 entries = _columns.check_entries(entries, self.options.buckets, self.timed)
                 in_order = entry_columns(entries)
-        lay_over(in_order, &columns)
+        bind_columns(in_order, &columns)
         n = len(in_order[0])
         if found == ROWS_PLAIN:
             memset(&out, 0, sizeof(out))
@@ -423,17 +425,17 @@ cdef class Ledger:
             return 0
         while True:
             with nogil:
-                lock_wait(&self.lock)
-                need = kernel.needs(
+                lock_acquire_nogil(&self.lock)
+                need = kernel.reserve_needed(
                     &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing,
                     frugal,
                 )
                 if need == 0:
                     kernel.merge_rows(&self.l, &columns, n)
-                lock_free(&self.lock)
+                lock_release(&self.lock)
             if need == 0:
                 break
-            self.lay_in(need, missing, &frugal)
+            self.add_reserve(need, missing, &frugal)
         self.tidy()
         return 0
 
@@ -467,16 +469,16 @@ cdef class Ledger:
             out.statuses = <uint8_t *>cnp.PyArray_DATA(<cnp.ndarray>statuses)
             out.ages = NULL
             with nogil:
-                lock_wait(&self.lock)
+                lock_acquire_nogil(&self.lock)
                 n = live(&self.l)
                 if n <= most:
                     n = kernel.settle_all(&self.l, &out, timed_out, before)
                     most = SIZE_MAX
-                lock_free(&self.lock)
+                lock_release(&self.lock)
             if most == SIZE_MAX:
                 break
         roots, *others = (shortened(column, n) for column in columns)
-        del others[4]  # ages, which nobody wrote
+        del others[4]  # ages, which settling does not write
         return _records.Settled(roots, shortened(statuses, n), *others)
 
     # Looking inside, saving and loading.
@@ -486,12 +488,12 @@ cdef class Ledger:
         columns = [new_column(n, typenum) for typenum in ENTRY_TYPES]
         if not self.timed:
             columns[6] = columns[7] = None
-        lay_over(columns, out)
+        bind_columns(columns, out)
         return columns
 
     def entries(self):
         """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
-        return everything_in(self)[0]
+        return snapshot_of(self)[0]
 
     @classmethod
     def from_entries(cls, entries, **arguments):
@@ -506,9 +508,9 @@ cdef class Ledger:
         cdef columns_t out
         cdef bint found
         columns = self.new_columns(1, &out)
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         found = kernel.look_up(&self.l, root, &out)
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         return next(iter(_records.Entries(*columns))) if found else None
 
     def oldest(self, n):
@@ -523,16 +525,16 @@ cdef class Ledger:
     def __contains__(self, root_id):
         cdef uint64_t root = as_id(root_id, "root_id")
         cdef bint found
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         found = kernel.look_up(&self.l, root, NULL)
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         return found
 
     def __len__(self):
         cdef size_t n
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         n = live(&self.l)
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         return n
 
     @property
@@ -559,20 +561,20 @@ cdef class Ledger:
     def capacity(self):
         """Entries that the present table holds before it grows."""
         cdef size_t n
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         n = self.l.limit
-        lock_free(&self.lock)
+        lock_release(&self.lock)
         return n
 
     @property
     def nbytes(self):
         """Bytes of the table, or of both while entries move from one to the other."""
         cdef size_t n
-        lock_hold(&self.lock)
+        lock_acquire_gil(&self.lock)
         n = table_bytes(self.l.cur.n, self.timed)
         if self.l.old.n:
-            n += table_bytes(self.l.old.n, self.timed) - self.l.given_back
-        lock_free(&self.lock)
+            n += table_bytes(self.l.old.n, self.timed) - self.l.released
+        lock_release(&self.lock)
         return n
 
     @property
@@ -580,14 +582,14 @@ cdef class Ledger:
         """`Stats`: second inits, orphans, expired that nobody took, growths."""
         cdef int64_t counts[4]
         with nogil:
-            lock_wait(&self.lock)
+            lock_acquire_nogil(&self.lock)
             self.count(counts)
-            lock_free(&self.lock)
+            lock_release(&self.lock)
         return _records.Stats(counts[0], counts[1], counts[2], counts[3])
 
     cdef void count(self, int64_t *counts) noexcept nogil:
-        """The fields of `Stats`, for who holds the lock."""
-        # Apart, and first: it may finish a migration, which counts what it leaves behind.
+        """The fields of `Stats`; the caller has the lock."""
+        # First: it finishes a migration, which counts the orphans that it drops.
         cdef int64_t waiting = kernel.waiting_orphans(&self.l)
         counts[0] = self.l.second_inits
         counts[1] = self.l.orphans + waiting
@@ -601,7 +603,7 @@ cdef class Ledger:
 
     def __reduce__(self):
         """Constructor arguments, pending entries, expired ones that wait to be taken, counters."""
-        return restored, (self.options._asdict(), *everything_in(self))
+        return restored, (self.options._asdict(), *snapshot_of(self))
 
     def __repr__(self):
         return f"<ackcore.Ledger: {len(self)} entries, {self.nbytes} bytes, native>"

@@ -1,21 +1,21 @@
-# A whole Ledger at one moment: what it is saved and restored by, and views of its memory.
+# A snapshot of a whole Ledger, to save and restore it, and views of its memory.
 # Part of _native.pyx, after ledger.pxi.
 
-cdef tuple everything_in(Ledger ledger):
+cdef tuple snapshot_of(Ledger ledger):
     """Pending and expired entries, and the counters, of one moment."""
     cdef size_t n, m, most_live, most_expired
     cdef int64_t counts[4]
     cdef columns_t out, gone
     memset(counts, 0, sizeof(counts))
     while True:
-        lock_hold(&ledger.lock)
+        lock_acquire_gil(&ledger.lock)
         most_live = live(&ledger.l)
         most_expired = takeable(&ledger.l)
-        lock_free(&ledger.lock)
+        lock_release(&ledger.lock)
         pending = ledger.new_columns(most_live, &out)
         expired = ledger.new_columns(most_expired, &gone)
         with nogil:
-            lock_wait(&ledger.lock)
+            lock_acquire_nogil(&ledger.lock)
             n = live(&ledger.l)
             m = takeable(&ledger.l)
             if n <= most_live and m <= most_expired:
@@ -23,7 +23,7 @@ cdef tuple everything_in(Ledger ledger):
                 m = kernel.list_expired(&ledger.l, &gone)
                 ledger.count(counts)
                 most_live = SIZE_MAX
-            lock_free(&ledger.lock)
+            lock_release(&ledger.lock)
         if most_live == SIZE_MAX:
             break
     return (
@@ -34,13 +34,13 @@ cdef tuple everything_in(Ledger ledger):
 
 
 cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
-    # Without the lock: nobody else has this ledger yet.
+    # Without the lock: no other thread has this ledger yet.
     most, ledger.most = ledger.most, -1
     ledger.merge_columns(entries, False)
     ledger.merge_columns(expired, False)
     ledger.most = most
     ledger.options = ledger.options._replace(capacity=arguments["capacity"])
-    ledger.l.least = buckets_for(min(ledger.options.capacity, INT64_MAX))
+    ledger.l.min_buckets = buckets_for(min(ledger.options.capacity, INT64_MAX))
     ledger.l.second_inits = stats.second_inits
     ledger.l.orphans = stats.orphans - kernel.waiting_orphans(&ledger.l)
     ledger.l.untaken = stats.expired_untaken
@@ -61,13 +61,13 @@ def restored(arguments, entries, expired, stats):
 cdef tuple views_of(Ledger ledger):
     """`Ledger.tables`."""
     cdef table_t cur, old
-    lock_hold(&ledger.lock)
+    lock_acquire_gil(&ledger.lock)
     cur = ledger.l.cur
     old = ledger.l.old
     Py_INCREF(<object>cur.owner)
     if old.n:
         Py_INCREF(<object>old.owner)
-    lock_free(&ledger.lock)
+    lock_release(&ledger.lock)
     views = [bucket_view(cur)]
     Py_DECREF(<object>cur.owner)
     if old.n:

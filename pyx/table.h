@@ -1,4 +1,9 @@
-/* table.h - one hash table: probing, insertion, erasure.  layout.h says how it works. */
+/* table.h - one hash table: hashing, probing, insert, erase, as layout.h describes them.
+ *
+ * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
+ * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller has
+ * looked the key up before an insert, and keeps the table from becoming full.
+ */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
 
@@ -13,9 +18,9 @@ INLINE seed_t seed_from(uint64_t secret) {
     return seed;
 }
 /* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed in
- * twenty (bench/README.md).  Vectors take rounds that they can multiply in; one word at a time, the
- * two halves of a product say as much as a round.  Kernels need not agree: no hash leaves them, and rows
- * that came out in their order are sorted before they are packed (wire.pack_entries). */
+ * twenty (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding the
+ * two halves of a full product does the work of a round.  Kernels of different levels need not agree: no
+ * hash leaves them, and rows listed in table order are sorted before they are packed (wire.pack_entries). */
 INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
     uint64_t x = key ^ seed.flip;
 #if SIMD >= 2
@@ -28,20 +33,20 @@ INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
     return x * seed.multipliers[1];
 }
 /* The upper half of the hash, scaled to 0..n-1: n is below 2**32, as vectors multiply 32 bits. */
-INLINE size_t home_in(size_t n, uint64_t hash) {
+INLINE size_t home_bucket(size_t n, uint64_t hash) {
     return (size_t)(((hash >> 32) * (uint32_t)n) >> 32);
 }
 
 enum { ALL_SLOTS = (1 << SLOTS) - 1 };
 #if SIMD >= 1
-INLINE __m128i load_stamps(const bucket_t *b) { /* and `over`, which callers mask out */
+INLINE __m128i load_stamps(const bucket_t *b) { /* and overflow_count, which callers mask out */
     int32_t w;
     memcpy(&w, b->stamps, sizeof w);
     return _mm_cvtsi32_si128(w);
 }
 #endif
-/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits say nothing. */
-INLINE void probe_raw(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
+/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are undefined. */
+INLINE void probe_unmasked(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
     uint32_t equal, empty;
 #if SIMD >= 1
     empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(b), _mm_setzero_si128()));
@@ -72,33 +77,33 @@ INLINE void probe_raw(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t
 }
 /* The same, and higher bits are 0. */
 INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
-    probe_raw(b, key, match, free_);
+    probe_unmasked(b, key, match, free_);
     *match &= ALL_SLOTS;
     *free_ &= ALL_SLOTS;
 }
 INLINE void prefetch(const bucket_t *b) { __builtin_prefetch(b, 1, 3); }
-/* Into the second cache, which has room for more that is on its way. */
+/* Into L2 only: more lines can be in flight to it than to L1. */
 INLINE void prefetch_far(const bucket_t *b) { __builtin_prefetch(b, 1, 2); }
 
 /* ---- one table --------------------------------------------------------------------------- */
 
-INLINE size_t after(const table_t *t, size_t i) { return i + 1 == t->n ? 0 : i + 1; }
-INLINE size_t steps(const table_t *t, size_t from, size_t to) {
+INLINE size_t next_bucket(const table_t *t, size_t i) { return i + 1 == t->n ? 0 : i + 1; }
+INLINE size_t probe_distance(const table_t *t, size_t from, size_t to) {
     return to >= from ? to - from : to + t->n - from;
 }
-INLINE void over_add(table_t *t, size_t i) {
+INLINE void overflow_inc(table_t *t, size_t i) {
     bucket_t *b = &t->buckets[i];
-    if (UNLIKELY(b->over == OVER_MOST))
-        t->marks[i].over_rest++;
+    if (UNLIKELY(b->overflow_count == OVERFLOW_MAX))
+        t->marks[i].overflow_excess++;
     else
-        b->over++;
+        b->overflow_count++;
 }
-INLINE void over_sub(table_t *t, size_t i) {
+INLINE void overflow_dec(table_t *t, size_t i) {
     bucket_t *b = &t->buckets[i];
-    if (UNLIKELY(b->over == OVER_MOST && t->marks[i].over_rest))
-        t->marks[i].over_rest--;
+    if (UNLIKELY(b->overflow_count == OVERFLOW_MAX && t->marks[i].overflow_excess))
+        t->marks[i].overflow_excess--;
     else
-        b->over--;
+        b->overflow_count--;
 }
 INLINE uint8_t mark_in(const table_t *t, size_t i, unsigned s) {
     const uint32_t all = t->buckets[i].stamps[s] & MARKED ? t->marks[i].marks : 0;
@@ -137,14 +142,15 @@ INLINE void slot_clear(bucket_t *b, unsigned s) {
     b->not_tasks[s] = 0;
     b->vals[s] = 0;
 }
-/* Put an entry that is not in the table; the table must not be full.  Returns its distance. */
+/* Insert an entry whose key is not in the table; the table must not be full.  Returns the probe
+ * distance, in buckets. */
 static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     size_t i = home, distance = 0;
     uint32_t match, free_;
-    for (;; i = after(t, i), distance++) {
+    for (;; i = next_bucket(t, i), distance++) {
         probe(&t->buckets[i], e.key, &match, &free_);
         if (free_) break;
-        over_add(t, i);
+        overflow_inc(t, i);
     }
     place->table = t;
     place->i = i;
@@ -152,26 +158,27 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     entry_put(t, i, place->s, e);
     return distance;
 }
-/* Erase an entry, and pull back what had gone past it. */
+/* Erase an entry by backward shift: a slot freed in a bucket with overflow is filled with the nearest
+ * later entry that probed past that bucket, which frees that entry's slot, and so on. */
 static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
-    size_t home = home_in(t->n, hash_of(seed, t->buckets[i].keys[s]));
-    for (size_t j = home; j != i; j = after(t, j)) over_sub(t, j);
+    size_t home = home_bucket(t->n, hash_of(seed, t->buckets[i].keys[s]));
+    for (size_t j = home; j != i; j = next_bucket(t, j)) overflow_dec(t, j);
     slot_clear(&t->buckets[i], s);
-    while (UNLIKELY(t->buckets[i].over != 0)) {
+    while (UNLIKELY(t->buckets[i].overflow_count != 0)) {
         size_t j = i, distance = 0;
-        uint32_t q = 0; /* of the entries there, those that went past i */
-        while (q == 0) { /* ends: over > 0 says that there is one */
-            j = after(t, j);
+        uint32_t q = 0; /* slots of bucket j whose entries probed past bucket i */
+        while (q == 0) { /* ends: overflow_count > 0 says that there is one */
+            j = next_bucket(t, j);
             distance++;
             const bucket_t *b = &t->buckets[j];
             for (unsigned k = 0; k < SLOTS; k++) {
-                const size_t from = home_in(t->n, hash_of(seed, b->keys[k]));
-                q |= (uint32_t)((b->stamps[k] != 0) & (steps(t, from, j) >= distance)) << k;
+                const size_t from = home_bucket(t->n, hash_of(seed, b->keys[k]));
+                q |= (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance)) << k;
             }
         }
         q = (unsigned)__builtin_ctz(q);
         entry_put(t, i, s, entry_at(t, j, q));
-        for (size_t x = i; x != j; x = after(t, x)) over_sub(t, x);
+        for (size_t x = i; x != j; x = next_bucket(t, x)) overflow_dec(t, x);
         slot_clear(&t->buckets[j], q);
         i = j;
         s = q;

@@ -227,7 +227,7 @@ MUTATIONS = [
     Mutation(
         "leave a hole in a chain",
         TABLE,
-        "while (UNLIKELY(t->buckets[i].over != 0)) {",
+        "while (UNLIKELY(t->buckets[i].overflow_count != 0)) {",
         "while (0) {",
         f"{MODEL}::test_long_random_traffic[False]",
     ),
@@ -241,8 +241,8 @@ MUTATIONS = [
     Mutation(
         "lose the entries of XOR 0 when the table moves",
         LEDGER,
-        "                ledger_carry(l, e);\n",
-        "                if (e.val) ledger_carry(l, e);\n                else l->used--;\n",
+        "                migrate_entry(l, e);\n",
+        "                if (e.val) migrate_entry(l, e);\n                else l->used--;\n",
         f"{MODEL}::test_long_random_traffic[False]",
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = [
     Mutation(
         "outcomes before a row that goes apart are handed out after its own",
         BLOCK,
-        "            if (decide) {\n                const size_t more = hand_out(l, &w, from, j,",
-        "            if (0) {\n                const size_t more = hand_out(l, &w, from, j,",
+        "            if (decide) {\n                const size_t more = collect_outcomes(l, &w,",
+        "            if (0) {\n                const size_t more = collect_outcomes(l, &w,",
         f"{MODEL}::test_long_random_traffic[False]",
     ),
     Mutation(
@@ -346,85 +346,87 @@ MUTATIONS = [
         "batches take no lock",
         LEDGER_PXI,
         "                    m = kernel.run_batch(&self.l, batch, n, out, decide)\n"
-        "                lock_free(&self.lock)\n",
-        "                    lock_free(&self.lock)\n"
+        "                lock_release(&self.lock)\n",
+        "                    lock_release(&self.lock)\n"
         "                    m = kernel.run_batch(&self.l, batch, n, out, decide)\n"
         "                else:\n"
-        "                    lock_free(&self.lock)\n",
+        "                    lock_release(&self.lock)\n",
         "tests/test_threads.py::test_long_batches_of_four_threads_on_the_same_roots",
     ),
     Mutation(
         "batches keep the GIL",
         LEDGER_PXI,
         "            with nogil:\n"
-        "                lock_wait(&self.lock)\n"
-        "                need = kernel.needs(&self.l, n, self.most, batch",
+        "                lock_acquire_nogil(&self.lock)\n"
+        "                need = kernel.reserve_needed(\n"
+        "                    &self.l, n, self.most, batch",
         "            if True:\n"
-        "                lock_wait(&self.lock)\n"
-        "                need = kernel.needs(&self.l, n, self.most, batch",
+        "                lock_acquire_nogil(&self.lock)\n"
+        "                need = kernel.reserve_needed(\n"
+        "                    &self.l, n, self.most, batch",
         f"{PROMISES}::test_columns_are_taken_without_the_gil[ack_many]",
     ),
     Mutation(
         "grow in one go",
         KERNEL,
-        "            ledger_migrate(l, rows * 2); /* two homes a row",
-        "            ledger_migrate(l, WHOLE); /* two homes a row",
+        "            ledger_migrate(l, rows * 2); /* two home buckets a row",
+        "            ledger_migrate(l, WHOLE); /* two home buckets a row",
         f"{PROMISES}::test_growth_moves_a_few_buckets_with_each_call",
     ),
     Mutation(
         "a bucket that a row just before changes is looked at early",
         BLOCK,
-        "w->slots[j] = (unseen - 1) & any;",
-        "w->slots[j] = any + 0 * unseen;",
+        "w->slots[j] = (hazard - 1) & any;",
+        "w->slots[j] = any + 0 * hazard;",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
-        "rows looked up early do not hear of an entry made apart",
+        "rows probed early are not probed again after an entry made apart",
         BLOCK,
-        "decide, out, m);\n            look_again(l, &w, j, mode);\n",
+        "decide, out, m);\n            reprobe(l, &w, j, mode);\n",
         "decide, out, m);\n",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
-        "rows looked up early do not hear of entries that were pulled back",
+        "rows probed early are not probed again after entries that were moved back",
         BLOCK,
-        "(unsigned)s);\n                look_again(l, &w, j, mode);\n",
+        "(unsigned)s);\n                reprobe(l, &w, j, mode);\n",
         "(unsigned)s);\n",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
         "a bucket beside which a row is at work is looked at early",
         BLOCK,
-        "numbers[j] - w->numbers[EARLY + j - k] + 1 <= 2;",
-        "numbers[j] == w->numbers[EARLY + j - k];",
+        "indexes[j] - w->home_indexes[PROBE_AHEAD + j - k] + 1 <= 2;",
+        "indexes[j] == w->home_indexes[PROBE_AHEAD + j - k];",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
         "the last bucket's next is whatever lies there",
         BLOCK,
-        "uint32_t unseen = is_last(l, numbers[j]);",
-        "uint32_t unseen = 0;",
+        "uint32_t hazard = is_last(l, indexes[j]);",
+        "uint32_t hazard = 0;",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
-        "an entry that goes past its home is not counted there",
+        "an entry that goes past its home bucket is not counted there",
         BLOCK,
-        "b[-1].over += (uint8_t)(((slot & FREE_BITS) != 0) + done);",
-        "b[-1].over += (uint8_t)done;",
+        "b[-1].overflow_count += (uint8_t)(((slot & FREE_BITS) != 0) + done);",
+        "b[-1].overflow_count += (uint8_t)done;",
         f"{MODEL}::test_long_random_traffic[False]",
     ),
     Mutation(
-        "an entry that goes past its home while folding is not counted there",
+        "an entry that goes past its home bucket while folding is not counted there",
         BLOCK,
-        "if (UNLIKELY(slots & PAST)) b[-1].over += (slot & FREE_BITS) != 0;",
+        "if (UNLIKELY(slots & DISPLACED)) b[-1].overflow_count += (slot & FREE_BITS) != 0;",
         "",
         f"{MODEL}::test_rows_close_together_in_crowded_buckets",
     ),
     Mutation(
         "a copy forgets what its table has room for",
         LEDGER,
-        "l->least) : l->limit;",
-        "l->least) : limit_of(l->cur.n, l->least);",
+        "l->min_buckets) : l->limit;",
+        "l->min_buckets) : limit_of(l->cur.n, l->min_buckets);",
         f"{MEMORY}::test_a_copy_beyond_its_capacity_grows_as_any_ledger",
     ),
     Mutation(
@@ -444,8 +446,8 @@ MUTATIONS = [
     Mutation(
         "a refused table is said to be smaller than what was asked for",
         LEDGER_PXI,
-        "        self.l.least = buckets_for(min(self.options.capacity, INT64_MAX))\n"
-        "        t = self.new_table(self.l.least)\n",
+        "        self.l.min_buckets = buckets_for(min(self.options.capacity, INT64_MAX))\n"
+        "        t = self.new_table(self.l.min_buckets)\n",
         "        t = self.new_table(buckets_for(min(self.options.capacity, INT64_MAX)))\n",
         f"{PROMISES}::test_a_table_that_no_machine_holds_is_refused",
     ),

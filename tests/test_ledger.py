@@ -140,7 +140,7 @@ def test_each_ledger_has_an_order_of_its_own(native):
 
 
 def test_ids_at_even_distances_lie_as_random_ones(native):
-    """Whatever the distance and the seed, few go past their home; of random ids 3 % do."""
+    """At any distance and seed few probe past their home bucket; of random ids 3 % do."""
     steps = np.arange(3_000)
     for seed in range(205):
         for exponent in (0, 1, seed % 41, 40):

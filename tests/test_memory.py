@@ -43,7 +43,7 @@ def test_a_million_births_and_deaths_take_no_more_memory(native, sequential, tim
 
 
 def test_steady_expiry_takes_no_more_memory(native):
-    """Entries that nobody finishes and nobody takes leave their places behind."""
+    """Entries that expire and are not taken free their slots."""
     ledger = native.Ledger(capacity=3_000)
     chance = np.random.default_rng(2)
 
@@ -84,7 +84,7 @@ def test_a_ledger_grows_and_says_so(native):
 
 
 def test_a_copy_beyond_its_capacity_grows_as_any_ledger(native):
-    """It has room for what its original held, and one move is over before the next begins."""
+    """It has room for what its original held, and one migration is over before the next begins."""
     roots = np.arange(500_000)
     ledger = native.Ledger(capacity=1_000)
     ledger.ack_many(roots[:50_000], roots[:50_000] + 1)
@@ -190,11 +190,11 @@ def test_a_column_that_changes_during_the_call_leaves_the_table_whole(native):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_places_that_are_passed_are_full(native, seed):
-    """The table's invariant: something went past a bucket only if that is full."""
+def test_buckets_with_overflow_are_full(native, seed):
+    """The table's invariant: an overflow count is above 0 only in a full bucket."""
     chance = np.random.default_rng(seed)
     ledger = native.Ledger(capacity=3_000, seed=seed)
-    passed = 0
+    overflowed = 0
     for turn in range(60):
         roots = chance.integers(0, 3_000, 2_000)
         tasks = chance.choice([-1, -1, -2, 0], 2_000).astype(np.int32)
@@ -203,11 +203,11 @@ def test_places_that_are_passed_are_full(native, seed):
             ledger.rotate()
         for table in ledger.tables:
             over = table["over"] > 0
-            passed += int(over.sum())
+            overflowed += int(over.sum())
             assert (table["stamps"][over] != 0).all()
         held = sum(int((table["stamps"] != 0).sum()) for table in ledger.tables)
         assert held >= len(ledger)
-    assert passed > 0
+    assert overflowed > 0
 
 
 def test_a_clock_costs_nothing_when_there_is_none(native):
