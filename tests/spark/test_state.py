@@ -26,7 +26,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.base.schemas import TRACKING, SinkFile
-from ackcore.spark.checkpoint import archive
+from ackcore.spark.checkpoint import record_files
 
 # -- what is written is read ------------------------------------------------------------------
 
@@ -67,7 +67,8 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
             assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
             assert found.files == given.files
             assert (found.counts, found.totals) == (given.counts, given.totals)
-            assert (found.waiting_rows, found.next_due_ms, found.oldest_ms) == (3, 1000, 0)
+            waiting = found.waiting
+            assert (waiting.rows(), waiting.next_due_ms, waiting.oldest_ms) == (3, 1000, 0)
             assert found.now_ms == 5000
         assert state.waiting(0)["lines"].equals(records(0, 3))
         assert repr(state.waiting(0)) == "Waiting(lines: 3 rows)"
@@ -132,7 +133,7 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
 def test_pruning_passes_over_what_is_no_runs(checkpoint):
     """A network file system's own names, say, of what is open still as it is removed."""
     with OPEN(checkpoint) as state:
-        stray = state.new_work(0).with_name(".nfs0000000001a2")
+        stray = state.runs.new(0).with_name(".nfs0000000001a2")
         stray.touch()
         run_one(state, 0)
         state.prune(0)
@@ -142,10 +143,10 @@ def test_pruning_passes_over_what_is_no_runs(checkpoint):
 def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
     with OPEN(checkpoint) as state:
         for number in range(5):
-            (state.new_work(number) / "part").write_text("x")
+            (state.runs.new(number) / "part").write_text("x")
             run_one(state, number)
             state.prune(number)
-        work = state.new_work(5)
+        work = state.runs.new(5)
         with pytest.raises(ValueError, match="micro-batch 3 must be the last one done, 4"):
             state.prune(3)
         root = checkpoint / "ackcore"
@@ -159,11 +160,11 @@ def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
 def test_each_run_has_a_directory_of_its_own(checkpoint):
     """Whatever earlier ones had: tasks of theirs that live on find nothing of it by its path."""
     with OPEN(checkpoint) as state:
-        first = state.new_work(3)
+        first = state.runs.new(3)
         (first / "sub").mkdir()
-        second = state.new_work(3)
+        second = state.runs.new(3)
     with OPEN(checkpoint) as state:
-        third = state.new_work(3)
+        third = state.runs.new(3)
         assert {first.exists(), second.exists(), third.exists()} == {False, True}
         assert [list(work.iterdir()) for work in (second, third)] == [[], []]
         assert all(work.name.startswith("3.") for work in (first, second, third))
@@ -173,13 +174,13 @@ def test_each_run_has_a_directory_of_its_own(checkpoint):
 def test_where_a_decision_has_its_files(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0, work="0.abc")
-        assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0.abc"
+        assert state.runs.of(state.decision(0)) == checkpoint / "ackcore/work/0.abc"
     manifest = checkpoint / "ackcore/state/0/manifest.json"
     body = checksummed.read_record(manifest, "state/0/manifest.json")
     del body["work"]  # as it was before runs had directories of their own
     checksummed.write_record(manifest, body.pop("file"), body)
     with OPEN(checkpoint) as state:
-        assert state.work_of(state.decision(0)) == checkpoint / "ackcore/work/0"
+        assert state.runs.of(state.decision(0)) == checkpoint / "ackcore/work/0"
 
 
 def test_keys_differ_by_micro_batch_and_deployment(checkpoint, tmp_path):
@@ -651,7 +652,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         state.write_plan(state.make_plan(0, 0))
         with monkeypatch.context() as patch:
-            patch.setattr(archive, "write_record", lambda *_, **__: 1 / 0)
+            patch.setattr(record_files, "write_record", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 state.write_decision(decision(0, {"lines": records(0, 3)}))
     with OPEN(checkpoint) as state:

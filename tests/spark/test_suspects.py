@@ -64,7 +64,7 @@ def suspicious(world):
     state, _ = world.driver()
     with state:
         assert state.plan(0).suspects
-        return state.snapshot(0)
+        return state.runs.snapshot(0)
 
 
 def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world, suspicious):

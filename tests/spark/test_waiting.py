@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
-from ackcore.spark.checkpoint import archive, waiting
+from ackcore.spark.checkpoint import history, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
 # -- columns ----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_nothing_is_opened_in_which_nothing_is_due(checkpoint, monkeypatch):
         assert opened == []
 
 
-def test_what_the_reader_of_tables_remembers_does_not_grow(checkpoint):
+def test_what_the_cache_of_tables_remembers_does_not_grow(checkpoint):
     with OPEN(checkpoint) as state:
         sizes = []
         for number in range(60):
@@ -158,8 +158,8 @@ def test_what_the_reader_of_tables_remembers_does_not_grow(checkpoint):
             state.write_decision(decision(number, rest, dead, nonacked=roots(number)))
             state.write_done(number)
             state.prune(number)
-            reader, archive = state._archive._reader, state._archive
-            sizes.append((len(reader._verified) + len(reader._mapped), len(archive._decisions)))
+            cache = state._cache
+            sizes.append((len(cache._verified) + len(cache._mapped), len(state._decisions)))
         # What waits in a few segments; the dead and the roots of two micro-batches.
         assert max(files for files, _ in sizes) < 40
         assert max(decisions for _, decisions in sizes) <= 3
@@ -174,7 +174,7 @@ def test_nothing_is_removed_that_is_mapped(checkpoint, monkeypatch):
         assert f"{path}\n" not in Path("/proc/self/maps").read_text()
         atomic.remove(path)
 
-    monkeypatch.setattr(archive, "remove", remove)
+    monkeypatch.setattr(history, "remove", remove)
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 2000)})
         (file,) = (checkpoint / "ackcore/state/0").glob("waiting-lines.*")
@@ -214,7 +214,7 @@ def test_a_micro_batch_takes_so_many_retries_and_the_earliest_first(checkpoint):
             "clicks": ["id-0", "id-1", "id-2"],
         }
         # What is left is due at once.
-        assert state.decision(1).next_due_ms == 1004
+        assert state.decision(1).waiting.next_due_ms == 1004
         assert micro_batch(state, 2, 5000, most=1)["lines"]["_ackcore_due_ms"].to_pylist() == [1004]
         assert sum(map(len, micro_batch(state, 3, 5000).values())) == 14
 

@@ -34,7 +34,7 @@ TRACKING = pa.schema(
 
 
 class SinkFile(NamedTuple):
-    """A file that an accepted run left for a sink, under ``State.work_of(decision)``."""
+    """A file that an accepted run left for a sink, under ``State.runs.of(decision)``."""
 
     component: str
     stream: str

@@ -70,12 +70,67 @@ class BatchDecision:
     #: Books of the micro-batch and since the beginning; anything that JSON can hold.
     counts: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)
-    #: Filled in by the state (what is given is ignored): rows waiting, when the first is due,
-    #: the oldest one's first_ms, and the time of the plan.
-    waiting_rows: int = 0
-    next_due_ms: int | None = None
-    oldest_ms: int | None = None
+    #: The time of the plan, whatever is given.
     now_ms: int = 0
+
+    @classmethod
+    def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
+        """Read what `write` returned; tables are read when they are asked for."""
+        roots = Tables.of(cache, body["nonacked"])
+        return cls(
+            number=body["number"],
+            waiting=Waiting.of(cache, body["waiting"]),
+            dead=Tables.of(cache, body["dead"]),
+            nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
+            files=tuple(SinkFile(*file) for file in body["files"]),
+            # Runs had no directories of their own at first.
+            work=body.get("work", str(body["number"])),
+            counts=body["counts"],
+            totals=body["totals"],
+            now_ms=body["now_ms"],
+        )
+
+    @property
+    def table_files(self) -> set[str]:
+        """The files that it needs for as long as it is kept, relative to the cache's root."""
+        assert isinstance(self.dead, Tables)
+        segments = self.waiting.segments().values()
+        waiting = {segment.file for some in segments for segment in some}
+        return waiting | {file.file for file in self.dead.files.values()}
+
+    def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
+        """Write its tables to the directory of its number, and return it as JSON can hold it.
+
+        Raises
+        ------
+        ValueError
+            If a table has not the columns that it must have.
+        """
+        dead = {spout: table for spout, table in self.dead.items() if table.num_rows}
+        for spout, parts in self.waiting.parts.items():
+            for part in parts:
+                if isinstance(part, pa.Table):
+                    _check_tracking(part, f"waiting[{spout!r}]")
+        for spout, table in dead.items():
+            _check_tracking(table, f"dead[{spout!r}]")
+        roots = self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
+
+        def write(name: str, table: pa.Table) -> dict[str, Any]:
+            file = f"{self.number}/{write_table(cache.root / str(self.number), name, table)}"
+            cache.wrote(file)
+            return TableFile(file, table.num_rows)._asdict()
+
+        return {
+            "dead": {spout: write(f"dead-{spout}", table) for spout, table in dead.items()},
+            "nonacked": {"nonacked": write("nonacked", roots)} if len(roots) else {},
+            "waiting": self.waiting.write(cache, str(self.number)).body(),
+            "number": self.number,
+            "now_ms": now_ms,
+            "work": self.work,
+            "files": [list(file) for file in self.files],
+            "counts": dict(self.counts),
+            "totals": dict(self.totals),
+        }
 
 
 class Retries(NamedTuple):
@@ -98,33 +153,40 @@ class Tables(Mapping[str, pa.Table]):
 
     Parameters
     ----------
-    reader : TableCache
+    cache : TableCache
         Of the directory that the files are named from.
-    entries : mapping from str to TableFile
+    files : mapping from str to TableFile
         Their files.
     """
 
-    def __init__(self, reader: TableCache, entries: Mapping[str, TableFile]):
-        self.entries = dict(entries)
-        self._reader = reader
+    def __init__(self, cache: TableCache, files: Mapping[str, TableFile]):
+        self.files = dict(files)
+        self._cache = cache
+
+    @classmethod
+    def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
+        """Read what is recorded of them; there was more when waiting rows were tables, too."""
+        return cls(
+            cache, {name: TableFile(file["file"], file["rows"]) for name, file in body.items()}
+        )
 
     def __getitem__(self, name: str) -> pa.Table:
-        table = self._reader.read(self.entries[name].file)
+        table = self._cache.read(self.files[name].file)
         # The one table of root ids is read by this, too.
         return with_replayed(table) if REASON in table.column_names else table
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        return iter(self.files)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.files)
 
     def __repr__(self) -> str:
-        rows = (f"{name}: {entry.rows} rows" for name, entry in self.entries.items())
+        rows = (f"{name}: {file.rows} rows" for name, file in self.files.items())
         return f"Tables({', '.join(rows)})"
 
 
-def check_tracking(table: pa.Table, what: str) -> None:
+def _check_tracking(table: pa.Table, what: str) -> None:
     """Refuse a table that does not begin with the `TRACKING` columns, all of them filled.
 
     Raises
@@ -143,15 +205,3 @@ def check_tracking(table: pa.Table, what: str) -> None:
     for name in TRACKING.names:
         if table[name].null_count:
             raise ValueError(f"{what}: column {name} holds nulls, and must not")
-
-
-def write_table_file(reader: TableCache, directory: str, name: str, table: pa.Table) -> TableFile:
-    """Write a table and return its entry."""
-    file = f"{directory}/{write_table(reader.root / directory, name, table)}"
-    reader.wrote(file)
-    return TableFile(file, table.num_rows)
-
-
-def filled(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """Return the tables that have rows."""
-    return {name: table for name, table in tables.items() if table.num_rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ import ackcore
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
@@ -141,6 +143,39 @@ def _refuse_remains(root: Path, log: Path | None) -> None:
             f"is missing, though {log} tells of a stream that ran on this checkpoint: ackcore's "
             "part of it was removed, or the stream was not one of ackcore",
         )
+
+
+def check_waiting(
+    root: Path, topology: Described, waiting: Waiting, requests: Iterable[str]
+) -> None:
+    """Refuse a topology without a spout for which records wait.
+
+    Parameters
+    ----------
+    root : Path
+        Our part of the checkpoint.
+    topology : Topology
+        What is to run on it.
+    waiting : Waiting
+        Records that wait for a retry.
+    requests : iterable of str
+        Names of requests to replay dead letters.
+
+    Raises
+    ------
+    CheckpointForeign
+        If it has no such spout, or does not track it.
+    """
+    waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
+    waits += [(f"the replay {name}", replays.spout_of(name)) for name in requests]
+    tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
+    for what, spout in waits:
+        if spout not in tracked:
+            raise CheckpointForeign(
+                f"{root}: {what} of spout {spout!r} wait for a retry, and the topology "
+                f"has no spout {spout!r} that is tracked. Let the former topology run until "
+                "nothing waits, then change it; or give this one a checkpoint of its own"
+            )
 
 
 def check_offsets(log: Path, root: Path, ours: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint of a topology: what is planned, decided and done, and who waits for a retry.
+"""The checkpoint of a topology: what is planned, decided and done, and what waits for a retry.
 
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
@@ -7,7 +7,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
                               by which it sees that no other one has taken over
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
-    state/N/*.arrow           who waits, who is dead, which roots are not ACKED
+    state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in one run of it, the token drawn for that run;
                               the manifest says whose files count, all is worthless after N.done
@@ -17,16 +17,14 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
 a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
 state is read off the names of the files, and a file that is not where it must be was removed by
-somebody else: that is an error, because to begin again would lose what waits, or repeat what was
-done.  The last two micro-batches are kept.  Who waits is mostly in files of older ones, which stay
+other hands: that is an error, because to begin again would lose what waits, or repeat what was
+done.  The last two micro-batches are kept.  What waits is mostly in files of older ones, which stay
 until no manifest names them: see `ackcore.spark.checkpoint.waiting`.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,61 +36,21 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
-from ackcore.spark.base.errors import (
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointInUse,
-    CheckpointNewer,
-    CheckpointReadOnly,
-    StateError,
-    corrupt,
-)
+from ackcore.spark.base.checksummed import TableCache
+from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.lock import Lock
-from ackcore.spark.base.paths import local_path
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    DUE_MS,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
-    REASON,
-    REPLAYED,
-    TRACKING,
-    SinkFile,
-)
-from ackcore.spark.checkpoint import ownership, replays
-from ackcore.spark.checkpoint.archive import Archive
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
+from ackcore.spark.base.paths import local_path, numbered
+from ackcore.spark.checkpoint import history, ownership, replays
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.ownership import Described
+from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.runs import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
 
-__all__ = [
-    "ATTEMPT",
-    "DUE_MS",
-    "FIRST_MS",
-    "LAST_MS",
-    "MESSAGE_ID",
-    "REASON",
-    "REPLAYED",
-    "ROOT_IDS",
-    "TRACKING",
-    "BatchDecision",
-    "CheckpointCorrupt",
-    "CheckpointForeign",
-    "CheckpointInUse",
-    "CheckpointNewer",
-    "CheckpointReadOnly",
-    "Plan",
-    "SinkFile",
-    "State",
-    "StateError",
-    "Waiting",
-]
-
 
 class State:
-    """An open checkpoint; one per checkpoint on earth, which the lock sees to.
+    """An open checkpoint, exclusively locked.
 
     Made by `open`.
 
@@ -102,10 +60,9 @@ class State:
         ``<checkpoint>/ackcore``.
     deployment_key : int
         63 random bits, drawn when the checkpoint was made.
+    runs : RunDirectories
+        Where executors write.
     """
-
-    path: Path
-    deployment_key: int
 
     def __init__(
         self, path: Path, lock: Lock, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
@@ -115,10 +72,14 @@ class State:
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
         self._lock = lock
-        self._archive = Archive(path, meta["deployment_key"])
+        self._batches, self._states = path / "batches", path / "state"
+        self._replays = path / "replays"
+        self._records = RecordFiles(path, meta["deployment_key"])
+        self.runs = RunDirectories(path / "work", lock.check)
+        self._cache = TableCache(self._states)
+        self._decisions: dict[int, BatchDecision] = {}
         # Its set is replaced as a whole: the heartbeat's thread looks at it.
-        self._history = self._archive.history(meta["begun"])
-        self._run: Path | None = None
+        self._history = self._read_history()
 
     @classmethod
     def open(
@@ -179,8 +140,7 @@ class State:
                 state = cls(root, lock, meta, sources)
                 if spark_log is not None:
                     ownership.check_offsets(spark_log, root, state.last_plan)
-                last = state._archive.check_tables(state._history)
-                state._check_waiting(topology, last)
+                state._check_waiting(topology, state._check_tables())
                 if meta["fingerprint"] != topology.fingerprint:
                     meta |= ownership.about(topology, meta["spout_order"])
                     ownership.write_meta(root, meta)
@@ -189,22 +149,36 @@ class State:
             raise
         return state
 
+    def _read_history(self) -> history.History:
+        return history.read_history(self._batches, self._states, self.plan, self._meta["begun"])
+
+    def _check_tables(self) -> BatchDecision | None:
+        """Read whatever will be read, rather than at the first retry, and return the last decision.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If anything is missing or damaged.
+        """
+        planned, done = self.last_plan, self.last_done
+        last = None if planned is None else self.decision(planned)
+        if done is not None and (last is None or last.number != done):
+            parent = self._decided(done)
+            last = parent if last is None else last
+        if last is not None:
+            for spout in last.waiting:
+                last.waiting.tables(spout)
+            # What was acted upon will not be read again.
+            for spout in last.dead if last.number != done else ():
+                last.dead[spout]
+        return last
+
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
-        """Nobody may wait for a spout that is no more, nor for columns that it has not."""
+        """Refuse records that wait for a spout that is no more, or for columns that it has not."""
         waiting = Waiting({}) if decision is None else decision.waiting
-        waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
         plan = self._open_plan()
         asked = [*(() if plan is None else plan.replays), *self.pending_replays()]
-        for name in asked:
-            waits.append((f"the replay {name}", replays.spout_of(name)))
-        tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
-        for what, spout in waits:
-            if spout not in tracked:
-                raise CheckpointForeign(
-                    f"{self.path}: {what} of spout {spout!r} wait for a retry, and the topology "
-                    f"has no spout {spout!r} that is tracked. Let the former topology run until "
-                    "nothing waits, then change it; or give this one a checkpoint of its own"
-                )
+        ownership.check_waiting(self.path, topology, waiting, asked)
         for spout in waiting:
             for table in waiting.tables(spout):
                 self._fitted(spout, table)
@@ -230,12 +204,12 @@ class State:
             rejected=(),
             time_outs={},
         )
-        self._archive.write_plan(plan, first=False)
-        self._history = self._archive.history(self._meta["begun"])
+        self._records.write(f"batches/{plan.number}.plan", plan.body())
+        self._history = self._read_history()
         return plan
 
     def _withdrawn(self, name: str) -> bool:
-        path = self._archive.replays / name
+        path = self._replays / name
         return not path.exists() and replays.withdrawn(path).exists()
 
     def _fitted(self, spout: str, table: pa.Table) -> pa.Table:
@@ -311,7 +285,7 @@ class State:
         if number == self.last_done:
             return True
         raise corrupt(
-            self._archive.batches,
+            self._batches,
             f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
             "the checkpoint and ackcore's are not of one age",
         )
@@ -320,7 +294,8 @@ class State:
 
     def plan(self, number: int) -> Plan | None:
         """Return the plan on record, None if there is none yet."""
-        return self._archive.plan(number)
+        body = self._records.read(f"batches/{number}.plan")
+        return None if body is None else Plan.of(body)
 
     def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
         """Return a new plan, which is not yet written.
@@ -351,8 +326,8 @@ class State:
         parent = self.last_done
         now_ms = clock_ms
         if parent is not None:
-            now_ms = max(now_ms, self._archive.decided(parent).now_ms)
-        due = self._archive.waiting(parent).due(now_ms)
+            now_ms = max(now_ms, self._decided(parent).now_ms)
+        due = self._waiting_after(parent).due(now_ms)
         asked = self.pending_replays()
         for name in asked:
             self._asked(name)  # one that does not fit must not be in a plan on record
@@ -368,7 +343,8 @@ class State:
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
-        self._archive.write_plan(plan, first=plan.number != self.last_plan)
+        first = plan.number != self.last_plan
+        self._records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
         taken = self._history.taken | frozenset(plan.replays)
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
@@ -386,11 +362,11 @@ class State:
         ColumnsChanged
             If the rows do not fit the columns that their source has now.
         """
-        waiting = self._archive.waiting(plan.parent)
+        waiting = self._waiting_after(plan.parent)
         found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
-                self._archive.batches / f"{plan.number}.plan",
+                self._batches / f"{plan.number}.plan",
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
         asked = [(replays.spout_of(name), self._asked(name)) for name in plan.replays]
@@ -402,7 +378,7 @@ class State:
 
     def _asked(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
-        return replays.read(self._archive.replays / name, self._sources[replays.spout_of(name)])
+        return replays.read(self._replays / name, self._sources[replays.spout_of(name)])
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -411,7 +387,20 @@ class State:
 
         Its tables are read when they are asked for, by memory map.
         """
-        return self._archive.decision(number)
+        if number not in self._decisions:
+            body = self._records.read(f"state/{number}/manifest.json")
+            if body is None:
+                return None
+            self._decisions[number] = BatchDecision.of(self._cache, body)
+        return self._decisions[number]
+
+    def _decided(self, number: int) -> BatchDecision:
+        """Return a decision on which later records build."""
+        decision = self.decision(number)
+        if decision is None:
+            manifest = self._states / str(number) / "manifest.json"
+            raise corrupt(manifest, "is missing, though later records build on it")
+        return decision
 
     def write_decision(self, decision: BatchDecision) -> BatchDecision:
         """Record what became of a micro-batch.
@@ -437,7 +426,12 @@ class State:
         plan = None if self.is_done(number) else self.plan(number)
         if plan is None or self.decision(number) is not None:
             raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
-        return self._archive.write_decision(decision, plan)
+        # There may be tables here of a driver that died before it wrote the manifest, or of one
+        # that has just taken over: no record names them, or all depends on them.
+        make_directory(self._states / str(number))
+        body = decision.write(self._cache, plan.now_ms)
+        self._records.write(f"state/{number}/manifest.json", body, once=True)
+        return self._decided(number)
 
     def waiting(self, number: int) -> Waiting:
         """Return the rows that waited after a micro-batch; read when asked for.
@@ -447,7 +441,10 @@ class State:
         CheckpointCorrupt
             If it has no decision; or later, if a table is damaged.
         """
-        return self._archive.waiting(number)
+        return self._decided(number).waiting
+
+    def _waiting_after(self, number: int | None) -> Waiting:
+        return Waiting({}) if number is None else self.waiting(number)
 
     def write_done(self, number: int) -> None:
         """Mark a micro-batch, after all has been acted upon.
@@ -461,32 +458,10 @@ class State:
             return
         if self.decision(number) is None:
             raise ValueError(f"micro-batch {number} is not decided, so it cannot be done")
-        self._archive.write_done(number)
+        self._records.write(f"batches/{number}.done", {"number": number})
         self._history = self._history._replace(last_done=number)
 
     # -- what comes and goes ------------------------------------------------------------------
-
-    def new_work(self, number: int) -> Path:
-        """Return a new directory for a run of a micro-batch; no other run's is ever there.
-
-        Tasks of an earlier run, another driver's perhaps, may live on and go on writing by path.
-        """
-        self.check_owner()
-        if self._run is not None:
-            # Only what this driver made: another one's run may be the one that counts.  What
-            # cannot be removed, as tasks write there still, is pruned later.
-            shutil.rmtree(self._run, ignore_errors=True)
-        token = secrets.token_hex(8)
-        self._run = make_directory(self._archive.works / f"{number}.{token}")
-        return self._run
-
-    def work_of(self, decision: BatchDecision) -> Path:
-        """Return the directory of the run that a decision accepted."""
-        return self._archive.works / decision.work
-
-    def snapshot(self, number: int) -> Path:
-        """Return where the snapshot of the new rows of a micro-batch is."""
-        return self._archive.works / f"{number}.pinned"
 
     def prune(self, number: int) -> None:
         """Drop what nobody will read after micro-batch ``number`` is done.
@@ -503,7 +478,15 @@ class State:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
         # If another driver takes over from here on, it drops the same: it has this one's mark.
         self.check_owner()
-        self._archive.prune(number)
+        history.remove_plans(self._batches, self._replays, number, self.plan)
+        self.runs.remove_done(number)
+        kept = [self.decision(each) for each in numbered(self._states) if each >= number - 1]
+        # None: a later one, whose driver died while it wrote the tables.
+        named = {file for each in kept if each is not None for file in each.table_files}
+        # First: a network file system keeps a file that is mapped, and with it the directory.
+        self._cache.keep(named)
+        history.remove_tables(self._states, number, named)
+        self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:
         """Return the names of requests that no plan has taken yet, sorted.
@@ -511,4 +494,4 @@ class State:
         Cheap enough for every heartbeat, and for its thread.
         """
         taken = self._history.taken
-        return tuple(name for name in replays.visible(self._archive.replays) if name not in taken)
+        return tuple(name for name in replays.visible(self._replays) if name not in taken)

@@ -52,7 +52,7 @@ def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
 class Segment:
     """A file of waiting rows; those before ``start`` wait no more."""
 
-    reader: TableCache
+    cache: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
     rows: int  # in the file
     next_due_ms: int
@@ -72,7 +72,7 @@ class Segment:
 
     def table(self) -> pa.Table:
         """Return the rows that wait, in a memory map."""
-        return with_replayed(self.reader.read(self.file).slice(self.start))
+        return with_replayed(self.cache.read(self.file).slice(self.start))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
         """Return it without the first rows of those that were waiting in it."""
@@ -102,14 +102,14 @@ class Waiting(Mapping[str, pa.Table]):
         self.parts = {spout: some for spout, some in filled.items() if some}
 
     @classmethod
-    def of(cls, reader: TableCache, body: Mapping[str, Any]) -> Waiting:
+    def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
         """Read what `body` returned, or what was written when a spout had one table."""
         return cls(
             {
                 spout: (
-                    [Segment(reader, **each) for each in found]
+                    [Segment(cache, **each) for each in found]
                     if isinstance(found, list)
-                    else [Segment(reader, **found, in_order=False)]
+                    else [Segment(cache, **found, in_order=False)]
                 )
                 for spout, found in body.items()
             }
@@ -236,20 +236,20 @@ class Waiting(Mapping[str, pa.Table]):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def write(self, reader: TableCache, directory: str) -> Waiting:
+    def write(self, cache: TableCache, directory: str) -> Waiting:
         """Write what is not on record, and merge what has become too much; return all as segments.
 
         Parameters
         ----------
-        reader : TableCache
+        cache : TableCache
             Of the files.
         directory : str
-            Where to write, from the reader's root; it exists.
+            Where to write, from the cache's root; it exists.
         """
         parts: dict[str, list[Segment | pa.Table]] = {}
         for spout, some in self.parts.items():
             parts[spout] = [
-                group[0] if _stays(group) else _write(reader, directory, spout, group)
+                group[0] if _stays(group) else _write(cache, directory, spout, group)
                 for group in _grouped(some)
             ]
         return Waiting(parts)
@@ -379,7 +379,7 @@ def _stays(group: Sequence[Segment | pa.Table]) -> bool:
 
 
 def _write(
-    reader: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
+    cache: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
 ) -> Segment:
     """Write parts, put in order, as one segment."""
     runs: list[pa.Table] = []
@@ -390,11 +390,11 @@ def _write(
             runs += [_sorted(piece) for piece in _cut(_plain(part))]
     name = f"waiting-{spout}"
     batches = _merged(runs)
-    file = write_batches(reader.root / directory, name, runs[0].schema, batches)
+    file = write_batches(cache.root / directory, name, runs[0].schema, batches)
     path = f"{directory}/{file}"
-    reader.wrote(path)
+    cache.wrote(path)
     return Segment(
-        reader,
+        cache,
         path,
         sum(map(len, runs)),
         next_due_ms=min(run[DUE_MS][0].as_py() for run in runs),

@@ -57,7 +57,7 @@ def act(
         If a job of a sink was cancelled from outside.
     """
     number = decision.number
-    work = state.work_of(decision)
+    work = state.runs.of(decision)
     nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
     for sink in topology.sinks.values():
         files = [

@@ -176,7 +176,7 @@ class Engine:
         """When the first of the records that wait is due."""
         last = self.state.last_done
         decision = None if last is None else self.state.decision(last)
-        return None if decision is None else decision.next_due_ms
+        return None if decision is None else decision.waiting.next_due_ms
 
     def _books_after(self, number: int) -> Books:
         decision = self.state.decision(number)
@@ -310,7 +310,7 @@ class Engine:
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         taken = bool(plan.suspects or plan.rejected)
         for runs in count(1):
-            work = self.state.new_work(plan.number)
+            work = self.state.runs.new(plan.number)
             try:
                 held = inputs
                 if plan.careful:
@@ -352,7 +352,7 @@ class Engine:
         self, plan: Plan, inputs: Sequence[InputFrame], taken: bool
     ) -> tuple[Plan, Sequence[InputFrame]]:
         """Have one run after the other read the same rows, so that roots tell who is meant."""
-        directory = self.state.snapshot(plan.number)
+        directory = self.state.runs.snapshot(plan.number)
         held = self._load_snapshot(inputs, directory)
         if held is None:
             if taken and (plan.suspects or plan.rejected):
@@ -464,7 +464,7 @@ class Engine:
         self, decision: BatchDecision, outcome: BatchOutcome | None, runs: int, watch: _Stopwatch
     ) -> Progress:
         now = self.clock()
-        counts = decision.counts
+        counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         new = (now - decision.now_ms, acked - len(first_ms))
@@ -472,8 +472,8 @@ class Engine:
         return Progress(
             batch_id=decision.number,
             **counts,
-            waiting=decision.waiting_rows,
-            oldest_ms=0 if decision.oldest_ms is None else now - decision.oldest_ms,
+            waiting=decision.waiting.rows(),
+            oldest_ms=0 if oldest_ms is None else now - oldest_ms,
             latency_ms=percentiles([new], now - first_ms),
             duration_ms=1000 * seconds,
             records_per_s=(acked + failed) / seconds if runs else 0.0,

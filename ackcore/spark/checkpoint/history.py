@@ -1,0 +1,120 @@
+"""How far a checkpoint came, by the names of its files, and which of them may be removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from ackcore.spark.base.atomic import remove, remove_temporaries, sync_directory
+from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
+from ackcore.spark.base.paths import numbered
+from ackcore.spark.checkpoint.decisions import Plan
+
+#: Reads the plan of a micro-batch.
+ReadPlan = Callable[[int], Plan | None]
+
+
+class History(NamedTuple):
+    """How far a checkpoint came."""
+
+    last_plan: int | None
+    last_done: int | None
+    taken: frozenset[str]  # requests to replay that a plan took
+
+
+def read_history(batches: Path, state: Path, plan_of: ReadPlan, begun: bool) -> History:
+    """Tell how far a checkpoint came.
+
+    Parameters
+    ----------
+    batches, state : Path
+        Where its plans and marks are, and its decisions.
+    plan_of : callable
+        Reads plans.
+    begun : bool
+        Whether there was ever a plan.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a file is missing.
+    """
+    remove_temporaries(batches)
+    plans, dones = numbered(batches, ".plan"), numbered(batches, ".done")
+    last = max([*plans, *dones, *numbered(state)], default=None)
+    if last is None:
+        if begun:
+            raise corrupt(batches, "is missing or empty, though micro-batches were run")
+        return History(None, None, frozenset())
+    plan = plan_of(last)
+    if plan is None:
+        raise corrupt(
+            batches / f"{last}.plan",
+            f"is missing, though there are later records of micro-batch {last}",
+        )
+    if plan.parent is not None and plan.parent not in dones:
+        raise corrupt(
+            batches / f"{plan.parent}.done",
+            f"is missing, though micro-batch {last} was planned after it",
+        )
+    # Older ones are not asked for any more, and may be half removed.
+    before = plan_of(last - 1)
+    taken = {*plan.replays, *(() if before is None else before.replays)}
+    return History(last, last if last in dones else plan.parent, frozenset(taken))
+
+
+def remove_plans(batches: Path, replays: Path, number: int, plan_of: ReadPlan) -> None:
+    """Remove plans and marks before micro-batch ``number - 1``, and the requests that were taken.
+
+    Requests go for good before the plans that remember having taken them.
+    """
+    taken = [
+        name
+        for plan in numbered(batches, ".plan")
+        if plan <= number
+        for name in _taken_by(plan, number, plan_of)
+    ]
+    for name in taken:
+        remove(replays / name)
+    if taken and replays.is_dir():
+        sync_directory(replays)
+    for ending in (".plan", ".done"):
+        for old in numbered(batches, ending):
+            if old < number - 1:
+                remove(batches / f"{old}{ending}")
+
+
+def _taken_by(plan: int, number: int, plan_of: ReadPlan) -> tuple[str, ...]:
+    """Return the requests that a plan took; an old one may be past reading, and left none."""
+    try:
+        found = plan_of(plan)
+    except CheckpointCorrupt:
+        if plan >= number - 1:
+            raise
+        return ()
+    return () if found is None else found.replays
+
+
+def remove_tables(state: Path, number: int, named: Collection[str]) -> None:
+    """Remove decisions before micro-batch ``number - 1``, and the tables that none names.
+
+    Parameters
+    ----------
+    state : Path
+        Where they are.
+    number : int
+        The last micro-batch that is done.
+    named : collection of str
+        Files that the decisions name which are kept.
+    """
+    for old in numbered(state):
+        if old < number - 1:
+            directory = state / str(old)
+            remove(directory / "manifest.json")
+            files = list(directory.iterdir())
+            for path in files:
+                if f"{old}/{path.name}" not in named:
+                    remove(path)
+            if not any(f"{old}/{path.name}" in named for path in files):
+                remove(directory)
