@@ -1,0 +1,25 @@
+"""The planted bugs of `make mutations` are where the code is: who moves it moves them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutations import ROOT, Mutation, load
+
+if not (ROOT / "pyx").is_dir():
+    pytest.skip("a wheel is tested, not a tree", allow_module_level=True)
+
+
+@pytest.mark.parametrize("mutation", load(), ids=lambda mutation: mutation.name)
+def test_a_mutation_changes_one_place_and_names_a_test(mutation: Mutation) -> None:
+    """Otherwise it says nothing, and nobody hears of it before the next whole run."""
+    text = (ROOT / mutation.file).read_text(encoding="utf-8")
+    assert text.count(mutation.old) == 1
+    assert mutation.new != mutation.old
+    file, _, name = mutation.test.partition("::")
+    assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8")
