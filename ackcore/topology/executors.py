@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ackcore.topology.batch_bolts import BatchExecutor
+from ackcore.topology.batch_executor import BatchExecutor
 from ackcore.topology.components import (
     BasicBolt,
     BatchBolt,
@@ -21,7 +21,7 @@ from ackcore.topology.components import (
     refuse_unrunnable,
 )
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.row_bolts import RowExecutor
+from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import Identity, Results
 
 

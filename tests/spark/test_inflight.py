@@ -213,7 +213,7 @@ Thread 0x00007f02 (most recent call first):
   File "/usr/lib/python3.11/socket.py", line 705 in readinto
   File "/home/me/bolts.py", line 8 in ask
   File "/home/me/bolts.py", line 12 in execute
-  File "/site-packages/ackcore/topology/row_bolts.py", line 400 in process
+  File "/site-packages/ackcore/topology/row_executor.py", line 400 in process
   File "/site-packages/ackcore/spark/tasks/task.py", line 180 in _process
 """
 

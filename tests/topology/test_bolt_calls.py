@@ -9,7 +9,7 @@ from acting import OUT, Basically, Doing, batch_of, emit_and_ack, run
 from results import emitted, failed, whys
 
 from ackcore import topology
-from ackcore.topology import row_bolts
+from ackcore.topology import row_executor
 from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Component
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
@@ -112,7 +112,7 @@ def test_a_bolt_without_outputs_cannot_emit():
 
 @pytest.mark.parametrize("slice_rows", [1, 3])
 def test_what_arrow_cannot_convert_fails_the_tuples_that_it_hangs_from(slice_rows, monkeypatch):
-    monkeypatch.setattr(row_bolts, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(row_executor, "SLICE_ROWS", slice_rows)
 
     def execute(bolt, t):
         c = bolt.collector

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
 
-from ackcore.topology import row_bolts
+from ackcore.topology import row_executor
 from ackcore.topology.components import Bolt
 from ackcore.topology.executors import executor_for
 
@@ -150,8 +150,8 @@ def test_a_bolt_does_what_the_model_says(script, at_end, slice_rows):
     model, handle = Model(), 0
     bolt = Scripted([step for batch in script for step in batch], at_end)
     executor = executor_for("b", bolt)
-    results, known, size = [], set(), row_bolts.SLICE_ROWS
-    row_bolts.SLICE_ROWS = slice_rows
+    results, known, size = [], set(), row_executor.SLICE_ROWS
+    row_executor.SLICE_ROWS = slice_rows
     try:
         for batch in script:
             known = {*known, *range(handle, handle + len(batch))}
@@ -172,7 +172,7 @@ def test_a_bolt_does_what_the_model_says(script, at_end, slice_rows):
         results.append(executor.flush())
         assert named(results[-1]) <= known
     finally:
-        row_bolts.SLICE_ROWS = size
+        row_executor.SLICE_ROWS = size
     raised = handle and model.play(at_end, handle - 1, lambda one: one % handle)
     model.end_slice()
     for one in list(model.state):

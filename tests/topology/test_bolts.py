@@ -6,7 +6,7 @@ import pytest
 from acting import OUT, Basically, Doing, batch_of, emit_and_ack, identity_of, raising, run
 from results import emitted, failed, whys
 
-from ackcore.topology import row_bolts
+from ackcore.topology import row_executor
 from ackcore.topology.components import BasicBolt, Bolt, Reject
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Reason
@@ -59,7 +59,7 @@ def test_every_way_of_anchoring():
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 512])
 def test_what_nobody_acked_fails_at_the_end(slice_rows, monkeypatch):
-    monkeypatch.setattr(row_bolts, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(row_executor, "SLICE_ROWS", slice_rows)
     bolt = Doing(lambda b, t: b.collector.ack(t) if t[0] % 2 else None)
     results = run(executor_for("b", bolt), [1, 2, 3], [4])
     assert [result.open for result in results] == [1, 2, 0]

@@ -1,15 +1,13 @@
-"""Runs bolts that take an Arrow batch at a time.
+"""What bolts that take an Arrow batch at a time emit and fail through.
 
-A batch that raises is processed again in halves, and those in theirs, until the rows that make it
-raise stand alone: k guilty rows of n cost some 2 k log2(n / k) calls.  What a raising call emitted
-or failed is forgotten, so that an innocent row's emissions come from exactly one call.
+Columns may come as Arrow, numpy, pandas or Python has them; here they become what the stream
+declares, and parents the anchors of rows.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -18,20 +16,14 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.arrow import offsets_of
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.components import (
-    DEFAULT_STREAM,
-    BatchBolt,
-    Context,
-    output_streams,
-)
-from ackcore.topology.emissions import joined, no_stream
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.emissions import no_stream
 from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.lossless import array_of, cast
-from ackcore.topology.row_bolts import cleaned_up, failures_of, overrides_flush, refuse_returned
-from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
+from ackcore.topology.tuples import Anchors, Identity, Reason
 
 #: What one emit leaves: the stream, the rows, and what they hang from.
-_Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
+Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
 class BatchCollector:
@@ -70,7 +62,7 @@ class BatchCollector:
         self._rows = rows
         self._lock = threading.RLock()
         self._closed = False
-        self._emitted: list[_Piece] = []
+        self._emitted: list[Piece] = []
         self._failures: dict[int, Reason] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -113,7 +105,7 @@ class BatchCollector:
             for handle, reason in zip(handles, why, strict=True):
                 self._failures.setdefault(handle, reason)
 
-    def _close(self) -> tuple[list[_Piece], dict[int, Reason]]:
+    def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
         """Take no more calls, and return what was emitted and failed."""
         with self._lock:
             self._closed = True
@@ -308,153 +300,3 @@ def _is_typed(column: Any) -> bool:
     dtype = getattr(column, "dtype", None)
     # Objects are Python values, as in a list.
     return hasattr(column, "__arrow_c_array__") or str(dtype) not in ("None", "object")
-
-
-class BatchExecutor:
-    """Runs one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
-
-    def __init__(self, component: BatchBolt, context: Context, reasons: Reasons) -> None:
-        self.component = component
-        self.reasons = reasons
-        self.context = context
-        self.ignored = 0
-        self._schemas = output_streams(component)
-        self._seen = 0
-        self._prepared = False
-        self._broken: Reason | None = None
-        self._flushed = False
-        # A bolt that flushes may have kept something of each row: none is done before.
-        self._until_flush = overrides_flush(component, BatchBolt)
-        self._failed: set[int] = set()
-
-    def process(
-        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
-    ) -> Results:
-        """Run the bolt on a batch."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
-        first, rows = self._seen, batch.num_rows
-        if not rows:
-            return self._results([], {})
-        self._seen += rows
-        if not self._prepared:
-            self._prepare()
-        if self._broken:
-            handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [Failure(handles, [self._broken])], 0)
-        emitted: list[_Piece] = []
-        failures: dict[int, Reason] = {}
-        calls, types = 0, Counter[str]()
-
-        def process(start: int, stop: int) -> None:
-            nonlocal calls
-            part, who = batch, identity
-            if stop - start < rows:
-                part = batch.slice(start, stop - start)
-                who = identity and identity.part(start, stop)
-            out = BatchCollector(
-                self.reasons, self._schemas, first + start, stop - start, source, stream, who
-            )
-            error = self._call(lambda: self.component.process(part, out), out)
-            if error is None:
-                more, failed = out._close()
-                emitted.extend(more)
-                failures.update(failed)
-                return
-            calls += 1
-            if stop - start == 1:
-                failures[first + start] = error
-                types[error.type] += 1
-            else:
-                middle = (start + stop) // 2
-                process(start, middle)
-                process(middle, stop)
-
-        process(0, rows)
-        results = self._results(emitted, failures)
-        return results._replace(raised=Raised(calls, types.total(), types)) if calls else results
-
-    def flush(self) -> Results:
-        """Flush the bolt."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed before")
-        self._flushed = True
-        emitted: list[_Piece] = []
-        failures: dict[int, Reason] = {}
-        if self._prepared and not self._broken and self._until_flush:
-            out = BatchCollector(self.reasons, self._schemas, 0, self._seen)
-            error = self._call(lambda: self.component.flush(out), out)
-            if error is None:
-                emitted, failures = out._close()
-                emitted = [self._without_gone(piece, failures) for piece in emitted]
-            else:
-                failures = dict.fromkeys(range(self._seen), error)
-            failures = {
-                handle: reason for handle, reason in failures.items() if handle not in self._failed
-            }
-        self._until_flush = False
-        return self._results(emitted, failures)
-
-    def cleanup(self) -> None:
-        """Let the bolt clean up."""
-        if self._prepared and not self._broken:
-            cleaned_up(self.component, self.reasons.component)
-        self._prepared = False
-
-    def _without_gone(self, piece: _Piece, failures: dict[int, Reason]) -> _Piece:
-        """Drop the rows that hang from a row which failed before, and fail what else they do.
-
-        The engine has forgotten that row, and no sink would get what hangs from it.
-        """
-        stream, batch, (handles, offsets) = piece
-        gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
-        if not gone.any():
-            return piece
-        counts = np.ones(len(handles), np.int64) if offsets is None else np.diff(offsets)
-        rows = np.repeat(np.arange(batch.num_rows), counts)
-        dropped = np.zeros(batch.num_rows, np.bool_)
-        dropped[rows[gone]] = True
-        why = self.reasons.of(f"emitted together with row {handles[gone][0]}, which failed before")
-        for handle in handles[dropped[rows]].tolist():
-            failures.setdefault(handle, why)
-        kept = ~dropped
-        if offsets is not None:
-            offsets = offsets_of(counts[kept])
-        return stream, batch.filter(pa.array(kept)), Anchors(handles[kept[rows]], offsets)
-
-    def _prepare(self) -> None:
-        self._prepared = True
-        try:
-            self.component.prepare(self.context)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._broken = self.reasons.of(error)
-            self._until_flush = False
-
-    def _call(self, call: Callable[[], object], out: BatchCollector) -> Reason | None:
-        """Call the bolt; return the reason of its failure, after which ``out`` is void."""
-        try:
-            refuse_returned(call(), "out.emit(...)")
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            # SystemExit as well: a bolt that exits must not take its worker along.
-            out._close()
-            return self.reasons.of(error)
-        return None
-
-    def _results(self, emitted: list[_Piece], failures: dict[int, Reason]) -> Results:
-        emissions: list[Emission] = []
-        for stream in self._schemas:
-            pieces = [
-                (batch, anchors)
-                for name, batch, anchors in emitted
-                if name == stream and batch.num_rows
-            ]
-            emissions += joined(stream, pieces)
-        still_open = 0
-        if self._until_flush:
-            self._failed.update(failures)
-            still_open = self._seen - len(self._failed)
-        return Results(emissions, failures_of(failures), still_open)

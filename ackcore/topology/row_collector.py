@@ -1,4 +1,4 @@
-"""Runs bolts that take a tuple at a time.
+"""What bolts that take a tuple at a time emit, ack and fail through.
 
 A tuple's state says what became of it; it changes under the collector's lock only.
 
@@ -19,27 +19,18 @@ the handler of a signal (an alarm that raises `TimeoutError`) can find half done
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore.arrow import offsets_of
-from ackcore.topology.components import (
-    DEFAULT_STREAM,
-    BasicBolt,
-    Bolt,
-    Context,
-    output_streams,
-)
+from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.row_conversion import Row, RowSchema, no_values, rows_of
+from ackcore.topology.row_conversion import Row, RowSchema, no_values
 from ackcore.topology.tuples import (
     ACKED,
     FAILED,
@@ -47,22 +38,9 @@ from ackcore.topology.tuples import (
     OPEN,
     Anchors,
     Emission,
-    Failure,
-    Identity,
-    Origin,
     Reason,
-    Results,
     Tuple,
 )
-
-log = logging.getLogger("ackcore")
-
-#: Rows that become Python objects at a time.  Few, for what they and their emissions allocate is
-#: freed again before the garbage collector has gone through it often: 8,192 take twice as long.
-SLICE_ROWS = 512
-
-#: What a call returns that has not run yet.
-_NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 class _Stream(RowSchema):
@@ -337,7 +315,7 @@ def _not_a_tuple(name: str, got: object) -> TypeError:
     )
 
 
-class _InputCollector:
+class InputCollector:
     """What a `BasicBolt` emits through while it executes one input."""
 
     __slots__ = ("_collector", "_input")
@@ -349,189 +327,3 @@ class _InputCollector:
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """See `BasicCollector.emit`."""
         self._collector.emit(values, self._input, stream)
-
-
-class RowExecutor:
-    """Runs one task of a `Bolt` or a `BasicBolt`; see `ackcore.topology.executors.Executor`."""
-
-    def __init__(self, component: Bolt | BasicBolt, context: Context, reasons: Reasons) -> None:
-        self.component = component
-        self.reasons = reasons
-        basic = isinstance(component, BasicBolt)
-        self.collector = RowCollector(reasons, output_streams(component), basic)
-        self.context = Context(
-            context.component, context.task, context.batch_id, None if basic else self.collector
-        )
-        self._emit = "collector.emit(...)" if basic else "self.collector.emit(...)"
-        self._seen = 0
-        self._prepared = False
-        self._broken: Reason | None = None
-        self._flushed = False
-        # A BasicBolt that flushes may have kept something of each input: none is done before.
-        self._until_flush = basic and overrides_flush(component, BasicBolt)
-        self._failed: set[int] = set()
-
-    @property
-    def ignored(self) -> int:
-        """Calls that came too late to change anything."""
-        return self.collector.ignored
-
-    def process(
-        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
-    ) -> Results:
-        """Run the bolt on every row of a batch."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
-        first, rows = self._seen, batch.num_rows
-        self._seen += rows
-        if rows and not self._prepared:
-            self._prepare()
-        if self._broken:
-            handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [Failure(handles, [self._broken])] if rows else [], 0)
-        fields = tuple(batch.schema.names)
-        origin = Origin(self.collector, source, stream, fields, first, identity)
-        for start in range(0, rows, SLICE_ROWS):
-            self._run(origin, batch.slice(start, SLICE_ROWS), first + start)
-        return self._results(*self.collector._end_window(self._seen))
-
-    def flush(self) -> Results:
-        """Flush the bolt; what is open then fails."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed before")
-        self._flushed = True
-        if self._broken:
-            return Results([], [], 0)
-        collector, reason, error = self.collector, self.reasons.not_acked(), None
-        if self._prepared:
-            try:
-                refuse_returned(self.component.flush(), self._emit)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as raised:
-                reason = error = self.reasons.of(raised)
-        collector._close(reason)
-        emissions, failures, _ = collector._end_window(self._seen)
-        if error and self._until_flush:
-            for handle in range(self._seen):
-                if handle not in self._failed:
-                    failures.setdefault(handle, error)
-        self._until_flush = False
-        if collector.ignored:
-            log.warning(
-                "%s: %d calls for tuples that were acked or failed before; ignored",
-                self.reasons.component,
-                collector.ignored,
-            )
-        return self._results(emissions, failures, 0)
-
-    def cleanup(self) -> None:
-        """Let the bolt clean up."""
-        if self._prepared and not self._broken:
-            cleaned_up(self.component, self.reasons.component)
-        self._prepared = False
-
-    def _prepare(self) -> None:
-        self._prepared = True
-        try:
-            if isinstance(self.component, Bolt):
-                self.component.collector = self.collector
-            self.component.prepare(self.context)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._broken = self.reasons.of(error)
-            self.collector._close(self._broken)
-
-    def _run(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute the rows of a slice, and make Arrow of what they emit."""
-        collector = self.collector
-        rows, misfits = rows_of(batch)
-        tuples = list(map(Tuple, rows, repeat(origin), range(first, first + len(rows))))
-        todo = tuples
-        if misfits:
-            for row, error in misfits:
-                collector._raised(tuples[row], error)
-            todo = [one for one in tuples if one._state == OPEN]
-        if isinstance(self.component, BasicBolt):
-            self._execute_basic(self.component, todo)
-        else:
-            self._execute(self.component, todo)
-        collector._hold(tuples)
-        collector._convert()
-
-    def _execute(self, bolt: Bolt, tuples: list[Tuple]) -> None:
-        execute: Callable[[Tuple], object] = bolt.execute
-        for one in tuples:
-            try:
-                result = execute(one)
-                if result is not None:
-                    refuse_returned(result, self._emit)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                # SystemExit as well: a bolt that exits must not take its worker along.
-                self.collector._raised(one, error)
-
-    def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:
-        collector, lock = self.collector, self.collector._lock
-        execute: Callable[[Tuple, _InputCollector], object] = bolt.execute
-        for one in tuples:
-            try:
-                result = execute(one, _InputCollector(collector, one))
-                if result is not None:
-                    refuse_returned(result, self._emit)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                collector._raised(one, error)
-            else:
-                with lock:
-                    if one._state == OPEN:
-                        one._state = ACKED
-
-    def _results(
-        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
-    ) -> Results:
-        if self._until_flush:
-            self._failed.update(failures)
-            still_open = self._seen - len(self._failed)
-        return Results(emissions, failures_of(failures), still_open)
-
-
-def refuse_returned(result: object, emit: str) -> None:
-    """Raise `TypeError` for what a method returns: its inputs would be acked, and it be lost.
-
-    A generator or a coroutine has not even run.  ``emit`` is what to call instead.
-    """
-    if isinstance(result, _NOT_RUN):
-        raise TypeError(
-            f"a bolt's methods must do their work and return None, got {type(result).__name__}, "
-            "which has not run; emit what it yields"
-        )
-    if result is not None:
-        raise TypeError(
-            f"a bolt's methods must return None, got {type(result).__name__}; emit it by {emit}"
-        )
-
-
-def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
-    """Return failures by handle as columns."""
-    if not failures:
-        return []
-    return [Failure(np.array(list(failures), np.int64), list(failures.values()))]
-
-
-def overrides_flush(component: object, base: type) -> bool:
-    """Whether a bolt has a flush of its own."""
-    return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
-
-
-def cleaned_up(component: Bolt | BasicBolt | Any, name: str) -> None:
-    """Call a bolt's cleanup; what it raises is logged, for no record hangs from it any more."""
-    try:
-        component.cleanup()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        log.warning("%s: cleanup raised %s: %s", *Reason.of(name, error)[:3], exc_info=True)
