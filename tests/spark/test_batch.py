@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from checkpoints import ask, records
 from worlds import Killed, World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.schemas import ATTEMPT
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
 from ackcore.spark.protocol import act, batch
 from ackcore.spark.protocol.batch import RunFailed
 from ackcore.spark.sinks.parquet import SinkError
 from ackcore.topology.tuples import Raised, Reason
 
+REASON = Reason("upper", "ValueError", "no")
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 
 
@@ -118,6 +121,41 @@ def test_when_a_record_was_first_seen_is_kept(world):
     assert world.process(1, ["b"])[0].oldest_ms == 10_000
     world.now_ms += 20_000
     assert world.process(2)[0].latency_ms.p99 == 30_000
+
+
+@pytest.mark.parametrize("again", ["a#1", "a#2"])
+def test_records_of_one_message_id_are_told_apart(world, again):
+    """A duplicate that waits in a later micro-batch: one of the two is ACKED, the other fails."""
+    world.behaves = fails("a#1", "a#2")
+    world.process(0, ["a#1"])
+    world.now_ms += 1_000
+    world.process(1, ["a#2"])
+    world.now_ms += 20_000
+    world.behaves = fails(again, times=2)
+    progress, books = world.process(2, ["b"])
+    seen = {"a#1": 21_000, "a#2": 20_000}
+    assert (progress.acked, progress.failed) == (2, 1)
+    assert progress.oldest_ms == seen.pop(again)
+    assert [progress.latency_ms.p99] == list(seen.values())
+    assert books.balanced
+    assert world.drain(3).acked == 3
+
+
+@pytest.mark.parametrize(("again", "resolved"), [(0, 0), (1, 1)])
+def test_a_replayed_record_is_told_from_a_retry_of_its_message_id(world, again, resolved):
+    """A replay at attempt 0 and a retry at attempt 1, one of which fails."""
+    world.behaves = fails("line 0")
+    world.process(0, ["line 0"])
+    world.now_ms += 400_000
+    table = records(0, 1, attempt=0).set_column(0, MESSAGE_ID, pa.array(["line 0"]))
+    table = table.set_column(6, REPLAYED, pa.array([True]))
+    ask(world.path, table=table.rename_columns([*table.column_names[:-1], "line"]))
+    world.behaves = lambda line, attempt: REASON if attempt == again else None
+    progress, books = world.process(1)
+    assert (progress.acked, progress.failed, books.resolved) == (1, 1, resolved)
+    world.behaves = fails()
+    books = world.drain(2)
+    assert (books.acked, books.resolved, books.balanced) == (2, 1, True)
 
 
 def test_nothing_waits_where_nothing_may(tmp_path):

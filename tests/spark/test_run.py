@@ -29,7 +29,7 @@ from ackcore.spark.run import reread
 from ackcore.spark.run.action import run
 from ackcore.spark.run.reread import fetch
 from ackcore.spark.run.types import InputFrame, RunPlan
-from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
+from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -644,10 +644,10 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
 
 def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
     """Their rows are in the file of those that were due."""
-    retries = due([("m", 2, 5, "bad")])
+    retries = due([("m", 2, 4, "a"), ("m", 2, 5, "bad")])
     monkeypatch.setattr(reread, "PickStage", None)
     result = execute(by_word(spark, ["a"]), retries={"lines": retries})
-    assert [row["id"] for _, row in result.failed.values()] == [5]
+    assert [(row["id"], row[PLACE]) for _, row in result.failed.values()] == [(5, 1)]
 
 
 def test_single_partitions_are_tasks_of_their_own(spark, execute, due):

@@ -108,13 +108,14 @@ class World:
     # what Spark does
 
     def _records(self, inputs, plan):
+        """(root, spout, place among those due or None, line, attempt) of each."""
         for spout, line in inputs:
-            yield root_of(plan.key, spout, line, 0), spout, line, 0
+            yield root_of(plan.key, spout, line, 0), spout, None, line, 0
         for spout, file in plan.retries.items():
             table = read_whole(file)
             lines, attempts = table["line"].to_pylist(), table[ATTEMPT].to_pylist()
-            for line, attempt in zip(lines, attempts, strict=True):
-                yield root_of(plan.key, spout, line, attempt), spout, line, attempt
+            for place, (line, attempt) in enumerate(zip(lines, attempts, strict=True)):
+                yield root_of(plan.key, spout, line, attempt), spout, place, line, attempt
 
     def load_snapshot(self, inputs, directory):
         rows = directory / "rows.json"
@@ -130,8 +131,8 @@ class World:
         # And nothing of another run.
         assert {path.name for path in Path(plan.work).iterdir()} <= {"retries"}
         records, retried, failed, rows = {}, {}, [], []
-        for root, spout, line, attempt in self._records(inputs, plan):
-            counted = retried if attempt or (spout, line) not in inputs else records
+        for root, spout, place, line, attempt in self._records(inputs, plan):
+            counted = records if place is None else retried
             counted[spout] = counted.get(spout, 0) + 1
             if root in plan.rejected:
                 failed.append((root, spout, Reason("x", "Killed", "condemned").encode()))
@@ -177,13 +178,15 @@ class World:
     def fetch(self, topology, layout, inputs, plan, accepted, failed):
         wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))
         found = {}
-        for root, spout, line, attempt in self._records(inputs, plan):
+        for root, spout, place, line, attempt in self._records(inputs, plan):
             if root in wanted:
                 assert wanted[root] in (spout, None)
-                found.setdefault(spout, []).append((root, line, attempt, line))
+                message_id = line.partition("#")[0]
+                found.setdefault(spout, []).append((root, place, message_id, attempt, line))
         schema = pa.schema(
             [
                 ("_ackcore_root_id", pa.int64()),
+                ("_ackcore_place", pa.int64()),
                 (MESSAGE_ID, pa.string()),
                 (ATTEMPT, pa.int32()),
                 *LINES,

@@ -33,9 +33,19 @@ from ackcore.spark.base.schemas import (
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.settle.reasons import ENGINE, FAILED
-from ackcore.spark.tasks.workfiles import ROOT_ID, ROOTS, WorkFile, has_several_roots, read_rows
+from ackcore.spark.tasks.workfiles import (
+    PLACE,
+    ROOT_ID,
+    ROOTS,
+    WorkFile,
+    has_several_roots,
+    read_rows,
+)
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
+
+#: What the payload of a failed record has beside the source's columns.
+_OF_PAYLOAD = frozenset({ROOT_ID, PLACE, MESSAGE_ID, ATTEMPT})
 
 
 class Disagreement(Exception):
@@ -174,7 +184,8 @@ def decide(
     failed : pyarrow.Table
         `FAILED`: all roots that are not ACKED.
     payloads : mapping from str to pyarrow.Table
-        Their records by spout: the source's columns, `ROOT_ID`, message id and attempt.
+        Their records by spout: the source's columns, `ROOT_ID`, `PLACE`, message id and
+        attempt.
     files : iterable of SinkFile
         What the run left for the sinks.
     settings : Settings
@@ -253,12 +264,9 @@ def _roots(table: pa.Table) -> list[int]:
 
 def _first_of_acked(tried: pa.Table, lost: pa.Table | None) -> Int64s:
     """When those of the retried records that did not fail again were first seen."""
-    first = tried[FIRST_MS]
-    if lost is not None and len(lost):
-        again = pc.is_in(tried[MESSAGE_ID], value_set=lost[MESSAGE_ID])
-        first = first.filter(pc.invert(again))
-    values: Int64s = first.to_numpy()
-    return values
+    values: Int64s = tried[FIRST_MS].to_numpy()
+    # By place, not by message id: a duplicate, or a record that was replayed twice, has the same.
+    return values if lost is None else np.delete(values, lost[PLACE].drop_null().to_numpy())
 
 
 def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[str]) -> pa.Table:
@@ -266,7 +274,7 @@ def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[s
     n = len(lost)
     first, replayed = pa.array(np.full(n, plan.now_ms)), pa.repeat(False, n)
     if tried is not None:
-        place = pc.index_in(lost[MESSAGE_ID], value_set=tried[MESSAGE_ID]).combine_chunks()
+        place = lost[PLACE].combine_chunks()
         first = pc.coalesce(tried[FIRST_MS].combine_chunks().take(place), first)
         replayed = pc.coalesce(tried[REPLAYED].combine_chunks().take(place), replayed)
     tracking = [
@@ -278,7 +286,7 @@ def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[s
         pa.array(reasons, pa.string()),
         replayed,
     ]
-    source = [field for field in lost.schema if field.name not in (ROOT_ID, MESSAGE_ID, ATTEMPT)]
+    source = [field for field in lost.schema if field.name not in _OF_PAYLOAD]
     return pa.table(
         [*tracking, *(lost[field.name] for field in source)],
         schema=pa.schema([*TRACKING, *source]),

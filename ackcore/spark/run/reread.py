@@ -58,8 +58,9 @@ def fetch(
     Returns
     -------
     dict from str to pyarrow.Table
-        By spout: ``_ackcore_root_id``, ``_ackcore_message_id``, ``_ackcore_attempt`` (the one
-        that was run), and the source's columns.
+        By spout: ``_ackcore_root_id``, ``_ackcore_place`` (among those due, null for new records),
+        ``_ackcore_message_id``, ``_ackcore_attempt`` (the one that was run), and the source's
+        columns.
 
     Raises
     ------

@@ -41,7 +41,7 @@ from ackcore.spark.tasks.source import (
 )
 from ackcore.spark.tasks.task import IDENTITY_FIELDS, Task, Work
 from ackcore.spark.tasks.tracking import NONE, Owners, Rows, Runs, concat, some_rows
-from ackcore.spark.tasks.workfiles import ROOT_ID, RowFile, WorkFile, read_whole
+from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID, RowFile, WorkFile, read_whole
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.stage_layout import Edge
 from ackcore.topology.tuples import Identity
@@ -476,6 +476,16 @@ class PickStage:
         yield result([(ABOUT, json.dumps(about).encode())])
 
 
+_PICKED_HEAD = pa.schema(
+    [
+        (ROOT_ID, pa.int64()),
+        (PLACE, pa.int64()),
+        (MESSAGE_ID, pa.string()),
+        (ATTEMPT, pa.int32()),
+    ]
+)
+
+
 def pick(
     some: Records, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
@@ -493,19 +503,21 @@ def pick(
     at = pa.array(places)
     rows = some.batch.take(at)
     if some.identity is not None:
+        due_places = pa.array(places + some.first)
         message_ids = some.identity.message_ids.take(at)
         attempts = np.asarray(some.attempts, np.int32)[places]
     else:
+        due_places = pa.nulls(len(places), pa.int64())
         message_ids = _some_message_ids(some, places, number)
         attempts = np.zeros(len(places), np.int32)
     columns = [
         pa.array(ids[places]),
+        due_places,
         message_ids,
         pa.array(attempts),
         *rows.columns,
     ]
-    head = [(ROOT_ID, pa.int64()), (MESSAGE_ID, pa.string()), (ATTEMPT, pa.int32())]
-    schema = pa.schema([*(pa.field(*pair) for pair in head), *source.schema])
+    schema = pa.schema([*_PICKED_HEAD, *source.schema])
     schema = schema.with_metadata({"spout": source.name})
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -35,6 +35,8 @@ from ackcore.spark.tasks.tracking import NONE, Chunks, Rows
 ROOT = "_ackcore_root"
 ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
+#: Of a record that is read again: its place among those due, null for a new one.
+PLACE = "_ackcore_place"
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
 _NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
