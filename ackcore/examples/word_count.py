@@ -42,7 +42,7 @@ from ackcore.examples import word_source
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.examples.word_source import InputError
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.dead_letters.store import active_files
+from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.query import start
 from ackcore.topology import (

@@ -11,9 +11,10 @@ from pyspark.sql import types as T
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.dead_letters.reading import dead_letters, wider
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store import DeadLetters, active_files
+from ackcore.spark.dead_letters.store import DeadLetters
 
 VALUE = pa.schema([("value", pa.string())])
 CLICK = pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", "UTC")), ("a b.c", pa.float64())])

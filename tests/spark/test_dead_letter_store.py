@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killed, Killer, died, ids, run_one
 
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.dead_letters import store as dead_letter_store
-from ackcore.spark.dead_letters.reading import notes_of, sent_rows
+from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.files import active_files, kinds_of
+from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store import DeadLetters, active_files, kinds_of, read_letters
+from ackcore.spark.dead_letters.store import DeadLetters
 
 VALUE = pa.schema([("value", pa.string())])
 
@@ -93,11 +96,11 @@ def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
 
 
 def test_large_files_are_left_alone(letters, monkeypatch):
-    monkeypatch.setattr(dead_letter_store, "_BYTES", 100)
+    monkeypatch.setattr(compaction, "_BYTES", 100)
     write(letters, 0, 20)
     assert len(active(letters)) == 20
-    monkeypatch.setattr(dead_letter_store, "_BYTES", 1 << 28)
-    monkeypatch.setattr(dead_letter_store, "_GROUP_ROWS", 8)  # and files go by row groups
+    monkeypatch.setattr(compaction, "_BYTES", 1 << 28)
+    monkeypatch.setattr(compaction, "_GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
     assert numbers(letters.path) == wrote(21)
     (first, *_) = active_files(letters.path / "lines")
@@ -109,7 +112,7 @@ def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
     write(letters, 0, 1)
     letters.write(1, {"lines": died(2, 20_000)})
     large = (letters.path / "lines/batch-1.parquet").stat().st_size
-    monkeypatch.setattr(dead_letter_store, "_BYTES", large - 1)
+    monkeypatch.setattr(compaction, "_BYTES", large - 1)
     for n in range(2, 40):
         letters.write(n, {"lines": died(20_000 + n, 1)})
     assert active(letters)[:4] == [
@@ -122,7 +125,7 @@ def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
 
 
 def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkeypatch):
-    monkeypatch.setattr(dead_letter_store, "_FEWEST", 10_000)
+    monkeypatch.setattr(compaction, "_FEWEST", 10_000)
     write(letters, 0, 300)
     assert len(active(letters)) == 300
     monkeypatch.undo()
@@ -137,7 +140,7 @@ def test_files_that_were_put_together_stay_for_whoever_found_them(letters):
     write(letters, 16, 17)
     assert {file.path.name for file in before} < set(names(letters))
     assert sum(read_letters(file.path).num_rows for file in before) == 32
-    hour = dead_letter_store.wall_clock_ms() + dead_letter_store.KEPT_MS
+    hour = wall_clock_ms() + compaction.KEPT_MS
     later = DeadLetters(letters.path, lambda: hour - 60_000)
     write(later, 17, 18)
     assert {file.path.name for file in before} < set(names(letters))
@@ -176,7 +179,7 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
     write(letters, 0, 16)
     fresh = tmp_path / "fresh"
     checkpoint.rename(fresh)
-    hour = dead_letter_store.wall_clock_ms() + 2 * dead_letter_store.KEPT_MS
+    hour = wall_clock_ms() + 2 * compaction.KEPT_MS
     for left in range(200):
         shutil.copytree(fresh, checkpoint)
         killer.arm(left)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,36 +19,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.session import refuse_session
-from ackcore.spark.dead_letters.store import (
-    LETTER,
-    NOTES,
-    Kind,
-    LetterFile,
-    check_spout,
-    columns_path,
-    kinds_of,
-    known_spouts,
-    read_letters,
-    starts_of,
-    store_of,
-)
-
-#: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
-Spans = Mapping[str, Mapping[str, list[list[int]]]]
+from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
+from ackcore.spark.dead_letters.letters import LETTER, read_letters
+from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
+from ackcore.spark.dead_letters.places import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
 _SPANS_DDL = "_ackcore_file string, first bigint, last bigint, replayed int, replay_request string"
-
-
-class Note(NamedTuple):
-    """A request to send letters again, as it was noted down."""
-
-    request: str
-    at_ms: int
-    rows: Spans
 
 
 def dead_letters(
@@ -193,56 +171,6 @@ def letters_of(
         "payload",
         *([_FILE, _ROW] if places else []),
     )
-
-
-# -- what was sent again --------------------------------------------------------------------------
-
-
-def notes_of(store: Path) -> list[Note]:
-    """Return what was sent again, the oldest request first.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If a note is damaged.
-    """
-    directory = store / NOTES
-    found = []
-    for path in directory.glob("*.json") if directory.is_dir() else ():
-        if not path.name.startswith("."):
-            record = read_record(path, f"{NOTES}/{path.name}")
-            assert record is not None
-            found.append(Note(path.stem, record["at_ms"], record["rows"]))
-    return sorted(found, key=lambda note: (note.at_ms, note.request))
-
-
-def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
-    """Return of each row of a file how often it was sent again, and by which of the notes at last.
-
-    Parameters
-    ----------
-    batch_ids : ndarray of int64
-        The file's column of that name.
-    spout : str
-        Whose letters it holds.
-    notes : iterable of Note
-        The oldest first.
-
-    Returns
-    -------
-    times, newest : ndarray of int64
-        ``newest`` is -1 where none did.
-    """
-    times = np.zeros(len(batch_ids), np.int64)
-    newest = np.full(len(batch_ids), -1)
-    starts = starts_of(batch_ids)
-    for n, note in enumerate(notes):
-        for number, spans in note.rows.get(spout, {}).items():
-            start = starts.get(int(number), -1)
-            for first, end in spans if start >= 0 else ():
-                times[start + first : start + end] += 1
-                newest[start + first : start + end] = n
-    return times, newest
 
 
 def _spans_in(

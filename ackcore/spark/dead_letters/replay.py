@@ -30,30 +30,11 @@ from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
-from ackcore.spark.dead_letters.reading import (
-    Note,
-    Spans,
-    conformed,
-    letters_of,
-    notes_of,
-    payload_of,
-    sent_rows,
-    session_of,
-)
-from ackcore.spark.dead_letters.store import (
-    NOTES,
-    TIME,
-    Kind,
-    LetterFile,
-    check_spout,
-    checkpoint_of,
-    columns_path,
-    kinds_of,
-    read_letters,
-    read_schema,
-    starts_of,
-    store_of,
-)
+from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of
+from ackcore.spark.dead_letters.letters import TIME, read_letters, read_schema, starts_of
+from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
+from ackcore.spark.dead_letters.places import check_spout, checkpoint_of, store_of
+from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.topology.tuples import Reason
 
 

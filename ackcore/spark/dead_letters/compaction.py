@@ -1,0 +1,128 @@
+"""Merging files of dead letters, so that they do not become too many.
+
+Neighbours that were merged equally often, and whose letters have the same columns, are merged into
+one file; see `ackcore.spark.dead_letters.store` for why no letter is lost or doubled by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackcore.spark.base.atomic import remove, write_file
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letters import WRITING, read_letters, read_schema
+
+#: So many neighbours that were merged equally often are merged once more, and at most so many at
+#: once: with d deaths there are some 16 log d files, and each letter is written log d times.
+_FEWEST, _MOST = 16, 256
+#: Files are merged up to this size.
+_BYTES = 1 << 28
+#: What goes into one row group, so that no more of a file is in memory.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 1 << 25
+#: For how long a file is kept that was merged into another: a reader may have listed it before.
+KEPT_MS = 3_600_000
+
+
+class Compaction:
+    """Merges the files of a store.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns milliseconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], int]):
+        self._clock = clock
+        self._schemas: dict[str, bytes] = {}
+
+    def compact(
+        self,
+        directory: Path,
+        older: list[LetterFile],
+        replaced: list[tuple[LetterFile, LetterFile]],
+    ) -> None:
+        """Merge files, and remove those that were merged an hour ago.
+
+        Parameters
+        ----------
+        directory : Path
+            A spout's.
+        older : list of LetterFile
+            Its files but for the last, which may be written again; brought up to date.
+        replaced : list of (LetterFile, LetterFile)
+            Files that do not count, and what they were merged into; brought up to date.
+        """
+        until = self._clock() - KEPT_MS
+        by_all = {by for _, by in replaced}
+        gone = {by for by in by_all if by.path.stat().st_mtime_ns // 1_000_000 < until}
+        for file, by in replaced:
+            if by in gone:
+                remove(file.path)
+        replaced[:] = [(file, by) for file, by in replaced if by not in gone]
+        run = self._run(older)
+        if run:
+            first, last, level = run[0].first, run[-1].last, run[0].level + 1
+            name = f"batches-{first}-{last}.{level}.parquet"
+            whole = LetterFile(directory / name, first, last, level)
+            write_file(whole.path, partial(_copy, run))
+            at = older.index(run[0])
+            older[at : at + len(run)] = [whole]
+            replaced[:] = [(file, whole if by in run else by) for file, by in replaced]
+            replaced += [(file, whole) for file in run]
+
+    def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
+        """Return neighbours that were merged equally often and have the same columns."""
+        for _, level in groupby(files, key=lambda file: file.level):
+            neighbours = list(level)
+            if len(neighbours) < _FEWEST:
+                continue
+            for _, alike in groupby(neighbours, key=self._schema):
+                run: list[LetterFile] = []
+                whole = 0
+                for file in alike:
+                    size = file.path.stat().st_size
+                    if len(run) == _MOST or whole + size > _BYTES:
+                        if len(run) >= _FEWEST:
+                            break
+                        run, whole = [], 0  # what is large stays, and others begin behind it
+                    if size <= _BYTES:
+                        run.append(file)
+                        whole += size
+                if len(run) >= _FEWEST:
+                    return run
+        return None
+
+    def _schema(self, file: LetterFile) -> bytes:
+        name = f"{file.path.parent.name}/{file.path.name}"
+        if name not in self._schemas:
+            schema = read_schema(file.path).remove_metadata()
+            self._schemas[name] = schema.serialize().to_pybytes()
+        return self._schemas[name]
+
+
+def _copy(run: list[LetterFile], file: BinaryIO) -> None:
+    """Write the letters of files one after the other, as they are."""
+    with pq.ParquetWriter(file, read_letters(run[0].path).schema, **WRITING) as writer:
+        for tables in _groups(read_letters(each.path) for each in run):
+            writer.write_table(pa.concat_tables(tables))
+
+
+def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
+    group: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        group.append(table)
+        rows, size = rows + table.num_rows, size + table.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield group
+            group, rows, size = [], 0, 0
+    if group:
+        yield group
