@@ -65,7 +65,7 @@ from pyspark import TaskContext  # noqa: E402
 import ackcore.spark.run.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
-from ackcore.spark.tasks.stages import LastStage  # noqa: E402
+from ackcore.spark.tasks.last import LastStage  # noqa: E402
 from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
 #: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.

@@ -14,9 +14,10 @@ from ackcore import arrow
 from ackcore.arrow import bytes_before, end_within, rebatched
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.tasks import source
-from ackcore.spark.tasks.source import Source, chunked
-from ackcore.spark.tasks.stages import due_records
+from ackcore.spark.tasks import first
+from ackcore.spark.tasks.first import chunked
+from ackcore.spark.tasks.retry import due_records
+from ackcore.spark.tasks.source import Source
 
 
 def batches(*sizes):
@@ -35,7 +36,7 @@ def test_rows_are_cut_by_their_number(sizes, cut):
     ("rows", "cut"), [(1000, [12, 12, 6]), (9, [9, 9, 9, 3]), (None, [6, 12, 2])]
 )
 def test_long_rows_are_cut_by_their_bytes(monkeypatch, rows, cut):
-    monkeypatch.setattr(source, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(first, "CHUNK_BYTES", 100)
     sizes = (6, 14) if rows is None else (6, 6, 6, 6, 6)
     assert [len(batch) for batch in chunked(batches(*sizes), rows)] == cut
 

@@ -66,7 +66,7 @@ def test_a_marker_tells_what_a_dead_attempt_had_in_flight(work):
 
 def test_an_attempt_that_ends_leaves_nothing(work):
     one = flying(work, timeout_s=60)
-    with one.timed("bolt"):
+    with one.time_limit.on("bolt"):
         pass
     one.end()
     one.end()
@@ -214,7 +214,7 @@ Thread 0x00007f02 (most recent call first):
   File "/home/me/bolts.py", line 8 in ask
   File "/home/me/bolts.py", line 12 in execute
   File "/site-packages/ackcore/topology/row_executor.py", line 400 in process
-  File "/site-packages/ackcore/spark/tasks/task.py", line 180 in _process
+  File "/site-packages/ackcore/spark/tasks/bolts.py", line 180 in process
 """
 
 

@@ -18,16 +18,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import TaskContext
 
 from ackcore.ids import spout_key
 from ackcore.spark.run.action import read_results
-from ackcore.spark.tasks import source as spark_source
-from ackcore.spark.tasks import stages
-from ackcore.spark.tasks import task as spark_task
+from ackcore.spark.tasks import bolts, edges, first, next
 from ackcore.spark.tasks.exchange import ROW_SCHEMA, TRAILER
+from ackcore.spark.tasks.first import FirstStage, sampled
+from ackcore.spark.tasks.last import LastStage
+from ackcore.spark.tasks.next import NextStage
+from ackcore.spark.tasks.results import RESULT_SCHEMA
 from ackcore.spark.tasks.source import Source
-from ackcore.spark.tasks.stages import FirstStage, LastStage, NextStage
-from ackcore.spark.tasks.task import Work
+from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
@@ -160,7 +162,7 @@ class Simulation:
         schemas = {("spout", "default"): ROWS}
         for bolt in topology.bolts.values():
             schemas |= {(bolt.name, name): schema for name, schema in bolt.schemas.items()}
-        self.work = Work(
+        self.work = TaskSpec(
             layout=self.layout,
             components={bolt.name: bolt.component for bolt in topology.bolts.values()},
             schemas=schemas,
@@ -179,7 +181,7 @@ class Simulation:
         context = types.SimpleNamespace(
             partitionId=lambda: partition, taskAttemptId=lambda n=self._attempts: n
         )
-        with mock.patch.object(stages, "TaskContext", mock.Mock(get=lambda: context)):
+        with mock.patch.object(TaskContext, "get", return_value=context):
             return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
 
     def first(self, values, partitions=2, batch_rows=5):
@@ -228,7 +230,7 @@ class Simulation:
             work=self.work,
             plan=types.SimpleNamespace(work=self.directory),
         )
-        table = pa.Table.from_pylist(rows, schema=stages.RESULT_SCHEMA)
+        table = pa.Table.from_pylist(rows, schema=RESULT_SCHEMA)
         return read_results(parts, self.layout, table)
 
     def records_of(self, done):
@@ -280,9 +282,9 @@ def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, va
 def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most):
     """Chunks that come in, what a bolt emits at a time, and what a later stage puts together."""
     with (
-        mock.patch.object(spark_source, "CHUNK_BYTES", most),
-        mock.patch.object(spark_task, "CHUNK_BYTES", most),
-        mock.patch.object(stages, "_MOST_CHUNK_BYTES", most),
+        mock.patch.object(first, "CHUNK_BYTES", most),
+        mock.patch.object(bolts, "CHUNK_BYTES", most),
+        mock.patch.object(next, "_MOST_CHUNK_BYTES", most),
     ):
         simulation = simulate(topology)
         done = simulation.rest(simulation.first(values), np.random.default_rng(seed))
@@ -294,7 +296,7 @@ def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most
 
 def test_a_tuple_too_large_for_a_shuffle_fails_with_its_size(simulate, monkeypatch):
     """One array of the JVM's has at most 2 GiB."""
-    monkeypatch.setattr(spark_task, "MOST_ROW_BYTES", 15)
+    monkeypatch.setattr(edges, "MOST_ROW_BYTES", 15)
     simulation = simulate(words())
     done = simulation.rest(simulation.first([1]), np.random.default_rng(1))
     assert done.problems == ()
@@ -492,10 +494,10 @@ MAPS = pa.map_(pa.string(), pa.int64())
 )
 def test_a_source_is_told_from_another_by_whole_values_at_the_ends_of_chunks(one, other):
     first, second = (pa.record_batch({"v": column}) for column in (one, other))
-    assert stages.sampled(first, 7) == stages.sampled(first, 7)
-    assert stages.sampled(first, 7) != stages.sampled(second, 7)
-    assert stages.sampled(first, 7) != stages.sampled(first, 8)
+    assert sampled(first, 7) == sampled(first, 7)
+    assert sampled(first, 7) != sampled(second, 7)
+    assert sampled(first, 7) != sampled(first, 8)
     for some in ([first, second], [second, first]):  # either end counts
         batch = pa.Table.from_batches([some[0], first, some[1]]).combine_chunks().to_batches()[0]
         plain = pa.Table.from_batches([first] * 3).combine_chunks().to_batches()[0]
-        assert stages.sampled(batch, 7) != stages.sampled(plain, 7)
+        assert sampled(batch, 7) != sampled(plain, 7)

@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.tasks.tracking import (
-    NONE,
-    Chunks,
-    Owners,
-    Rows,
-    Runs,
-    concat,
-    draw_edges,
-    running_counts,
-    untracked,
-)
+from ackcore.spark.tasks.edges import draw_edges
+from ackcore.spark.tasks.exchange import RootRuns, joined_runs, untracked
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, Owners, running_counts
 
 KEY, WAY = 7, "split/default>count"
 ROOTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6, unique=True)
@@ -64,7 +56,7 @@ def test_both_ways_of_drawing_edges_agree(sending):
     for at_home in (True, False):
         chunks = Chunks()
         chunk = a_chunk(chunks, roots)
-        rows = Rows(batch(len(owners)), Owners(owners), None, chunk if at_home else None)
+        rows = AnchoredRows(batch(len(owners)), Owners(owners), None, chunk if at_home else None)
         runs, late = draw_edges(KEY, WAY, rows, order, counts, chunks)
         assert late is None
         results.append((folded(runs), chunk.totals.tolist(), chunk.ordinals(WAY).tolist()))
@@ -87,7 +79,7 @@ def test_what_is_sent_late_is_acked_by_itself(sending):
     chunks = Chunks()
     chunk = a_chunk(chunks, roots)
     chunk.closed = True
-    rows = Rows(batch(len(owners)), Owners(owners), None, chunk)
+    rows = AnchoredRows(batch(len(owners)), Owners(owners), None, chunk)
     runs, late = draw_edges(KEY, WAY, rows, order, counts, chunks)
     assert not chunk.totals.any()
     owed = collections.Counter()
@@ -105,7 +97,7 @@ def test_a_group_never_draws_an_edge_twice():
     for turn in range(4):
         chunk.closed = turn > 2
         home = chunk if turn % 2 else None
-        rows = Rows(batch(1), Owners(one), None, home)
+        rows = AnchoredRows(batch(1), Owners(one), None, home)
         runs, _ = draw_edges(KEY, WAY, rows, one, np.ones(1, np.int64), chunks)
         seen.update(runs[0].vals.tolist())
     other, _ = draw_edges(KEY, "another way", rows, one, np.ones(1, np.int64), chunks)
@@ -118,7 +110,7 @@ def test_a_row_hangs_from_several_groups_of_several_chunks():
     chunks = Chunks()
     first, second = a_chunk(chunks, [5, 6]), a_chunk(chunks, [6])
     owners = Owners(np.array([0, 2, 1, 1]), np.array([0, 2, 2, 4]))  # 5 and 6; none; 6 twice
-    rows = Rows(batch(3), owners)
+    rows = AnchoredRows(batch(3), owners)
     order, counts = np.array([2, 0, 1]), np.array([1, 2])
     (left, right), late = draw_edges(KEY, WAY, rows, order, counts, chunks)
     assert late is None
@@ -131,14 +123,14 @@ def test_a_row_hangs_from_several_groups_of_several_chunks():
 
 def test_groups_with_several_roots_ack_each_of_them():
     chunks = Chunks()
-    runs = Runs(
+    runs = RootRuns(
         np.array([1, 1], np.int32),
         np.array([5, 6]),
         np.array([1, 2]),
         np.array([0, 2, 2], np.int32),
     )
     chunk = chunks.add(2, lambda: (runs.roots, runs.vals), 0, runs.offsets)
-    rows = Rows(batch(2), Owners(np.array([0, 1])), None, chunk)
+    rows = AnchoredRows(batch(2), Owners(np.array([0, 1])), None, chunk)
     (sent,), _ = draw_edges(KEY, WAY, rows, np.arange(2), np.array([2]), chunks)
     assert sent.roots.tolist() == [5, 6]
     edge = sent.vals[0]
@@ -150,15 +142,17 @@ def test_groups_with_several_roots_ack_each_of_them():
 @pytest.mark.parametrize("wide", [False, True])
 def test_runs_are_packed_and_laid_together(wide):
     offsets = np.array([0, 2, 2], np.int32) if wide else None
-    runs = Runs(np.array([3, 1], np.int32), np.array([-1, 2**63 - 1]), np.array([0, 5]), offsets)
-    nobody = untracked(4)
-    together = concat([Runs.unpack(part.pack()) for part in (runs, nobody, runs)])
+    runs = RootRuns(
+        np.array([3, 1], np.int32), np.array([-1, 2**63 - 1]), np.array([0, 5]), offsets
+    )
+    none = untracked(4)
+    together = joined_runs([part.pack() for part in (runs, none, runs)])
     assert together.rows.tolist() == [3, 1, 4, 3, 1]
     assert together.roots.tolist() == [-1, 2**63 - 1] * 2
     assert together.offsets.tolist() == ([0, 2, 2, 2, 4, 4] if wide else [0, 1, 2, 2, 3, 4])
-    assert concat([runs]) is runs
+    assert joined_runs([runs.pack()]).pack() == runs.pack()
     with pytest.raises(ValueError, match="version 9"):
-        Runs.unpack(b"\x09" + runs.pack()[1:])
+        RootRuns.unpack(b"\x09" + runs.pack()[1:])
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), max_size=20))
@@ -175,7 +169,7 @@ def test_running_counts_go_on_counting(first, second):
 
 
 def test_owners_are_taken_through_anchors():
-    """Rows hang from what their anchors hang from."""
+    """AnchoredRows hang from what their anchors hang from."""
     one = Owners(np.array([7, NONE, 9]))
     assert one.take(np.array([2, 0]), None).ids.tolist() == [9, 7]
     many = one.take(np.array([0, 1, 2]), np.array([0, 2, 2, 3]))

@@ -31,20 +31,20 @@ from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.exchange import ROW_TYPE, Sighting, read_sightings
-from ackcore.spark.tasks.source import CLAIM
-from ackcore.spark.tasks.stages import (
+from ackcore.spark.tasks.first import FirstStage
+from ackcore.spark.tasks.last import LastStage
+from ackcore.spark.tasks.next import NextStage
+from ackcore.spark.tasks.results import (
     ABOUT,
     COUNTED,
     RESULT_TYPE,
     SETTLED,
     SIGHTED,
     UNSETTLED,
-    FirstStage,
-    LastStage,
-    NextStage,
-    RetryStage,
     from_stream,
 )
+from ackcore.spark.tasks.retry import RetryStage
+from ackcore.spark.tasks.source import CLAIM
 from ackcore.spark.tasks.workfiles import WorkFile
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout

@@ -14,12 +14,15 @@ from typing import Any
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.exchange import SETTLE, Sighting, level_of, origin_of, partition_of
 from ackcore.spark.tasks.source import Source
-from ackcore.spark.tasks.task import Work
+from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.topology.stage_layout import Layout
 
 
 def trailer_problems(
-    work: Work, layout: Layout, reports: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]
+    work: TaskSpec,
+    layout: Layout,
+    reports: Sequence[Mapping[str, Any]],
+    sightings: Sequence[Sighting],
 ) -> list[str]:
     """Return in what the tasks' reports and the trailers that they saw do not agree."""
     problems = []

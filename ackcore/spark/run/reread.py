@@ -19,18 +19,11 @@ from ackcore.spark.base.unions import collected
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.stages import (
-    ABOUT,
-    RESULT_TYPE,
-    FirstStage,
-    PickStage,
-    Records,
-    due_records,
-    from_stream,
-    pick,
-    read_due,
-)
-from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, read_rows
+from ackcore.spark.tasks.first import FirstStage, SourceRecords
+from ackcore.spark.tasks.pick import PickStage, pick
+from ackcore.spark.tasks.results import ABOUT, RESULT_TYPE, from_stream
+from ackcore.spark.tasks.retry import due_records
+from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, read_rows, read_whole
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
@@ -101,7 +94,7 @@ def _fetch(
     plan, number = setup.plan, setup.plan.number
     for name, file in plan.retries.items():
         source = setup.sources[name]
-        due = read_due(file)
+        due = read_whole(file)
         if name not in wanted or not len(due):
             continue
         # These make no claims.
@@ -113,7 +106,7 @@ def _fetch(
             partition = int(os.path.basename(path).split("-")[0])
             first = 0
             for batch in read_rows(WorkFile(place, rows_in_it)):
-                some = Records(setup.sources[name], batch, partition, first)
+                some = SourceRecords(setup.sources[name], batch, partition, first)
                 tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
                 first += len(batch)
     sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))

@@ -12,9 +12,10 @@ from pyspark.sql.types import StructType
 from ackcore.ids import spout_key
 from ackcore.spark.base.session import has_fixed_order, has_fixed_rows
 from ackcore.spark.run.types import InputFrame, RunPlan, source_schema
+from ackcore.spark.tasks.retry import Slice
 from ackcore.spark.tasks.source import Source
-from ackcore.spark.tasks.stages import Slice, read_due
-from ackcore.spark.tasks.task import Work
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.workfiles import read_whole
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
@@ -71,7 +72,7 @@ class RunSetup:
                 schemas[bolt.name, stream] = schema
         tasks = settings.parallelism or self.spark.sparkContext.defaultParallelism
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
-        self.work = Work(
+        self.work = TaskSpec(
             layout=layout,
             components={bolt.name: bolt.component for bolt in topology.bolts.values()},
             schemas=schemas,
@@ -94,7 +95,7 @@ class RunSetup:
         """Cut what is due into as many pieces as there are tasks, or fewer."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
-            rows = len(read_due(file))
+            rows = len(read_whole(file))
             pieces = max(1, min(self.work.dests, -(-rows // self.work.chunk_rows)))
             size = -(-rows // pieces)
             found += [

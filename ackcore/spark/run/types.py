@@ -94,7 +94,7 @@ class RunResult:
         By spout of which rows cannot be read again by position: the files that have them,
         relative to the run's directory.
     content : mapping from int to mapping from str to int
-        By partition of the first stage and spout: `stages.sampled` of what was read.
+        By partition of the first stage and spout: `first.sampled` of what was read.
     raised : mapping from str to Raised
         By bolt, what it raised.
     """

@@ -3,7 +3,7 @@
 A row of the shuffle is ``(dest, level, kind, origin, seq, edge, blob, side)``; never a tuple each:
 
 ==========  ======================================================================================
-`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `tracking.Runs`
+`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
 `LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
 `SEEN`      blob: which trailers a task has seen
 `TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
@@ -23,18 +23,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ackcore._records import Int64s
+from ackcore._records import Int32s, Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
 from ackcore.spark.settle import wire
-from ackcore.spark.tasks.tracking import Runs
 
 TUPLES, LEDGER, SEEN, TRAILER = 1, 2, 3, 4
 
@@ -59,6 +58,8 @@ ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
 _HEAD = struct.Struct("<iBBqq")
 _TRAILER = struct.Struct("<qq")  # fingerprint, rows
+_SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
+_VERSION = 1
 
 
 def origin_of(level: int, partition: int) -> int:
@@ -76,8 +77,71 @@ def partition_of(origin: int) -> int:
     return origin & 0xFFFFFFFF
 
 
-class Row(NamedTuple):
-    """One row that was received."""
+class RootRuns(NamedTuple):
+    """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
+
+    ``offsets`` is None where each run has exactly one root; else run i has the roots
+    ``offsets[i]:offsets[i + 1]``, none for rows that nobody tracks.
+    """
+
+    rows: Int32s
+    roots: Int64s
+    vals: Int64s
+    offsets: Int32s | None = None
+
+    def pack(self) -> bytes:
+        """Return the runs as bytes that depend on nothing else."""
+        head = _SIDE.pack(_VERSION, self.offsets is not None, len(self.rows), len(self.roots))
+        parts = [head, self.roots.tobytes(), self.vals.tobytes(), self.rows.tobytes()]
+        if self.offsets is not None:
+            parts.append(self.offsets.tobytes())
+        return b"".join(parts)
+
+    @classmethod
+    def unpack(cls, side: bytes) -> RootRuns:
+        """Return what `pack` made bytes of."""
+        version, wide, runs, entries = _SIDE.unpack_from(side)
+        if version != _VERSION:
+            raise ValueError(
+                f"tracking of version {version} was met, and this ackcore reads version "
+                f"{_VERSION}; driver and workers must run the same one"
+            )
+        place = _SIDE.size
+        roots = np.frombuffer(side, np.int64, entries, place)
+        vals = np.frombuffer(side, np.int64, entries, place + 8 * entries)
+        place += 16 * entries
+        rows = np.frombuffer(side, np.int32, runs, place)
+        offsets = np.frombuffer(side, np.int32, runs + 1, place + 4 * runs) if wide else None
+        return cls(rows, roots, vals, offsets)
+
+
+def untracked(rows: int) -> RootRuns:
+    """Return the runs of rows that nobody tracks."""
+    nothing = np.empty(0, np.int64)
+    return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
+
+
+def joined_runs(sides: Sequence[bytes]) -> RootRuns:
+    """Return the runs of blobs laid one after the other, of which these are the sides."""
+    parts = [RootRuns.unpack(side) for side in sides]
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([part.rows for part in parts])
+    roots = np.concatenate([part.roots for part in parts])
+    vals = np.concatenate([part.vals for part in parts])
+    if all(part.offsets is None for part in parts):
+        return RootRuns(rows, roots, vals)
+    sizes = np.concatenate(
+        [
+            np.ones(len(part.rows), np.int32) if part.offsets is None else np.diff(part.offsets)
+            for part in parts
+        ]
+    )
+    return RootRuns(rows, roots, vals, offsets_of(sizes).astype(np.int32))
+
+
+class TupleBlob(NamedTuple):
+    """Tuples that a task sent along an edge together, as they were received."""
 
     origin: int
     seq: int
@@ -130,7 +194,7 @@ class Outbox:
         self._seq += 1
 
     def send_tuples(
-        self, edge: int, level: int, batch: pa.RecordBatch, counts: Int64s, runs: list[Runs]
+        self, edge: int, level: int, batch: pa.RecordBatch, counts: Int64s, runs: list[RootRuns]
     ) -> None:
         """Send rows that lie in the order of their destinations, a blob for each that has any."""
         start = 0
@@ -225,7 +289,7 @@ class Inbox:
 
     def __init__(self, level: int) -> None:
         self._level = level
-        self.tuples: list[Row] = []
+        self.tuples: list[TupleBlob] = []
         self.ledger: list[pa.Buffer] = []
         #: What other tasks have seen, and what tasks said of themselves: at the last level.
         self.seen: list[bytes] = []
@@ -255,7 +319,7 @@ class Inbox:
                 continue
             self._got[origin] += 1
             if kind == TUPLES:
-                row = Row(origin, seqs[i], edges[i], blob, sides[i].as_py())
+                row = TupleBlob(origin, seqs[i], edges[i], blob, sides[i].as_py())
                 self.tuples.append(row)
             elif kind == LEDGER:
                 self.ledger.append(blob)

@@ -18,7 +18,6 @@ Twice, since a process may also be killed from outside, with an innocent record 
 
 from __future__ import annotations
 
-import faulthandler
 import fcntl
 import os
 import time
@@ -30,18 +29,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ackcore._records import Int64s
+from ackcore.spark.settle.reasons import killed_worker
+from ackcore.spark.tasks.bolts import Bolts
+from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.markers import (
     ALONE,
     CHUNK,
     FLUSH,
     NOTHING,
     ROOTS,
+    TIMED_OUT,
     Marker,
     MarkerFile,
     Place,
     died,
     places,
 )
+from ackcore.spark.tasks.time_limit import TimeLimit
+from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
+from ackcore.topology.stage_layout import Edge
 from ackcore.topology.tuples import Reason
 
 #: How many attempts that a record was alone in are enough to reject it.
@@ -135,14 +141,13 @@ class InFlight:
         self._place = place
         self._isolates = isolates
         self._alone = alone
-        self._timeout_s = timeout_s
         self._file: MarkerFile | None = None
         self._executor: int | None = None
-        self._time_out: int | None = None
         self._inside = False
         self._chunks = 0
         self.names = names
         self.evidence = Evidence()
+        self.time_limit = TimeLimit(timeout_s, place.path(work, TIMED_OUT))
 
     def begin(self) -> int:
         """Begin a chunk, and return its place among those of the task.
@@ -173,10 +178,7 @@ class InFlight:
 
     def end(self) -> None:
         """Remove the marker: this attempt is through, or failed in a way that is told."""
-        self._disarm()
-        if self._time_out is not None:
-            os.close(self._time_out)
-            self._time_out = None
+        self.time_limit.end()
         if self._executor is not None:
             os.close(self._executor)
             self._executor = None
@@ -221,32 +223,98 @@ class InFlight:
             self._file.set(NOTHING)
             fcntl.flock(self._executor, fcntl.LOCK_UN)
 
-    # --------------------------------------------------------------------------------- time-outs
 
-    @contextmanager
-    def timed(self, component: str) -> Iterator[None]:
-        """End this process if a bolt does not come back in time.
+class IsolatedBolts:
+    """The bolts of a task, with a marker of what they are handed, and suspects by themselves.
 
-        By a thread of C, which needs no GIL: nor does an extension that hangs with it hold it up.
-        """
-        if self._timeout_s is None:
-            yield
+    Parameters
+    ----------
+    bolts : Bolts
+    in_flight : InFlight
+    chunks : Chunks
+        The groups of the task.
+    ledger_rows : LedgerRows
+        Takes rows of roots that are rejected.
+    """
+
+    def __init__(
+        self, bolts: Bolts, in_flight: InFlight, chunks: Chunks, ledger_rows: LedgerRows
+    ) -> None:
+        self._bolts = bolts
+        self._in_flight = in_flight
+        self._chunks = chunks
+        self._ledger_rows = ledger_rows
+
+    def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
+        """Hand rows of a spout to all that read them."""
+        for part in self._parts(rows):
+            self._bolts.deliver(source, stream, part)
+
+    def process(self, edge: Edge, rows: AnchoredRows) -> None:
+        """Hand rows that came along an edge to its target."""
+        for part in self._parts(rows):
+            self._bolts.process(edge.target, edge.source, edge.stream, part)
+
+    def flush(self) -> None:
+        """End what bolts have open."""
+        if not self._bolts.used:
             return
-        assert self._file is not None
-        if self._time_out is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            self._time_out = os.open(self._file.time_out_path, flags, 0o666)
-        os.ftruncate(self._time_out, 0)
-        os.write(self._time_out, f"{component}\n".encode())
-        faulthandler.dump_traceback_later(self._timeout_s, file=self._time_out, exit=True)
-        try:
-            yield
-        finally:
-            self._disarm()
+        roots = self._open_roots() if self._in_flight.names else None
+        with self._in_flight.of_flush(roots):
+            self._bolts.flush()
 
-    def _disarm(self) -> None:
-        if self._time_out is not None:
-            faulthandler.cancel_dump_traceback_later()
+    def _open_roots(self) -> Int64s:
+        """Roots of the tuples that bolts may still have open."""
+        found = [self._chunks.roots_of(rows.owners)[1] for rows in self._bolts.open_rows]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def _parts(self, rows: AnchoredRows) -> Iterator[AnchoredRows]:
+        """Rows as they are handed over: all at once, and those of suspects by themselves.
+
+        What suspects leave open is flushed before others come in.
+        """
+        in_flight = self._in_flight
+        chunk = in_flight.begin()
+        if not (in_flight.names or in_flight.evidence):
+            with in_flight.of_chunk(chunk, len(rows), None):
+                yield rows
+            return
+        of_row, of_root = self._chunks.roots_of(rows.owners)
+        left = np.ones(len(rows), np.bool_)
+
+        def taken(roots: Int64s) -> Int64s:  # rows that are still left, and then are not
+            places = np.unique(of_row[np.isin(of_root, roots)])
+            places = places[left[places]]
+            left[places] = False
+            return places
+
+        rejected, groups = in_flight.evidence.groups(chunk, len(rows), np.unique(of_root))
+        for root in rejected.tolist():
+            reason = in_flight.evidence.reasons.get(root, killed_worker(final=True))
+            self._reject(root, reason, rows, taken(np.array([root])))
+        for group in groups:
+            places = taken(group)
+            if len(places):
+                self.flush()
+                with in_flight.of_roots(np.unique(of_root[np.isin(of_row, places)])):
+                    yield some_rows(rows, places)
+                    self.flush()
+        rest = np.flatnonzero(left)
+        if len(rest):
+            roots = np.unique(of_root[np.isin(of_row, rest)]) if in_flight.names else None
+            with in_flight.of_chunk(chunk, len(rest), roots):
+                yield rows if len(rest) == len(rows) else some_rows(rows, rest)
+
+    def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
+        """Fail rows of a root that is not run: for good, but others that a row hangs from too."""
+        groups = np.unique(rows.owners.take(places, None).pairs()[1])
+        own = [
+            self._chunks.roots_of(Owners(groups[i : i + 1]))[1] == root for i in range(len(groups))
+        ]
+        alone = np.array([found.all() for found in own], np.bool_)
+        for some, why in ((groups[alone], reason), (groups[~alone], reason._replace(final=False))):
+            if len(some):
+                self._ledger_rows.fail(Owners(some), [why], why.component)
 
 
 def _array(roots: set[int]) -> Int64s:

@@ -15,12 +15,12 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ackcore._records import Int64s
+from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
 #: What is in flight: nothing; a chunk of rows, by its place among those of the task; what bolts
@@ -31,9 +31,7 @@ NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 DIRECTORY = "in-flight"
 
 _HEAD = struct.Struct("<qqqq")  # kind, chunk, rows, roots that follow
-_ENDING, _TIMED_OUT = ".marker", ".timed-out"
-#: How faulthandler begins what it writes when time is up.
-_FIRED = "Timeout ("
+_ENDING, TIMED_OUT = ".marker", ".timed-out"
 
 
 class Place(NamedTuple):
@@ -96,7 +94,7 @@ class MarkerFile:
 
     def __init__(self, work: str, place: Place) -> None:
         self._path = place.path(work)
-        self._timed_out = place.path(work, _TIMED_OUT)
+        self._timed_out = place.path(work, TIMED_OUT)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         # Under another name until it is locked: nobody is to find it unlocked.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
@@ -116,11 +114,6 @@ class MarkerFile:
             with suppress(FileNotFoundError):  # the run's directory may be gone
                 os.remove(path)
         os.close(self._file)
-
-    @property
-    def time_out_path(self) -> str:
-        """Where it is to be written that time is up, and where."""
-        return self._timed_out
 
 
 def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
@@ -170,40 +163,11 @@ def _read(work: str | os.PathLike[str], place: Place) -> Marker | None:
         # The name outlasted its host, and what was in flight did not: it is not synced.
         kind, chunk, rows, n = NOTHING, 0, 0, 0
     roots = np.frombuffer(data, np.int64, n, _HEAD.size) if n else np.empty(0, np.int64)
-    return Marker(place, kind, chunk, rows, frozenset(roots.tolist()), _time_out(work, place))
-
-
-def _time_out(work: str | os.PathLike[str], place: Place) -> Reason | None:
-    """Return the reason that a time-out's traceback gives: the component, and where it was."""
-    try:
-        text = Path(place.path(work, _TIMED_OUT)).read_text(errors="replace")
-    except FileNotFoundError:
-        return None
-    component, _, trace = text.partition("\n")
-    if not trace.startswith(_FIRED):
-        return None
-    return Reason(component, "TimedOut", f"timed out in {component}{_innermost(trace)}", True)
-
-
-def _innermost(trace: str) -> str:
-    """Return the innermost line of the bolt's own code, from faulthandler's traceback."""
-    frames: list[str] = []
-    for line in map(str.strip, trace.splitlines()):
-        if line.startswith("Thread ") or line.startswith("Current thread"):
-            frames = []  # of another thread
-        elif line.startswith("File "):
-            if _CALLS_BOLTS in line:
-                break
-            frames.append(line)
-    else:
-        return ""
-    if not frames:
-        return ""
-    # The last one is the bolt's method; what it calls in its own file is its code, too.
-    file = frames[-1].split(",")[0]
-    inner = next(frame for frame in frames if frame.startswith(file))
-    return f": {inner}"
-
-
-#: In which files bolts are called.
-_CALLS_BOLTS = f"{os.sep}ackcore{os.sep}topology{os.sep}"
+    return Marker(
+        place,
+        kind,
+        chunk,
+        rows,
+        frozenset(roots.tolist()),
+        read_time_out(place.path(work, TIMED_OUT)),
+    )

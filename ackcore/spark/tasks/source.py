@@ -1,4 +1,4 @@
-"""The rows of a spout, as the first stage meets them: who they are, and under which root ids.
+"""What the records of a spout are called: their root ids, message ids and claims.
 
 A root id is a function of (partition, place in the partition, attempt) under a key of its own for
 each micro-batch and spout, so two records never share one.  Where a partition's rows come in the
@@ -15,7 +15,6 @@ within the micro-batch would turn into an anomaly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.arrow import hash_columns, rebatched
+from ackcore.arrow import hash_columns
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity
 
@@ -33,15 +32,13 @@ from ackcore.topology.tuples import Identity
 RETRIES = (1 << 16) - 1
 #: Attempts beyond this one share its number: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
-#: What a stage takes in at a time, if that is fewer rows than it is told.
-CHUNK_BYTES = 1 << 25
 #: Claims are INITs by a task that no spout has: the spout's number with this added.
 CLAIM = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """One spout, as its first stage knows it.
+    """One spout, as the first stage reads it.
 
     ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.
     """
@@ -135,35 +132,3 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _text(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Cut rows into chunks of so many rows, or of `CHUNK_BYTES` if they are long.
-
-    Without ``rows`` batches stay as they come, unless they have more bytes.
-    """
-    if rows is not None:
-        yield from rebatched(batches, rows, CHUNK_BYTES)
-        return
-    for batch in batches:
-        yield from rebatched([batch], len(batch), CHUNK_BYTES)
-
-
-def by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Return the rows of each spout in a batch in which each spout has a struct column, in order.
-
-    A union puts partitions side by side, or one behind the other: rows of a spout are neighbours.
-    """
-    if not len(batch):
-        return
-    whose = np.full(len(batch), -1)
-    for i in range(batch.num_columns):
-        whose[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
-    if whose.min() < 0:
-        raise RuntimeError(f"row {int(whose.argmin())} of a batch is of no spout")
-    starts = np.flatnonzero(np.diff(whose, prepend=-1)).tolist()
-    for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
-        column = batch.column(int(whose[start])).slice(start, end - start)
-        fields = [column.type.field(j) for j in range(column.type.num_fields)]
-        rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
-        yield spouts[whose[start]], rows

@@ -16,86 +16,18 @@ itself; nothing decides before everything is in, so the order does not matter (S
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
-from ackcore._shuffle import pack_runs
 from ackcore.arrow import offsets_of, take_rows
-from ackcore.ids import component_key, edge_ids
 from ackcore.topology.tuples import Identity
 
 #: The owner of a row that hangs from nothing.
 NONE = -1
-
-_SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
-_VERSION = 1
-
-
-class Runs(NamedTuple):
-    """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
-
-    ``offsets`` is None where each run has exactly one root; else run i has the roots
-    ``offsets[i]:offsets[i + 1]``, none for rows that nobody tracks.
-    """
-
-    rows: Int32s
-    roots: Int64s
-    vals: Int64s
-    offsets: Int32s | None = None
-
-    def pack(self) -> bytes:
-        """Return the runs as bytes that depend on nothing else."""
-        head = _SIDE.pack(_VERSION, self.offsets is not None, len(self.rows), len(self.roots))
-        parts = [head, self.roots.tobytes(), self.vals.tobytes(), self.rows.tobytes()]
-        if self.offsets is not None:
-            parts.append(self.offsets.tobytes())
-        return b"".join(parts)
-
-    @classmethod
-    def unpack(cls, side: bytes) -> Runs:
-        """Return what `pack` made bytes of."""
-        version, wide, runs, entries = _SIDE.unpack_from(side)
-        if version != _VERSION:
-            raise ValueError(
-                f"tracking of version {version} was met, and this ackcore reads version "
-                f"{_VERSION}; driver and workers must run the same one"
-            )
-        place = _SIDE.size
-        roots = np.frombuffer(side, np.int64, entries, place)
-        vals = np.frombuffer(side, np.int64, entries, place + 8 * entries)
-        place += 16 * entries
-        rows = np.frombuffer(side, np.int32, runs, place)
-        offsets = np.frombuffer(side, np.int32, runs + 1, place + 4 * runs) if wide else None
-        return cls(rows, roots, vals, offsets)
-
-
-def untracked(rows: int) -> Runs:
-    """Return the runs of rows that nobody tracks."""
-    nothing = np.empty(0, np.int64)
-    return Runs(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
-
-
-def concat(parts: Sequence[Runs]) -> Runs:
-    """Return the runs of blobs laid one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    rows = np.concatenate([part.rows for part in parts])
-    roots = np.concatenate([part.roots for part in parts])
-    vals = np.concatenate([part.vals for part in parts])
-    if all(part.offsets is None for part in parts):
-        return Runs(rows, roots, vals)
-    sizes = np.concatenate(
-        [
-            np.ones(len(part.rows), np.int32) if part.offsets is None else np.diff(part.offsets)
-            for part in parts
-        ]
-    )
-    return Runs(rows, roots, vals, offsets_of(sizes).astype(np.int32))
 
 
 class Owners(NamedTuple):
@@ -132,7 +64,7 @@ class Owners(NamedTuple):
         return Owners(self.ids[places], ends if offsets is None else ends[offsets])
 
 
-class Rows:
+class AnchoredRows:
     """Rows on their way from one component to the next, and what they hang from.
 
     Parameters
@@ -173,7 +105,7 @@ class Rows:
         return len(self.batch)
 
 
-def some_rows(rows: Rows, places: Int64s) -> Rows:
+def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
     """Return some of the rows."""
     at = pa.array(places)
     identity = rows.identity
@@ -181,7 +113,9 @@ def some_rows(rows: Rows, places: Int64s) -> Rows:
         identity = Identity(
             identity.message_ids.take(at), identity.attempts[places], identity.stable_ids[places]
         )
-    return Rows(take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home)
+    return AnchoredRows(
+        take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home
+    )
 
 
 class Chunk:
@@ -197,7 +131,7 @@ class Chunk:
     task : int
         What their ledger rows say: a spout's number, or ``ACK``.
     offsets : numpy.ndarray of int32, shape (groups + 1,), optional
-        As in `Runs`: None where each group has exactly one root.
+        As in `RootRuns`: None where each group has exactly one root.
     """
 
     __slots__ = (
@@ -286,126 +220,6 @@ class Chunk:
         return self.roots[places], self.vals[places] ^ self.totals[of]
 
 
-def draw_edges(
-    key: int, way: str, rows: Rows, order: Int64s, counts: Int64s, chunks: Chunks
-) -> tuple[list[Runs], tuple[Int64s, Int64s] | None]:
-    """Draw an edge for each row and group that it hangs from, and fold them by destination.
-
-    Parameters
-    ----------
-    key : int
-        The micro-batch's.
-    way : str
-        Who sends what to whom: names the edges beside the parent's.
-    rows : Rows
-        What is sent.
-    order, counts
-        As `ackcore._shuffle.split_by_shard` returns them.
-    chunks : Chunks
-        The groups of the task.
-
-    Returns
-    -------
-    runs : list of Runs
-        For each destination.
-    late : tuple of numpy.ndarray, or None
-        Roots and ack vals of groups that had acked already.
-    """
-    chunk = rows.home
-    if chunk is not None and chunk.offsets is None and not chunk.closed:
-        totals, groups, vals, lengths, runs = pack_runs(
-            key,
-            component_key(way),
-            rows.owners.ids - chunk.first,
-            chunk.roots,
-            chunk.vals,
-            order,
-            counts,
-            chunk.ordinals(way),
-        )
-        np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
-        roots = chunk.roots[groups]
-        ends = np.cumsum(runs).tolist()
-        return [
-            Runs(lengths[a:b], roots[a:b], vals[a:b])
-            for a, b in zip([0, *ends[:-1]], ends, strict=True)
-        ], None
-    return _draw_any(key, way, rows, order, counts, chunks)
-
-
-def _draw_any(
-    key: int, way: str, rows: Rows, order: Int64s, counts: Int64s, chunks: Chunks
-) -> tuple[list[Runs], tuple[Int64s, Int64s] | None]:
-    """As `draw_edges`, for rows that hang from several groups, or from those of several chunks."""
-    of_row, of_group = rows.owners.pairs()
-    edges = np.zeros(len(of_group), np.int64)
-    found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
-    late: list[tuple[Int64s, Int64s]] = []
-    for chunk, places in chunks.split(of_group):
-        local = of_group[places] - chunk.first
-        roots, vals = chunk.heads()
-        ordinals = running_counts(local, chunk.ordinals(way))
-        drawn = edge_ids(key, roots[local], way, vals[local], ordinals)
-        edges[places] = drawn
-        totals = np.zeros(chunk.groups, np.int64)
-        np.bitwise_xor.at(totals, local, drawn)
-        if chunk.closed:
-            groups = np.unique(local)
-            of, at = chunk.entries_of(groups)
-            late.append((chunk.roots[at], totals[groups][of]))
-        else:
-            np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
-        of, at = chunk.entries_of(local)
-        found.append((of_row[places][of], chunk.roots[at], drawn[of]))
-    runs = _runs_by_row(found, order, counts)
-    if not late:
-        return runs, None
-    return runs, (
-        np.concatenate([roots for roots, _ in late]),
-        np.concatenate([vals for _, vals in late]),
-    )
-
-
-def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return how often each group came before, counting on in ``counts``."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    sizes = np.diff(firsts, append=len(ordered))
-    before = np.arange(len(ordered)) - np.repeat(firsts, sizes) + counts[ordered]
-    counts[ordered[firsts]] += sizes
-    result = np.empty(len(groups), np.int64)
-    result[order] = before
-    return result
-
-
-def _runs_by_row(
-    found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
-) -> list[Runs]:
-    """A run for each row; the edges of one row that lead to one root are one val."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    empty = np.empty(0, np.int64)
-    rows = place[np.concatenate([row for row, _, _ in found])] if found else empty
-    roots = np.concatenate([root for _, root, _ in found]) if found else empty
-    edges = np.concatenate([edge for _, _, edge in found]) if found else empty
-    by = np.lexsort((roots, rows))
-    rows, roots, edges = rows[by], roots[by], edges[by]
-    new = np.ones(len(rows), np.bool_)
-    new[1:] = (rows[1:] != rows[:-1]) | (roots[1:] != roots[:-1])
-    firsts = np.flatnonzero(new)
-    vals = np.bitwise_xor.reduceat(edges, firsts) if len(firsts) else empty
-    roots = roots[firsts]
-    offsets = offsets_of(np.bincount(rows[firsts], minlength=len(order))).astype(np.int32)
-    runs, start = [], 0
-    for count in counts.tolist():
-        bounds = offsets[start : start + count + 1]
-        a, b = int(bounds[0]), int(bounds[-1])
-        runs.append(Runs(np.ones(count, np.int32), roots[a:b], vals[a:b], bounds - bounds[0]))
-        start += count
-    return runs
-
-
 class Chunks:
     """The chunks of a task that something may still hang from."""
 
@@ -430,6 +244,16 @@ class Chunks:
         """Drop all chunks that have acked: nothing hangs from them any more."""
         self._chunks = [chunk for chunk in self._chunks if not chunk.closed]
 
+    def roots_of(self, owners: Owners) -> tuple[Int64s, Int64s]:
+        """Return (row, root) for each root that a row hangs from, a root once for each group."""
+        of_row, of_group = owners.pairs()
+        rows, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for chunk, places in self.split(of_group):
+            of, at = chunk.entries_of(of_group[places] - chunk.first)
+            rows.append(of_row[places][of])
+            roots.append(chunk.roots[at])
+        return np.concatenate(rows), np.concatenate(roots)
+
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
         """Return for each chunk the places of those of ``groups`` that are its own."""
         found = []
@@ -439,3 +263,16 @@ class Chunks:
             if len(places):
                 found.append((chunk, places))
         return found
+
+
+def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
+    """Return how often each group came before, counting on in ``counts``."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    sizes = np.diff(firsts, append=len(ordered))
+    before = np.arange(len(ordered)) - np.repeat(firsts, sizes) + counts[ordered]
+    counts[ordered[firsts]] += sizes
+    result = np.empty(len(groups), np.int64)
+    result[order] = before
+    return result

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,7 +29,8 @@ from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
 from ackcore.spark.base.atomic import sync_directory
 from ackcore.spark.base.errors import StateError, WorkFileDamaged
-from ackcore.spark.tasks.tracking import NONE, Chunks, Rows
+from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
 #: By which rows for sinks, and records that are read again, tell their root.
 ROOT = "_ackcore_root"
@@ -103,45 +104,53 @@ class RowFile:
 
 
 class RowFiles:
-    """The files that one task writes of one stream: at most one of each kind."""
+    """The files that one task writes: at most one of each kind for each stream with a sink."""
 
-    def __init__(self, directory: str, schema: pa.Schema, partition: int, attempt: int) -> None:
-        self._about = (directory, partition, attempt)
-        self._schema = schema
-        self._files: dict[str, RowFile] = {}
+    def __init__(
+        self,
+        work: str,
+        schemas: Mapping[tuple[str, str], pa.Schema],
+        partition: int,
+        attempt: int,
+    ) -> None:
+        self._work = work
+        self._schemas = schemas
+        self._about = (partition, attempt)
+        self._files: dict[tuple[str, str], dict[str, RowFile]] = {}
 
-    def write(self, rows: Rows, chunks: Chunks) -> None:
-        """Append rows to the file of their kind."""
+    def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
+        """Append rows of a stream to the file of their kind."""
         column = _roots(rows, chunks)
         name = ROOTS if pa.types.is_list(column.type) else ROOT
-        schema = self._schema.append(pa.field(name, column.type))
-        file = self._files.get(name)
-        if file is None:
-            directory, partition, attempt = self._about
-            file = self._files[name] = RowFile(directory, schema, partition, attempt)
-        file.write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
+        schema = self._schemas[component, stream].append(pa.field(name, column.type))
+        files = self._files.setdefault((component, stream), {})
+        if name not in files:
+            directory = os.path.join(self._work, _place(component, stream))
+            files[name] = RowFile(directory, schema, *self._about)
+        files[name].write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
 
-    def finish(self) -> Iterator[tuple[str, int, int]]:
-        """Close the files; yields the name, the rows and the fingerprint of each."""
-        for _, file in sorted(self._files.items()):
-            yield file.finish()
+    def finish(self) -> Iterator[tuple[SinkFile, int]]:
+        """Close the files; yields each, by its path within the run's directory, and its seal."""
+        for (component, stream), files in self._files.items():
+            for _, file in sorted(files.items()):
+                name, rows, seal = file.finish()
+                path = os.path.join(_place(component, stream), name)
+                yield SinkFile(component, stream, path, rows), seal
 
 
-def _roots(rows: Rows, chunks: Chunks) -> pa.Array:
+def _place(component: str, stream: str) -> str:
+    return os.path.join("rows", component, stream)
+
+
+def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
     """The root of each row, or the roots of each if any has several."""
     home = rows.home
     if home is not None and home.offsets is None and rows.owners.offsets is None:
         return pa.array(home.roots[rows.owners.ids - home.first])
-    of_row, of_group = rows.owners.pairs()
-    found: list[tuple[Int64s, Int64s]] = []
-    for chunk, places in chunks.split(of_group):
-        of, at = chunk.entries_of(of_group[places] - chunk.first)
-        found.append((of_row[places][of], chunk.roots[at]))
+    row, root = chunks.roots_of(rows.owners)
     n = len(rows)
-    if not found:
+    if not len(row):
         return pa.nulls(n, pa.int64())
-    row = np.concatenate([one for one, _ in found])
-    root = np.concatenate([one for _, one in found])
     by = np.lexsort((root, row))
     row, root = row[by], root[by]
     new = np.ones(len(row), np.bool_)

@@ -1,0 +1,274 @@
+"""The bolts of one task: rows are handed from one to the next, depth first.
+
+A stage is all the components between two exchanges.  Rows that come in are handed to the first of
+them, what they emit to the next; what is bound for a later stage leaves by `edges`, what a sink is
+to get is written to `workfiles`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.arrow import bytes_before, end_within, offsets_of
+from ackcore.ids import edge_ids
+from ackcore.spark.tasks.edges import Dealer
+from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.markers import Place
+from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
+from ackcore.spark.tasks.time_limit import TimeLimit
+from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, running_counts
+from ackcore.spark.tasks.workfiles import RowFiles
+from ackcore.topology.executors import Executor, executor_for
+from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Results
+
+
+class OpenRows(NamedTuple):
+    """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it."""
+
+    first: int
+    rows: AnchoredRows
+
+
+@dataclass(slots=True)
+class BoltInstance:
+    """One bolt in this task, and the rows of which tuples may still be open."""
+
+    name: str
+    executor: Executor
+    open_rows: list[OpenRows] = field(default_factory=list)
+    next: int = 0
+    #: By stream: how many children each tuple has, from the first of ``open_rows`` on.
+    children: dict[str, Int64s] = field(default_factory=dict)
+
+    def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
+        """Return what tuples hang from, in parts: with the places of those in each part."""
+        for part in self.open_rows:
+            own = (handles >= part.first) & (handles < part.first + len(part.rows))
+            places = np.flatnonzero(own)
+            if len(places):
+                yield part.rows.owners.take(handles[places] - part.first, None), places
+
+    def anchored(self, emission: Emission, with_identity: bool) -> AnchoredRows:
+        """Return what the bolt emitted, hung from the groups that its anchors hang from."""
+        anchors = emission.anchors
+        last = self.open_rows[-1] if self.open_rows else None
+        if last is not None and (not len(anchors.handles) or anchors.handles.min() >= last.first):
+            rows, first = last.rows, last.first
+        else:
+            rows, first = _joined(self.open_rows)
+        local = anchors.handles - first
+        home = rows.home if anchors.offsets is None else None
+        identity = None
+        if with_identity:
+            assert rows.identity is not None
+            identity = self._identity(emission.stream, rows.identity, first, local, anchors)
+
+        def owners() -> Owners:
+            return rows.owners.take(local, anchors.offsets)
+
+        return AnchoredRows(emission.batch, owners, identity, home)
+
+    def _identity(
+        self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
+    ) -> Identity:
+        """The identity of emitted rows: their first anchor's, and the place among its children."""
+        if anchors.offsets is None:
+            heads, have = local, None
+        else:
+            starts = anchors.offsets[:-1]
+            have = np.diff(anchors.offsets) > 0
+            padded = local if len(local) else np.zeros(1, np.int64)
+            heads = np.where(have, padded[np.where(have, starts, 0)], 0)
+        if not len(parents.stable_ids):  # nothing but unanchored rows, and no input
+            n = len(heads)
+            return Identity(pa.nulls(n, pa.string()), np.zeros(n, np.int32), np.zeros(n, np.int64))
+        counts = self._count(stream)[first - self.open_rows[0].first :]
+        if have is None:
+            ordinals = running_counts(heads, counts)
+        else:  # unanchored rows are counted among the children of none
+            ordinals = np.zeros(len(heads), np.int64)
+            ordinals[have] = running_counts(heads[have], counts)
+        stable = edge_ids(0, parents.stable_ids[heads], f"{self.name}/{stream}", 0, ordinals)
+        message_ids = parents.message_ids.take(pa.array(heads))
+        attempts = parents.attempts[heads]
+        if have is not None and not have.all():
+            stable[~have] = 0
+            attempts = np.where(have, attempts, 0).astype(np.int32)
+            message_ids = parents.message_ids.take(pa.array(heads, mask=~have))
+        return Identity(message_ids, attempts, stable)
+
+    def _count(self, stream: str) -> Int64s:
+        """Return how many children of a stream each tuple has, to count on in."""
+        known = self.children.get(stream, np.empty(0, np.int64))
+        counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
+        counts[: len(known)] = known
+        self.children[stream] = counts
+        return counts
+
+
+class Bolts:
+    """The bolts of a task, made as rows come for them.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    place : Place
+        Which attempt at which task this is.
+    time_limit : TimeLimit
+        Of each call of a bolt.
+    chunks : Chunks
+        The groups of the task.
+    dealer : Dealer
+        Takes what leaves the stage.
+    ledger_rows : LedgerRows
+        Takes failures.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        place: Place,
+        time_limit: TimeLimit,
+        chunks: Chunks,
+        dealer: Dealer,
+        ledger_rows: LedgerRows,
+    ) -> None:
+        self._spec = spec
+        self._place = place
+        self._time_limit = time_limit
+        self._chunks = chunks
+        self._dealer = dealer
+        self._ledger_rows = ledger_rows
+        self._instances: dict[str, BoltInstance] = {}
+        self.files = RowFiles(spec.directory, spec.schemas, place.partition, place.attempt)
+        #: By bolt, what it raised.
+        self.raised: dict[str, Raised] = defaultdict(Raised)
+
+    def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
+        """Hand rows that a component emitted to all that read them."""
+        if not len(rows):
+            return
+        layout = self._spec.layout
+        for edge in layout.out(source, stream):
+            if edge.level_to > self._place.level:
+                self._dealer.send(edge, rows)
+            else:
+                self.process(edge.target, source, stream, rows)
+        if layout.sunk(source, stream):
+            self.files.write(source, stream, rows, self._chunks)
+
+    def process(self, target: str, source: str, stream: str, rows: AnchoredRows) -> None:
+        """Hand rows to one bolt, and what it emits to those after it."""
+        bolt = self._instances.get(target)
+        if bolt is None:
+            bolt = self._instances[target] = BoltInstance(target, self._executor(target))
+        bolt.open_rows.append(OpenRows(bolt.next, rows))
+        bolt.next += len(rows)
+        with self._time_limit.on(target):
+            results = bolt.executor.process(source, stream, rows.batch, rows.identity)
+        self._take(bolt, results)
+        if not results.open:
+            bolt.open_rows.clear()
+            bolt.children.clear()
+
+    def _executor(self, name: str) -> Executor:
+        return executor_for(
+            name,
+            self._spec.components[name],
+            task=self._place.partition,
+            batch_id=self._spec.number,
+            reject=self._spec.reject,
+        )
+
+    def _take(self, bolt: BoltInstance, results: Results) -> None:
+        for failure in results.failures:
+            self._fail(bolt, failure)
+        if results.raised is not None:
+            self.raised[bolt.name] += results.raised
+        layout = self._spec.layout
+        for emission in results.emissions:
+            stream = emission.stream
+            edges = layout.out(bolt.name, stream)
+            if edges or layout.sunk(bolt.name, stream):
+                with_identity = any(edge.target in layout.needs_identity for edge in edges)
+                for rows in _cut(bolt.anchored(emission, with_identity)):
+                    self.deliver(bolt.name, stream, rows)
+
+    def _fail(self, bolt: BoltInstance, failure: Failure) -> None:
+        reasons = failure.reasons
+        for owners, places in bolt.owners_of(failure.handles):
+            some = reasons if len(reasons) == 1 else [reasons[i] for i in places.tolist()]
+            self._ledger_rows.fail(owners, some, bolt.name)
+
+    @property
+    def open_rows(self) -> list[AnchoredRows]:
+        """Rows of which tuples may still be open, in any bolt."""
+        return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a bolt to be flushed."""
+        return bool(self._instances)
+
+    def flush(self) -> None:
+        """End what bolts have open, in the order of data; later rows find new instances."""
+        for name in self._spec.layout.at(self._place.level):
+            bolt = self._instances.get(name)
+            if bolt is not None:
+                with self._time_limit.on(name):
+                    results = bolt.executor.flush()
+                self._take(bolt, results)
+                with self._time_limit.on(name):
+                    bolt.executor.cleanup()
+                del self._instances[name]
+
+
+def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
+    """Cut rows by what they hold: a blob takes no more than 2 GiB, and memory is for a few."""
+    n = len(rows)
+    if bytes_before(rows.batch, n) <= CHUNK_BYTES:
+        yield rows
+        return
+    start = 0
+    while start < n:
+        stop = max(start + 1, end_within(rows.batch, start, CHUNK_BYTES))
+        identity = rows.identity and rows.identity.part(start, stop)
+        owners = rows.owners.take(np.arange(start, stop), None)
+        yield AnchoredRows(rows.batch.slice(start, stop - start), owners, identity, rows.home)
+        start = stop
+
+
+def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
+    """All open rows as one, without their columns, and the handle of the first."""
+    empty = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+    if not parts:
+        none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
+        return AnchoredRows(empty, Owners(np.empty(0, np.int64)), none), 0
+    owners = [part.rows.owners for part in parts]
+    if all(own.offsets is None for own in owners):
+        together = Owners(np.concatenate([own.ids for own in owners]))
+    else:
+        sizes = np.concatenate(
+            [
+                np.ones(len(own), np.int64) if own.offsets is None else np.diff(own.offsets)
+                for own in owners
+            ]
+        )
+        together = Owners(np.concatenate([own.ids for own in owners]), offsets_of(sizes))
+    identities = [part.rows.identity for part in parts]
+    identity = None
+    if all(one is not None for one in identities):
+        found = [one for one in identities if one is not None]
+        identity = Identity(
+            pa.concat_arrays([one.message_ids for one in found]),
+            np.concatenate([one.attempts for one in found]),
+            np.concatenate([one.stable_ids for one in found]),
+        )
+    return AnchoredRows(empty, together, identity), parts[0].first

@@ -1,0 +1,251 @@
+"""How rows leave a stage: dealt out to the tasks of a later one, with an edge for each.
+
+An edge is drawn for each row and group that it hangs from (`tracking`); what leads to one root at
+one destination is folded into one value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore._shuffle import pack_runs, split_by_shard
+from ackcore.arrow import bytes_before, hash_columns, offsets_of, take_rows
+from ackcore.ids import component_key, edge_ids
+from ackcore.spark.tasks.exchange import Outbox, RootRuns, untracked
+from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, running_counts
+from ackcore.topology.groupings import All, Global, PartialKey
+from ackcore.topology.stage_layout import Edge
+from ackcore.topology.tuples import Reason
+
+#: What one tuple may have if it is sent to another task.  A row of a shuffle is one array of the
+#: JVM's, which has at most 2 GiB, and is made in another of twice its size.
+MOST_ROW_BYTES = 1 << 30
+
+
+class Dealer:
+    """Deals the rows of one task out to the tasks of later stages.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    partition : int
+        Of the task.
+    chunks : Chunks
+        The groups of the task.
+    outbox : Outbox
+        Where rows go.
+    ledger_rows : LedgerRows
+        Takes what is acked late, and rows that are too large.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        partition: int,
+        chunks: Chunks,
+        outbox: Outbox,
+        ledger_rows: LedgerRows,
+    ) -> None:
+        self._spec = spec
+        self._partition = partition
+        self._chunks = chunks
+        self._outbox = outbox
+        self._ledger_rows = ledger_rows
+        self._turn = Counter[int]()
+
+    def send(self, edge: Edge, rows: AnchoredRows) -> None:
+        """Send rows along an edge."""
+        batch = rows.batch
+        size = bytes_before(batch, len(batch))
+        if size > MOST_ROW_BYTES:  # a single row: others are cut before
+            text = (
+                f"a tuple for {edge.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
+                "cross a shuffle; emit a path or a key of what is so large"
+            )
+            self._ledger_rows.fail(
+                rows.owners, [Reason(edge.source, "TupleTooLarge", text)], edge.source
+            )
+            return
+        if edge.target in self._spec.layout.needs_identity:
+            assert rows.identity is not None
+            columns = [*batch.columns, rows.identity.message_ids]
+            columns += [pa.array(rows.identity.attempts), pa.array(rows.identity.stable_ids)]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.edge_schema(edge))
+        way = f"{edge.source}/{edge.stream}>{edge.target}"
+        tasks = self._tasks(edge)
+        if isinstance(edge.grouping, All):
+            order = np.arange(len(rows))
+            for dest in range(tasks):
+                counts = np.zeros(self._spec.dests, np.int64)
+                counts[dest] = len(rows)
+                self._send_dealt(edge, f"{way}#{dest}", rows, batch, order, counts)
+            return
+        order, counts = self._deal(edge, rows.batch, tasks)
+        if tasks < self._spec.dests:
+            counts = np.concatenate([counts, np.zeros(self._spec.dests - tasks, np.int64)])
+        if counts.max() < len(rows):
+            batch = take_rows(batch, order)
+        self._send_dealt(edge, way, rows, batch, order, counts)
+
+    def _send_dealt(
+        self,
+        edge: Edge,
+        way: str,
+        rows: AnchoredRows,
+        batch: pa.RecordBatch,
+        order: Int64s,
+        counts: Int64s,
+    ) -> None:
+        if rows.home is None and not (rows.owners.ids != NONE).any():
+            runs = [untracked(n) for n in counts.tolist()]
+            late = None
+        else:
+            runs, late = draw_edges(self._spec.key, way, rows, order, counts, self._chunks)
+        if late is not None:
+            self._ledger_rows.ack(*late)
+        self._outbox.send_tuples(edge.index, edge.level_to, batch, counts, runs)
+
+    def _tasks(self, edge: Edge) -> int:
+        wanted = edge.parallelism
+        return self._spec.dests if wanted is None else min(wanted, self._spec.dests)
+
+    def _deal(self, edge: Edge, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
+        """Sort row numbers by destination, and count the rows of each."""
+        n = len(batch)
+        grouping = edge.grouping
+        if grouping.keys:
+            hashes = hash_columns([batch.column(name) for name in grouping.keys], n)
+            if not isinstance(grouping, PartialKey):
+                return split_by_shard(hashes, tasks)
+            # A key's rows alternate between two destinations; the key decides which is first.
+            other = edge_ids(0, hashes, "partial_key", 0, 0)
+            _, numbers = np.unique(hashes, return_inverse=True)
+            counts = np.zeros(int(numbers.max()) + 1, np.int64)
+            odd = running_counts(numbers.astype(np.int64), counts) & 1
+            return split_by_shard(np.where(odd == 1, other, hashes), tasks)
+        if isinstance(grouping, Global):
+            dest = 0
+        elif edge.spreads:
+            # Shuffle: rows in turn, and tasks begin with different destinations.
+            start = self._turn[edge.index]
+            self._turn[edge.index] += n
+            dests = (np.arange(n) + start + self._partition) % tasks
+            return np.argsort(dests, kind="stable"), np.bincount(dests, minlength=tasks)
+        else:
+            dest = self._partition % tasks
+        counts = np.zeros(tasks, np.int64)
+        counts[dest] = n
+        return np.arange(n), counts
+
+
+def draw_edges(
+    key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
+) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
+    """Draw an edge for each row and group that it hangs from, and fold them by destination.
+
+    Parameters
+    ----------
+    key : int
+        The micro-batch's.
+    way : str
+        Who sends what to whom: names the edges beside the parent's.
+    rows : AnchoredRows
+        What is sent.
+    order, counts
+        As `ackcore._shuffle.split_by_shard` returns them.
+    chunks : Chunks
+        The groups of the task.
+
+    Returns
+    -------
+    runs : list of RootRuns
+        For each destination.
+    late : tuple of numpy.ndarray, or None
+        Roots and ack vals of groups that had acked already.
+    """
+    chunk = rows.home
+    if chunk is not None and chunk.offsets is None and not chunk.closed:
+        totals, groups, vals, lengths, runs = pack_runs(
+            key,
+            component_key(way),
+            rows.owners.ids - chunk.first,
+            chunk.roots,
+            chunk.vals,
+            order,
+            counts,
+            chunk.ordinals(way),
+        )
+        np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
+        roots = chunk.roots[groups]
+        ends = np.cumsum(runs).tolist()
+        return [
+            RootRuns(lengths[a:b], roots[a:b], vals[a:b])
+            for a, b in zip([0, *ends[:-1]], ends, strict=True)
+        ], None
+    return _draw_any(key, way, rows, order, counts, chunks)
+
+
+def _draw_any(
+    key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
+) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
+    """As `draw_edges`, for rows that hang from several groups, or from those of several chunks."""
+    of_row, of_group = rows.owners.pairs()
+    edges = np.zeros(len(of_group), np.int64)
+    found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
+    late: list[tuple[Int64s, Int64s]] = []
+    for chunk, places in chunks.split(of_group):
+        local = of_group[places] - chunk.first
+        roots, vals = chunk.heads()
+        ordinals = running_counts(local, chunk.ordinals(way))
+        drawn = edge_ids(key, roots[local], way, vals[local], ordinals)
+        edges[places] = drawn
+        totals = np.zeros(chunk.groups, np.int64)
+        np.bitwise_xor.at(totals, local, drawn)
+        if chunk.closed:
+            groups = np.unique(local)
+            of, at = chunk.entries_of(groups)
+            late.append((chunk.roots[at], totals[groups][of]))
+        else:
+            np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
+        of, at = chunk.entries_of(local)
+        found.append((of_row[places][of], chunk.roots[at], drawn[of]))
+    runs = _runs_by_row(found, order, counts)
+    if not late:
+        return runs, None
+    return runs, (
+        np.concatenate([roots for roots, _ in late]),
+        np.concatenate([vals for _, vals in late]),
+    )
+
+
+def _runs_by_row(
+    found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
+) -> list[RootRuns]:
+    """A run for each row; the edges of one row that lead to one root are one val."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    empty = np.empty(0, np.int64)
+    rows = place[np.concatenate([row for row, _, _ in found])] if found else empty
+    roots = np.concatenate([root for _, root, _ in found]) if found else empty
+    edges = np.concatenate([edge for _, _, edge in found]) if found else empty
+    by = np.lexsort((roots, rows))
+    rows, roots, edges = rows[by], roots[by], edges[by]
+    new = np.ones(len(rows), np.bool_)
+    new[1:] = (rows[1:] != rows[:-1]) | (roots[1:] != roots[:-1])
+    firsts = np.flatnonzero(new)
+    vals = np.bitwise_xor.reduceat(edges, firsts) if len(firsts) else empty
+    roots = roots[firsts]
+    offsets = offsets_of(np.bincount(rows[firsts], minlength=len(order))).astype(np.int32)
+    runs, start = [], 0
+    for count in counts.tolist():
+        bounds = offsets[start : start + count + 1]
+        a, b = int(bounds[0]), int(bounds[-1])
+        runs.append(RootRuns(np.ones(count, np.int32), roots[a:b], vals[a:b], bounds - bounds[0]))
+        start += count
+    return runs

@@ -1,0 +1,196 @@
+"""The first stage: reads the rows of spouts, and runs what reads them without an exchange."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore._shuffle import fingerprint
+from ackcore.arrow import hash_columns, rebatched
+from ackcore.spark.settle.packing import Batches
+from ackcore.spark.settle.reasons import killed_worker, null_message_id
+from ackcore.spark.tasks.source import CLAIM, RETRIES, Source
+from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
+from ackcore.spark.tasks.task import Task, attempt_at
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners, some_rows
+from ackcore.spark.tasks.workfiles import RowFile
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.tuples import Identity
+
+
+class SourceRecords(NamedTuple):
+    """Records of one spout, one after the other: from place ``first`` of a partition."""
+
+    source: Source
+    batch: pa.RecordBatch
+    partition: int
+    first: int
+    attempts: Any = 0
+    identity: Identity | None = None
+
+
+@dataclass(frozen=True)
+class FirstStage:
+    """Reads rows of one spout, or of several in struct columns of their names (``spout=None``)."""
+
+    spec: TaskSpec
+    sources: Mapping[str, Source]
+    spout: str | None
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Serve mapInArrow."""
+        place = attempt_at(1)
+        with Task(self.spec, place) as task:
+            yield from self._run(task, self.records(batches, place.partition))
+
+    def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
+        """Return the records of a partition, cut by their positions alone."""
+        if partition >= RETRIES:
+            raise ValueError(
+                f"a source must have at most {RETRIES} partitions, got partition {partition}; "
+                "coalesce it first"
+            )
+        # Small batches make small blobs.  Where nothing is sent they may be as they come.
+        rows = self.spec.chunk_rows if self.spec.layout.settles else None
+        places, spouts = Counter[str](), tuple(self.sources)
+        for batch in chunked(batches, rows):
+            parts = _by_spout(batch, spouts) if self.spout is None else [(self.spout, batch)]
+            for name, some in parts:
+                source = self.sources[name]
+                yield SourceRecords(source, source.rows(some), partition, places[name])
+                places[name] += len(some)
+
+    def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
+        read = Counter[str]()
+        content: dict[str, int] = {}
+        spills: dict[str, RowFile] = {}
+        for some in records:
+            source = some.source
+            read[source.name] += len(some.batch)
+            if not retried:
+                content[source.name] = sampled(some.batch, content.get(source.name, 0))
+            if source.spilled and not retried:
+                _spill(spills, task, source, some.batch)
+            self._take_in(task, some)
+            yield from task.outbox.taken()
+        files = task.finish()
+        spilled = []
+        for name, file in sorted(spills.items()):
+            path, rows, seal = file.finish()
+            task.seal(seal)
+            spilled.append((name, f"source/{name}/{path}", rows))
+        about = {
+            "retried" if retried else "read": read,
+            "content": content,
+            "files": files,
+            "spilled": spilled,
+        }
+        yield from task.end(about)
+
+    def _take_in(self, task: Task, some: SourceRecords) -> None:
+        spec, source = self.spec, some.source
+        n = len(some.batch)
+        identity = some.identity
+        if identity is None and source.name in spec.layout.needs_identity:
+            identity = source.identity(some.batch, spec.number, some.partition, some.first)
+        if not source.tracked:
+            owners = Owners(np.full(n, NONE, np.int64))
+            rows = AnchoredRows(some.batch, owners, identity)
+            task.bolts.deliver(source.name, DEFAULT_STREAM, rows)
+            return
+
+        def load() -> tuple[Int64s, Int64s]:
+            roots = source.roots(some.partition, some.first, n, some.attempts)
+            return roots, np.zeros(n, np.int64)
+
+        chunk = task.chunks.add(n, load, source.number)
+        # Two records of one id are the source's mistake; that a retry meets one is ours.
+        if source.claims and some.partition != RETRIES:
+            task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
+        owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
+        rows = AnchoredRows(some.batch, owners, identity, chunk)
+        good = np.ones(n, np.bool_)
+        nameless = source.nameless(some.batch)
+        if nameless is not None:
+            reason = null_message_id(source.name, source.message_id)
+            task.ledger_rows.fail(Owners(owners.ids[nameless]), [reason], source.name)
+            good &= ~nameless
+        if spec.rejected:
+            bad = good & np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
+            if bad.any():
+                reason = killed_worker(final=True)
+                task.ledger_rows.fail(Owners(owners.ids[bad]), [reason], source.name)
+                good &= ~bad
+        if not good.all():
+            rows = some_rows(rows, np.flatnonzero(good))
+        if len(rows):
+            task.bolts.deliver(source.name, DEFAULT_STREAM, rows)
+        task.close(chunk)
+
+
+def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
+    """Cut rows into chunks of so many rows, or of `CHUNK_BYTES` if they are long.
+
+    Without ``rows`` batches stay as they come, unless they have more bytes.
+    """
+    if rows is not None:
+        yield from rebatched(batches, rows, CHUNK_BYTES)
+        return
+    for batch in batches:
+        yield from rebatched([batch], len(batch), CHUNK_BYTES)
+
+
+def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Return the rows of each spout in a batch in which each spout has a struct column, in order.
+
+    A union puts partitions side by side, or one behind the other: rows of a spout are neighbours.
+    """
+    if not len(batch):
+        return
+    whose = np.full(len(batch), -1)
+    for i in range(batch.num_columns):
+        whose[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
+    if whose.min() < 0:
+        raise RuntimeError(f"row {int(whose.argmin())} of a batch is of no spout")
+    starts = np.flatnonzero(np.diff(whose, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
+        column = batch.column(int(whose[start])).slice(start, end - start)
+        fields = [column.type.field(j) for j in range(column.type.num_fields)]
+        rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
+        yield spouts[whose[start]], rows
+
+
+def sampled(batch: pa.RecordBatch, before: int) -> int:
+    """Return a fingerprint of a partition's rows so far: where its chunks end, and with which rows.
+
+    At hardly any cost it tells a source that is cut into other partitions when it is read again.
+    """
+    ends = [
+        _sample(column.slice(row, 1)) for row in (0, len(batch) - 1) for column in batch.columns
+    ]
+    return fingerprint(repr([len(batch), *ends]).encode("utf-8", "surrogatepass"), before)
+
+
+def _sample(value: pa.Array) -> int | str:
+    """Return what tells a column of one row from others, whatever it holds."""
+    try:
+        return int(hash_columns([value], 1)[0])
+    except TypeError:
+        # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
+        # Python knows no year beyond 9999, nor what some bytes of text mean.
+        return str(value.to_string())
+
+
+def _spill(spills: dict[str, RowFile], task: Task, source: Source, batch: pa.RecordBatch) -> None:
+    file = spills.get(source.name)
+    if file is None:
+        directory = f"{task.spec.directory}/source/{source.name}"
+        file = RowFile(directory, source.schema, task.place.partition, task.place.attempt)
+        spills[source.name] = file
+    file.write(batch)

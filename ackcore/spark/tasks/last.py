@@ -1,0 +1,78 @@
+"""The last stage: settles what all others have left, and says who saw which trailers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Status
+from ackcore.spark.settle import wire
+from ackcore.spark.settle.packing import Batches, fold, new_ledger
+from ackcore.spark.settle.reasons import earliest, look_up
+from ackcore.spark.tasks.exchange import SETTLE, Inbox, origin_of
+from ackcore.spark.tasks.results import (
+    ABOUT,
+    COUNTED,
+    SETTLED,
+    SIGHTED,
+    UNSETTLED,
+    result_batch,
+    to_stream,
+)
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.task import attempt_at
+
+
+@dataclass(frozen=True)
+class LastStage:
+    """Settles the ledger rows of a shard, or of several whole ones."""
+
+    spec: TaskSpec
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Serve mapInArrow: rows of the exchange before it."""
+        inbox = Inbox(SETTLE)
+        for batch in batches:
+            inbox.read(batch)
+        inbox.check()
+        rows = [(ABOUT, said) for every in inbox.about.values() for said in sorted(every)]
+        rows += [(SIGHTED, blob) for blob in inbox.seen]
+        seer = origin_of(SETTLE, attempt_at(SETTLE).partition)
+        rows.append((SIGHTED, inbox.sightings(seer)))
+        yield result_batch(rows + self._settle(inbox.ledger))
+
+    def _settle(self, blobs: list[pa.Buffer]) -> list[tuple[int, bytes]]:
+        events, reasons = [], []
+        for blob in blobs:
+            part = wire.unpack_blob(np.frombuffer(blob, np.uint8))
+            if isinstance(part, wire.Events):
+                events.append(part)
+            else:
+                reasons.append(part)
+        expected = sum(int((part.tasks >= 0).sum()) for part in events)
+        # Blobs hold roots in no order of this table's, whose seed nothing else has.
+        ledger = new_ledger(self.spec.key ^ 1, False, expected)
+        for part in events:
+            fold(ledger, part)
+        del events, blobs
+        settled = ledger.settle()
+        still_open = ledger.entries()
+        acked = settled.statuses == Status.ACKED
+        numbers, counts = np.unique(settled.tasks[acked], return_counts=True)
+        counted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        bad = np.flatnonzero(~acked)
+        roots = np.concatenate([settled.root_ids[bad], still_open.root_ids])
+        tasks = np.concatenate([settled.tasks[bad], still_open.tasks])
+        names = [Status(status).name for status in settled.statuses[bad].tolist()]
+        names += [Status.OPEN.name] * len(still_open)
+        found = [(COUNTED, json.dumps(counted).encode())]
+        if len(roots):
+            # Many fail alike when a service is down: each text goes to the driver once.
+            texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
+            columns = [pa.array(roots), pa.array(tasks), pa.array(names, pa.string()), texts]
+            table = pa.RecordBatch.from_arrays(columns, schema=SETTLED)
+            found.append((UNSETTLED, to_stream(table)))
+        return found

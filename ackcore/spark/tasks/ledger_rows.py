@@ -1,0 +1,102 @@
+"""The ledger rows of one task: what its groups ack, what fails and why, and claims.
+
+They leave with the task's output, so that an attempt that is discarded takes them along
+(SEMANTICS 6).  Where nothing is settled, failures are kept for the driver instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore import ACK, FAIL
+from ackcore._records import Int64s
+from ackcore.ids import edge_ids
+from ackcore.spark.settle import wire
+from ackcore.spark.settle.reasons import NO_TIME, reasons_of
+from ackcore.spark.tasks.exchange import Outbox
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.tracking import Chunk, Chunks, Owners, running_counts
+from ackcore.topology.tuples import Reason
+
+
+class LedgerRows:
+    """Collects the ledger rows of one task, and sends them.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    chunks : Chunks
+        The groups of the task.
+    outbox : Outbox
+        Where they go.
+    """
+
+    def __init__(self, spec: TaskSpec, chunks: Chunks, outbox: Outbox) -> None:
+        self._spec = spec
+        self._chunks = chunks
+        self._outbox = outbox
+        self._events: list[tuple[Int64s, Int64s, int]] = []
+        self._reasons: list[pa.Table] = []
+        #: Failures of rows that hang from no group.
+        self.untracked_failures = 0
+        #: By spout, roots that failed and why: where nothing is settled.
+        self.failed: dict[int, list[pa.Table]] = {}
+
+    def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
+        """Fail rows: a reason for each of them, or one for all.
+
+        A fail XORs in a poison edge, which nothing acks: no XOR can become zero over a failure.
+        """
+        of_row, of_group = owners.pairs()
+        tracked = np.zeros(len(owners), np.bool_)
+        texts = [reason.encode() for reason in reasons]
+        for chunk, places in self._chunks.split(of_group):
+            of, at = chunk.entries_of(of_group[places] - chunk.first)
+            roots, vals = chunk.roots[at], chunk.vals[at]
+            rows = of_row[places][of]
+            tracked[rows] = True
+            if len(texts) == 1:
+                said = pa.array([texts[0]] * len(roots), pa.string())
+            else:
+                said = pa.array([texts[row] for row in rows.tolist()], pa.string())
+            found = reasons_of(roots, NO_TIME, said)
+            if found is None:
+                continue
+            if not self._spec.layout.settles:
+                self.failed.setdefault(chunk.task, []).append(found)
+                continue
+            way = f"{component}!"
+            ordinals = running_counts(of_group[places] - chunk.first, chunk.ordinals(way))[of]
+            poison = edge_ids(self._spec.key, roots, way, vals, ordinals)
+            self._events.append((roots, poison, ACK))
+            self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
+            self._reasons.append(found)
+        self.untracked_failures += int(len(owners) - tracked.sum())
+
+    def ack(self, roots: Int64s, vals: Int64s) -> None:
+        """Ack for groups whose ledger rows have left."""
+        self._events.append((roots, vals, ACK))
+
+    def claim(self, claims: Int64s, task: int) -> None:
+        """Claim message ids: a second claim of one shows when it is settled."""
+        self._events.append((claims, np.zeros(len(claims), np.int64), task))
+
+    def close(self, chunk: Chunk) -> None:
+        """Let a chunk's groups leave their ledger rows: INITs by a spout's number, or ACKs."""
+        if self._spec.layout.settles:
+            roots, vals = chunk.acks()
+            self._events.append((roots, vals, chunk.task))
+            self.send()
+        chunk.closed = True
+
+    def send(self) -> None:
+        """Send what was collected."""
+        if self._events:
+            roots, vals, kinds = zip(*self._events, strict=True)
+            tasks = np.repeat(np.array(kinds, np.int32), [len(part) for part in roots])
+            events = wire.Events(np.concatenate(roots), np.concatenate(vals), tasks)
+            self._outbox.send_events(events)
+        if self._reasons:
+            self._outbox.send_reasons(pa.concat_tables(self._reasons))
+        self._events, self._reasons = [], []

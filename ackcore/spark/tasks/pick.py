@@ -1,0 +1,100 @@
+"""Reading the rows of spouts again, for the records that failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.settle.packing import Batches
+from ackcore.spark.tasks.first import FirstStage, SourceRecords, sampled
+from ackcore.spark.tasks.results import ABOUT, PICKED, result_batch, to_stream
+from ackcore.spark.tasks.source import stamps
+from ackcore.spark.tasks.task import attempt_at
+from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID
+
+
+@dataclass(frozen=True)
+class PickStage:
+    """Reads the rows of spouts again and returns those of some roots, or of repeated claims.
+
+    Parameters
+    ----------
+    roots, claims : mapping from str to numpy.ndarray of int64
+        By spout, sorted.
+    """
+
+    first: FirstStage
+    roots: Mapping[str, Int64s]
+    claims: Mapping[str, Int64s]
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Serve mapInArrow."""
+        partition = attempt_at(1).partition
+        content: dict[str, int] = {}
+        for some in self.first.records(batches, partition):
+            name = some.source.name
+            content[name] = sampled(some.batch, content.get(name, 0))
+            rows = pick(some, self.roots, self.claims, self.first.spec.number)
+            if len(rows):
+                yield result_batch([(PICKED, to_stream(rows))])
+        about = {"partition": partition, "content": content}
+        yield result_batch([(ABOUT, json.dumps(about).encode())])
+
+
+_PICKED_HEAD = pa.schema(
+    [
+        (ROOT_ID, pa.int64()),
+        (PLACE, pa.int64()),
+        (MESSAGE_ID, pa.string()),
+        (ATTEMPT, pa.int32()),
+    ]
+)
+
+
+def pick(
+    some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
+) -> pa.RecordBatch:
+    """Return the records of these roots, or of these claims, with what is known of them.
+
+    The spout's name goes along in the metadata of the schema.
+    """
+    source = some.source
+    ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
+    wanted = np.isin(ids, roots.get(source.name, np.empty(0, np.int64)))
+    repeated = claims.get(source.name)
+    if repeated is not None:
+        wanted |= np.isin(source.claim_ids(some.batch), repeated)
+    places = np.flatnonzero(wanted)
+    at = pa.array(places)
+    rows = some.batch.take(at)
+    if some.identity is not None:
+        due_places = pa.array(places + some.first)
+        message_ids = some.identity.message_ids.take(at)
+        attempts = np.asarray(some.attempts, np.int32)[places]
+    else:
+        due_places = pa.nulls(len(places), pa.int64())
+        message_ids = _some_message_ids(some, places, number)
+        attempts = np.zeros(len(places), np.int32)
+    columns = [
+        pa.array(ids[places]),
+        due_places,
+        message_ids,
+        pa.array(attempts),
+        *rows.columns,
+    ]
+    schema = pa.schema([*_PICKED_HEAD, *source.schema])
+    schema = schema.with_metadata({"spout": source.name})
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _some_message_ids(some: SourceRecords, places: Int64s, number: int) -> pa.Array:
+    if some.source.message_id:
+        rows = some.batch.take(pa.array(places))
+        return some.source.message_ids(rows, number, some.partition, 0)
+    return stamps(number, some.partition, places + some.first)

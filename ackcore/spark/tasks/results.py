@@ -1,0 +1,43 @@
+"""What tasks return to the driver: rows of a kind and a blob, and what the blobs hold."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
+RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
+
+#: JSON of one task; sightings of trailers; an Arrow stream of `SETTLED`; JSON of counts by task;
+#: an Arrow stream of records that were read again.
+ABOUT, SIGHTED, UNSETTLED, COUNTED, PICKED = 1, 2, 3, 4, 5
+
+#: Records that are not ACKED.
+SETTLED = pa.schema(
+    [
+        ("root_id", pa.int64()),
+        ("task", pa.int32()),
+        ("status", pa.string()),
+        ("reason", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
+
+
+def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
+    """Return (kind, blob) for the driver."""
+    kinds = pa.array([kind for kind, _ in rows], pa.int8())
+    blobs = pa.array([blob for _, blob in rows], pa.binary())
+    return pa.RecordBatch.from_arrays([kinds, blobs], schema=RESULT_SCHEMA)
+
+
+def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
+    """Return a table as bytes that hold its schema too."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write(table)
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def from_stream(blob: bytes) -> pa.Table:
+    """Return the table that `to_stream` made bytes of."""
+    return pa.ipc.open_stream(blob).read_all()

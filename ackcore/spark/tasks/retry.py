@@ -1,0 +1,64 @@
+"""The first stage of records that are due for a retry: read from files of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.settle.packing import Batches
+from ackcore.spark.tasks.first import FirstStage, SourceRecords, chunked
+from ackcore.spark.tasks.source import RETRIES, Source
+from ackcore.spark.tasks.task import Task, attempt_at
+from ackcore.spark.tasks.workfiles import WorkFile, read_whole
+from ackcore.topology.tuples import Identity
+
+
+class Slice(NamedTuple):
+    """Some of the rows of a spout that are due."""
+
+    spout: str
+    file: WorkFile
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RetryStage(FirstStage):
+    """Reads records that are due; what it maps are the numbers of slices."""
+
+    slices: tuple[Slice, ...] = ()
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Serve mapInArrow."""
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        records = (one for number in numbers for one in self._slice(self.slices[number]))
+        with Task(self.spec, attempt_at(1)) as task:
+            yield from self._run(task, records, retried=True)
+
+    def _slice(self, some: Slice) -> Iterator[SourceRecords]:
+        source = self.sources[some.spout]
+        table = read_whole(some.file).slice(some.first, some.rows)
+        for one in due_records(source, table, some.first):
+            identity = None
+            if some.spout in self.spec.layout.needs_identity:
+                assert one.identity is not None
+                message_ids, attempts, _ = one.identity
+                identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
+            yield one._replace(identity=identity)
+
+
+def due_records(source: Source, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
+    """Return records that are due, from place ``first`` on, in as few pieces as there may be.
+
+    Their identities have no stable ids.
+    """
+    for batch in chunked(due.to_batches(), len(due)):
+        message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
+        identity = Identity(message_ids, attempts, np.empty(0, np.int64))
+        yield SourceRecords(source, source.rows(batch), RETRIES, first, attempts, identity)
+        first += len(batch)

@@ -1,0 +1,98 @@
+"""The time limit of a bolt: the end of its process, and a file that tells what it was at.
+
+The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
+is ended as well.  The traceback that it leaves is read when the attempt is found to have died.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ackcore.topology.tuples import Reason
+
+#: How faulthandler begins what it writes when time is up.
+_FIRED = "Timeout ("
+
+
+class TimeLimit:
+    """Ends this process if a bolt does not return in time.
+
+    Parameters
+    ----------
+    limit_s : int or None
+        How long it may take; None for ever.
+    path : str
+        Where its name and the traceback are written.
+    """
+
+    def __init__(self, limit_s: int | None, path: str) -> None:
+        self._limit_s = limit_s
+        self._path = path
+        self._file: int | None = None
+
+    @contextmanager
+    def on(self, component: str) -> Iterator[None]:
+        """Run the timer while a component has control."""
+        if self._limit_s is None:
+            yield
+            return
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self._file = os.open(self._path, flags, 0o666)
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"{component}\n".encode())
+        faulthandler.dump_traceback_later(self._limit_s, file=self._file, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            faulthandler.cancel_dump_traceback_later()
+            os.close(self._file)
+            self._file = None
+
+
+def read_time_out(path: str) -> Reason | None:
+    """Return the reason that a time-out's traceback gives: the component, and where it was.
+
+    None if there is none, or if the process ended otherwise while it was timed.
+    """
+    try:
+        text = Path(path).read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    component, _, trace = text.partition("\n")
+    if not trace.startswith(_FIRED):
+        return None
+    return Reason(component, "TimedOut", f"timed out in {component}{_innermost(trace)}", True)
+
+
+def _innermost(trace: str) -> str:
+    """Return the innermost line of the bolt's own code, from faulthandler's traceback."""
+    frames: list[str] = []
+    for line in map(str.strip, trace.splitlines()):
+        if line.startswith("Thread ") or line.startswith("Current thread"):
+            frames = []  # of another thread
+        elif line.startswith("File "):
+            if _CALLS_BOLTS in line:
+                break
+            frames.append(line)
+    else:
+        return ""
+    if not frames:
+        return ""
+    # The last one is the bolt's method; what it calls in its own file is its code, too.
+    file = frames[-1].split(",")[0]
+    inner = next(frame for frame in frames if frame.startswith(file))
+    return f": {inner}"
+
+
+#: In which files bolts are called.
+_CALLS_BOLTS = f"{os.sep}ackcore{os.sep}topology{os.sep}"
