@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.arrow import offsets_of
+from ackcore.arrow import array_of, cast, offsets_of
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import no_stream
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.lossless import array_of, cast
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
 #: What one emit leaves: the stream, the rows, and what they hang from.

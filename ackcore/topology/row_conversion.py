@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore.arrow import array_of
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.lossless import array_of
 from ackcore.topology.tuples import Tuple
 
 #: A row, as it lies between a bolt and Arrow.

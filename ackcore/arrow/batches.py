@@ -1,0 +1,148 @@
+"""Record batches: put together, cut by rows and bytes, and taken in another order."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore._shuffle import gather_binary
+from ackcore.arrow.buffers import has_offsets, strings, valid_rows
+
+#: What a row takes beside its text, or items; and one of a type whose width Arrow does not tell.
+_OFFSET_BYTES, _OTHER_BYTES = 4, 16
+
+
+def bytes_before(batch: pa.RecordBatch, row: int) -> int:
+    """Return how many bytes the rows before one take: by what they hold, not how it lies.
+
+    Of types that keep values outside of their rows (dictionaries, views) each row counts alike.
+    """
+    return sum(_bytes_before(column, row) for column in batch.columns)
+
+
+def end_within(batch: pa.RecordBatch, start: int, most_bytes: int) -> int:
+    """Return where the longest run of rows from ``start`` on ends that has no more bytes."""
+    most = bytes_before(batch, start) + most_bytes
+    ends = range(start, len(batch) + 1)
+    return ends[max(0, bisect_right(ends, most, key=lambda row: bytes_before(batch, row)) - 1)]
+
+
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches of one schema, at least one of them, as one.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If a column then has more than 2 GiB of text or bytes: `rebatched` cuts before that.
+    """
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def rebatched(
+    batches: Iterable[pa.RecordBatch], rows: int, most_bytes: int = 1 << 28
+) -> Iterator[pa.RecordBatch]:
+    """Put batches together or take them apart, so that each has so many rows, but for the last.
+
+    Of long rows there are fewer: as many as have ``most_bytes``, and one at least.  So rows are cut
+    by position and by what they hold, however they came; and what they came in does not show in
+    their bytes, once serialized, as it does in those of a slice.
+    """
+    waiting: list[pa.RecordBatch] = []
+    n = size = 0
+    sliced = False
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            stop = min(len(batch), start + rows - n)
+            before = bytes_before(batch, start)
+            if size + bytes_before(batch, stop) - before > most_bytes:
+                stop = max(end_within(batch, start, most_bytes - size), start + (not waiting))
+            if stop > start:
+                waiting.append(batch.slice(start, stop - start))
+                n += stop - start
+                size += bytes_before(batch, stop) - before
+                sliced |= stop - start < len(batch)
+            if stop < len(batch) or n == rows:
+                yield _together(waiting, sliced)
+                waiting, n, size, sliced = [], 0, 0, False
+            start = stop
+    if waiting:
+        yield _together(waiting, sliced)
+
+
+def _together(batches: list[pa.RecordBatch], sliced: bool) -> pa.RecordBatch:
+    # A slice is copied: serialized, it would have some of its neighbours for padding.
+    return pa.concat_batches(batches) if sliced else one_batch(batches)
+
+
+def _bytes_before(column: pa.Array, row: int) -> int:
+    arrow_type, types = column.type, pa.types
+    if not row:
+        return 0
+    if isinstance(column, pa.ExtensionArray):
+        return _bytes_before(column.storage, row)
+    if has_offsets(arrow_type):
+        offsets, _ = strings(column)
+        return int(offsets[row]) - int(offsets[0]) + _OFFSET_BYTES * row
+    if types.is_struct(arrow_type):
+        return sum(_bytes_before(column.field(n), row) for n in range(arrow_type.num_fields))
+    if types.is_fixed_size_list(arrow_type):
+        size = arrow_type.list_size
+        return _bytes_before(column.values.slice(column.offset * size), row * size)
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_map(arrow_type):
+        start, end = column.offsets[0].as_py(), column.offsets[row].as_py()
+        parts = (column.keys, column.items) if types.is_map(arrow_type) else (column.values,)
+        inside = sum(_bytes_before(part.slice(start), end - start) for part in parts)
+        return inside + _OFFSET_BYTES * row
+    try:
+        return row * max(1, int(arrow_type.bit_width) // 8)
+    except ValueError:  # of a type that has no width
+        return row * _OTHER_BYTES
+
+
+def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
+    """Return rows of a batch in another order, as ``batch.take`` does, but faster with text.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Of any types that Arrow can take.
+    order : numpy.ndarray of int64
+        Row numbers.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        Its bytes, once serialized, depend on the rows and nothing else: there is no memory in it
+        that was not written.  Spark gives a job up whose tasks, run again, write other bytes.
+
+    Raises
+    ------
+    ValueError
+        If there is no row of one of the numbers.
+    """
+    indices = pa.array(order)
+    if not batch.columns:
+        return batch.take(indices)  # from no arrays there would be no rows
+    try:
+        columns = [_take(column, order, indices) for column in batch.columns]
+    except pa.ArrowIndexError as error:
+        raise ValueError(
+            f"order must be row numbers of the {len(batch)} rows of batch: {error}"
+        ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _take(column: pa.Array, order: Int64s, indices: pa.Array) -> pa.Array:
+    if not len(column) or not has_offsets(column.type):
+        return column.take(indices)  # an empty array may have no offsets
+    offsets, data = gather_binary(*strings(column), order)
+    valid, bits = valid_rows(column), None
+    if valid is not None:
+        bits = pa.py_buffer(np.packbits(valid[order], bitorder="little"))
+    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(column.type, len(order), buffers)

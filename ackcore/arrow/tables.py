@@ -1,0 +1,165 @@
+"""A ledger's columns from Arrow's, and its entries and decisions as record batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore import _columns
+from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
+
+#: Status names by number, as settled tables show them.
+STATUS_NAMES = tuple(status.name for status in Status)
+
+#: A ledger's columns as tables show them: singular names, and no unsigned numbers, which
+#: neither Spark nor the JVM knows.
+ENTRY_SCHEMA = pa.schema(
+    [
+        ("root_id", pa.int64()),
+        ("val", pa.int64()),
+        ("task", pa.int32()),
+        ("inits", pa.int8()),
+        ("flags", pa.int8()),
+        ("first_ms", pa.int64()),
+        ("last_ms", pa.int64()),
+    ]
+)
+
+
+def refuse_nulls(column: pa.Array, name: str) -> None:
+    """Raise `ValueError` if a column has nulls, with their number and the first one's row."""
+    if column.null_count:
+        first = pc.index(pc.is_null(column), True).as_py()
+        raise ValueError(
+            f"{name} must not hold nulls, got {column.null_count} of {len(column)} rows, the first "
+            f"in row {first}; drop these rows or give them a value first"
+        )
+
+
+def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArray[Any]:
+    """Return an Arrow column of integers as a numpy array.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Integers of any width without nulls; those of ``arrow_type`` are not copied.
+    name : str
+        What messages call the column.
+    arrow_type : pyarrow.DataType
+        The integers to return.
+
+    Raises
+    ------
+    TypeError
+        If the column does not hold integers.
+    ValueError
+        If it has nulls, or a number that ``arrow_type`` has no room for.
+    """
+    if not pa.types.is_integer(column.type):
+        raise TypeError(f"{name} must hold integers, got Arrow's {column.type}; cast it first")
+    refuse_nulls(column, name)
+    if column.type != arrow_type:
+        try:
+            column = column.cast(arrow_type)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{name} must fit {arrow_type}: {error}") from None
+    return column.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+
+
+def status_names(statuses: UInt8s) -> pa.Array:
+    """Return the names of a column of statuses as an Arrow string column."""
+    indices = pa.array(statuses.view(np.int8))
+    return pa.DictionaryArray.from_arrays(indices, list(STATUS_NAMES)).cast(pa.string())
+
+
+def entries_to_batch(entries: Entries) -> pa.RecordBatch:
+    """Return entries as a record batch of `ENTRY_SCHEMA`; ages are left out.
+
+    Times are null where the entries have none.
+    """
+    return _batch(entries)
+
+
+def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
+    """Return the rows of a record batch as entries of age 0.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        With the columns of `ENTRY_SCHEMA`, in any order and among others.  Times are either
+        all null or none.
+    name : str, default "entries"
+        What messages call the table.
+
+    Raises
+    ------
+    TypeError
+        If a column is missing or holds no integers.
+    ValueError
+        If there are nulls, or rows that no ledger holds.
+    """
+    columns = {field.name: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
+    times = [columns.pop("first_ms"), columns.pop("last_ms")]
+    timed = any(time.null_count < len(time) for time in times)
+    numbers = {
+        column: integers(values, f"{name}: {column}", ENTRY_SCHEMA.field(column).type)
+        for column, values in columns.items()
+    }
+    first_ms, last_ms = (
+        (
+            integers(time, f"{name}: {column}", pa.int64())
+            for column, time in zip(("first_ms", "last_ms"), times, strict=True)
+        )
+        if timed
+        else (None, None)
+    )
+    entries = Entries(
+        numbers["root_id"],
+        numbers["val"],
+        numbers["task"],
+        numbers["inits"].view(np.uint8),
+        numbers["flags"].view(np.uint8),
+        np.zeros(len(batch), np.uint8),
+        first_ms,
+        last_ms,
+    )
+    try:
+        return _columns.check_entries(entries, _columns.MIN_BUCKETS, timed)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def settled_to_batch(settled: Settled) -> pa.RecordBatch:
+    """Return decisions as a record batch: ``root_id, status``, then the rest of `ENTRY_SCHEMA`."""
+    batch = _batch(settled)
+    return batch.add_column(1, "status", status_names(settled.statuses))
+
+
+def _batch(table: Entries | Settled) -> pa.RecordBatch:
+    n = len(table)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(table.root_ids),
+            pa.array(table.vals),
+            pa.array(table.tasks),
+            pa.array(table.inits.view(np.int8)),
+            pa.array(table.flags.view(np.int8)),
+            _or_nulls(table.first_ms, n),
+            _or_nulls(table.last_ms, n),
+        ],
+        schema=ENTRY_SCHEMA,
+    )
+
+
+def _or_nulls(column: Int64s | None, n: int) -> pa.Array:
+    return pa.nulls(n, pa.int64()) if column is None else pa.array(column)
+
+
+def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:
+    if column not in batch.schema.names:
+        raise TypeError(f"{name} must have a column {column}, got {', '.join(batch.schema.names)}")
+    return batch.column(column)
