@@ -32,14 +32,15 @@ from ackcore.spark.base.errors import (
 from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.protocol.batch import RunFailed
+from ackcore.spark.protocol.act import SinkError
 from ackcore.spark.protocol.deaths import TooManyDead
 from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.shards import settle_partitions
 from ackcore.spark.settle.tables import combine, settle
-from ackcore.spark.sinks.parquet import SinkError, to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 
 __all__ = [
     "Books",

@@ -19,7 +19,7 @@ from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
 from ackcore.spark.run.types import source_schema
-from ackcore.spark.sinks.parquet import check_sink
+from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import Component
 from ackcore.topology.parts import BoltSpec, Input, Spout

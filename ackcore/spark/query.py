@@ -8,53 +8,31 @@ and the retries are the ones after it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sql
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
-from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.heartbeat import (
-    Beats,
-    Pacemaker,
-    find_log,
-    forget_beats,
-    trim_log,
-    with_heartbeat,
-)
-from ackcore.spark.protocol.act import Stopped
-from ackcore.spark.protocol.batch import Engine, RunFailed
-from ackcore.spark.protocol.deaths import check_max_dead, close_run, warn_of_micro_batch
+from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.deaths import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
-from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
 from ackcore.spark.run.types import InputFrame, source_schema
-from ackcore.spark.sinks.parquet import claim_sink
+from ackcore.spark.sinks.interface import claim_sink
+from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
-
-#: How long Spark may take to note that a micro-batch has ended.
-_COMMIT_S, _CHECKSUM_S = 10.0, 0.5
-#: How many micro-batches `Query.recent_progress` goes back.
-_RECENT = 100
 
 
 def start(
@@ -124,10 +102,12 @@ def start(
     try:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        return Query(topology, spark, state, place, available_now, options, dead_letters, clock)
+        letters = _open_dead_letters(topology, state, place, dead_letters)
+        stream = Stream(topology, spark, state, place, available_now, options, letters.write, clock)
     except BaseException:
         state.close()
         raise
+    return Query(stream, place)
 
 
 def run_batch(
@@ -262,254 +242,43 @@ def _nothing(topology: Topology, spark: SparkSession) -> InputFrame:
 class Query:
     """A topology that runs on a stream; `start` makes one."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        spark: SparkSession,
-        state: State,
-        checkpoint: Path,
-        available_now: bool,
-        trigger: Mapping[str, Any],
-        dead_letters: str | os.PathLike[str] | None,
-        clock: Clock,
-    ) -> None:
-        self._state = state
-        self._spark = spark
-        self._settings = topology.settings
-        self._available_now = available_now
-        #: Nothing new is begun; and what runs is given up.
-        self._leaving, self._stopping = threading.Event(), threading.Event()
-        #: The thread that a micro-batch runs in, and what tells that it has ended.
-        self._at_work: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self._restarts = 0
-        self._spark_query: StreamingQuery | None = None
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._recent: deque[Progress] = deque(maxlen=_RECENT)
-        self._engine = Engine(
-            topology,
-            spark,
-            state,
-            _open_dead_letters(topology, state, checkpoint, dead_letters).write,
-            clock=clock,
-            pause=self._pause,
-        )
-        self._books = self._engine.books
-        self._poll_s = self._settings.heartbeat_ms / 1000
-        self._spark_checkpoint = checkpoint / "spark"
-        self._beats = Beats.beside(spark)
-        self._pacemaker: Pacemaker | None = None
-        if not available_now:
-            self._pacemaker = Pacemaker(
-                self._beats.advance,
-                self._engine.clock,
-                self._settings.heartbeat_ms,
-                lambda: bool(state.pending_replays()),
-            )
-            self._pacemaker.schedule(self._engine.next_due_ms)
-        try:
-            frame, self._spout = _united(topology)
-            frame = with_heartbeat(spark, frame, self._beats.directory)
-            self._writer = (
-                frame.writeStream.foreachBatch(self._each)
-                # Hadoop takes what follows the scheme as it is: an escape would be another name.
-                .option("checkpointLocation", f"file://{self._spark_checkpoint}")
-            )
-            if trigger:
-                self._writer = self._writer.trigger(**trigger)
-            self._spark_query = self._begin()
-        except BaseException:
-            self._beats.close()
-            raise
-        if self._pacemaker is not None:
-            self._pacemaker.start()
-        self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
-        self._thread.start()
+    def __init__(self, stream: Stream, checkpoint: Path) -> None:
+        self._stream = stream
+        self._checkpoint = checkpoint
 
     def __repr__(self) -> str:
         status = "active" if self.is_active else "ended"
-        return f"<Query on {self._state.path.parent}, {status}>"
-
-    # --------------------------------------------------------------------------------- in Spark
-
-    def _begin(self) -> StreamingQuery:
-        """Start Spark's query, with what there is at the checkpoint."""
-        with fenced(self._state.check_owner):
-            # Spark's part is another driver's as well, once that has taken over.
-            self._state.check_owner()
-            forget_beats(self._spark_checkpoint)
-        if self._available_now and self._is_owed():
-            # Retries, which no new data may come with.
-            self._beats.advance()
-        return self._writer.start()
-
-    def _each(self, frame: DataFrame, number: int) -> None:
-        """What Spark calls with each micro-batch."""
-        with self._changed:
-            self._at_work = threading.current_thread()
-        try:
-            if self._leaving.is_set():
-                raise Stopped(f"stopped before micro-batch {number}")
-            self._state.check_owner()
-            # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
-            with contextlib.suppress(OSError):
-                log = find_log(self._spark_checkpoint) if self._beats.clear() else None
-                if log is not None:
-                    trim_log(log)
-            again = self._state.is_done(number)
-            progress = self._engine.process(number, [InputFrame(frame, self._spout)])
-            decision = self._state.decision(number)
-            if decision is not None and decision.dead and not again:
-                warn_of_micro_batch(number, decision.dead, self._state.path.parent)
-            self._recent.append(progress)
-            self._books = self._engine.books
-            self._restarts = 0
-            if self._pacemaker is not None:
-                self._pacemaker.schedule(self._engine.next_due_ms)
-        except BaseException as error:
-            # Spark would show it as text in the midst of a Java stack; and wait for ever for an
-            # answer, were the thread that called us to end.
-            if not isinstance(error, Exception):
-                error = RuntimeError(f"{type(error).__name__} was raised: {error}")
-            self._error = error
-            raise for_spark(error) from None
-        finally:
-            with self._changed:
-                self._at_work = None
-                self._changed.notify_all()
-
-    def _pause(self, seconds: float) -> bool:
-        """Wait; True if the query, or Spark's own, was told to stop."""
-        if self._stopping.wait(seconds):
-            return True
-        spark_query = self._spark_query
-        return spark_query is not None and not is_active(spark_query)
-
-    def _attend(self) -> None:
-        """Wait for Spark's query to end, and start it again if need be; in a thread of its own."""
-        try:
-            while self._goes_on():
-                pass
-        except Exception as error:
-            if self._error is None and not self._leaving.is_set():
-                self._error = error
-        finally:
-            if isinstance(self._error, Stopped):
-                self._error = None
-            if self._pacemaker is not None:
-                self._pacemaker.stop()
-            self._beats.close()
-            self._state.close()
-            if self._error is not None:
-                _log.error("the query ended: %s", self._error)
-            with self._changed:
-                self._ended.set()
-                self._changed.notify_all()
-
-    def _goes_on(self) -> bool:
-        """Wait until Spark's query has ended; whether it is to be started again, if it was not."""
-        try:
-            if self._spark_query is None:
-                self._spark_query = self._begin()
-                if self._leaving.is_set():
-                    self._spark_query.stop()
-            self._spark_query.awaitTermination()
-            if self._error is not None:
-                raise self._error
-        except Exception as error:
-            if self._spark_query is not None:
-                active = is_active(self._spark_query)
-                if active or (active is None and end_of(self._spark) is None):
-                    self._ended.wait(self._poll_s)
-                    return True  # only our connection was lost
-            with self._changed:
-                # A connection that breaks ends Spark's query, and not what that has called here.
-                self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
-            if isinstance(self._error, Stopped) and self._error is not error:
-                self._error = None  # it stopped since Spark's query had ended by itself
-            if not self._may_begin_again(self._error or error):
-                raise
-            self._error = None
-        else:
-            # Spark has ended with what there was.  If records wait it is started again when one is
-            # due, and the heartbeat gives it a micro-batch.
-            if not self._available_now or not self._is_owed() or self._wait_until_due():
-                return False
-        self._spark_query = None  # the one that has ended says nothing of the next
-        return True
-
-    def _may_begin_again(self, error: Exception) -> bool:
-        """Wait, if Spark's query ended for a reason that may pass; False if ours ends too."""
-        if self._leaving.is_set():
-            return False
-        end = end_of(self._spark)
-        if end is not None:
-            self._error = RunFailed(end)
-            return False
-        self._restarts += 1
-        if not may_pass(error) or self._restarts > self._settings.restart_attempts:
-            return False
-        # Shifted by what keeps the number small; any cap is below 2**64.
-        waits = min(
-            self._settings.restart_backoff_ms << min(self._restarts - 1, 63),
-            self._settings.max_backoff_ms,
-        )
-        _log.warning(
-            "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
-            waits / 1000,
-            self._restarts,
-            self._settings.restart_attempts,
-            one_line(error),
-        )
-        return not self._leaving.wait(waits / 1000)
-
-    def _is_owed(self) -> bool:
-        """Whether a record waits, or somebody asked for dead letters to be sent again."""
-        return self._engine.next_due_ms is not None or bool(self._state.pending_replays())
-
-    def _wait_until_due(self) -> bool:
-        """Wait; True if the query is to stop."""
-        while not self._leaving.is_set():
-            due = self._engine.next_due_ms
-            left = 0 if due is None else due - self._engine.clock()
-            if left <= 0 or self._state.pending_replays():
-                return False
-            # In steps: the clock may be another than this machine's.
-            self._leaving.wait(min(left / 1000, self._poll_s))
-        return True
-
-    # ------------------------------------------------------------------------------- for others
+        return f"<Query on {self._checkpoint}, {status}>"
 
     @property
     def spark_query(self) -> StreamingQuery | None:
         """Spark's own query, None while it is being started; stop it through `stop`."""
-        return self._spark_query
+        return self._stream.spark_query
 
     @property
     def is_active(self) -> bool:
         """Whether it has not ended."""
-        return not self._ended.is_set()
+        return not self._stream.ended.is_set()
 
     @property
     def exception(self) -> Exception | None:
         """What it ended with: None as long as it runs, or if it was stopped or is through."""
-        return self._error if self._ended.is_set() else None
+        return self._stream.error if self._stream.ended.is_set() else None
 
     @property
     def progress(self) -> Progress | None:
         """The last micro-batch that is done; None before the first of this run."""
-        return self._recent[-1] if self._recent else None
+        return self._stream.recent[-1] if self._stream.recent else None
 
     @property
     def recent_progress(self) -> list[Progress]:
         """The last micro-batches, the newest one last."""
-        return list(self._recent)
+        return list(self._stream.recent)
 
     @property
     def books(self) -> Books:
         """Everything since the checkpoint was made, after the last micro-batch that is done."""
-        return self._books
+        return self._stream.books
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until it ends.
@@ -531,9 +300,9 @@ class Query:
         Exception
             If Spark's query failed by itself: at a source, for instance.
         """
-        ended = self._ended.wait(timeout)
-        if ended and self._error is not None:
-            raise self._error
+        ended = self._stream.ended.wait(timeout)
+        if ended and self._stream.error is not None:
+            raise self._stream.error
         return ended
 
     def stop(self, finish: bool = False) -> None:
@@ -547,53 +316,4 @@ class Query:
             Let the micro-batch that runs come to its end first.  Otherwise it is given up, and no
             record's attempt is counted for it; another call does so while one waits for the end.
         """
-        self._leaving.set()
-        if not finish:
-            self._stopping.set()
-        with self._changed:
-            self._changed.notify_all()
-            if self._at_work is threading.current_thread():
-                threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
-                return
-        if finish:
-            self._finish()
-        spark_query = self._spark_query
-        if spark_query is not None and not self._ended.is_set():
-            with contextlib.suppress(Py4JError, OSError):  # of a JVM that is gone
-                spark_query.stop()
-        self._thread.join()
-
-    def _finish(self) -> None:
-        """Wait until no micro-batch runs, and until Spark has noted the end of the last one."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._at_work is None or self._stopping.is_set() or self._ended.is_set()
-            )
-        last = self.progress
-        if last is not None:
-            commits = self._spark_checkpoint / "commits"
-            # An interrupt before Hadoop's checksum, which may not come at all, is a long warning.
-            noted = ((str(last.batch_id), _COMMIT_S), (f".{last.batch_id}.crc", _CHECKSUM_S))
-            for name, patience in noted:
-                until = time.monotonic() + patience
-                while not ((commits / name).exists() or self._ended.is_set()):
-                    if self._stopping.wait(0.01) or time.monotonic() > until:
-                        break
-        self._stopping.set()
-
-
-def _united(topology: Topology) -> tuple[DataFrame, str | None]:
-    """Return the sources as one stream: the only one as it is, several side by side as structs."""
-    spouts = list(topology.spouts.values())
-    if len(spouts) == 1:
-        return spouts[0].source, spouts[0].name
-    frames = []
-    for spout in spouts:
-        columns: Sequence[Column] = [
-            sql.struct("*").alias(other.name)
-            if other is spout
-            else sql.lit(None).cast(other.source.schema).alias(other.name)
-            for other in spouts
-        ]
-        frames.append(spout.source.select(*columns))
-    return reduce(DataFrame.union, frames), None
+        self._stream.stop(finish)

@@ -6,7 +6,7 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.sinks.parquet
+import ackcore.spark.sinks.interface
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -44,7 +44,7 @@ def test_the_books_tell_of_a_sink_that_does_not_replace(spark, job):
 def test_the_books_tell_of_rows_that_are_not_acked(spark, job, monkeypatch):
     """A sink that is given all that was emitted, failed records' rows too."""
     monkeypatch.setattr(
-        ackcore.spark.sinks.parquet,
+        ackcore.spark.sinks.interface,
         "keep_acked",
         lambda batch, failed: batch.select(batch.schema.names[:-1]),
     )

@@ -15,9 +15,9 @@ from worlds import Killed, World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
-from ackcore.spark.protocol import act, batch
-from ackcore.spark.protocol.batch import RunFailed
-from ackcore.spark.sinks.parquet import SinkError
+from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.protocol.act import SinkError
+from ackcore.spark.protocol.runs import RunFailed
 from ackcore.topology.tuples import Raised, Reason
 
 REASON = Reason("upper", "ValueError", "no")
@@ -35,7 +35,8 @@ def dying_at(monkeypatch):
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(batch, "failpoint", failpoint)
+            for module in (batch, runs):
+                patch.setattr(module, "failpoint", failpoint)
             with pytest.raises(Killed):
                 yield
 
@@ -200,8 +201,8 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
             killed.append(name)
             raise Killed
 
-    monkeypatch.setattr(batch, "failpoint", failpoint)
-    monkeypatch.setattr(act, "failpoint", failpoint)
+    for module in (batch, runs, act):
+        monkeypatch.setattr(module, "failpoint", failpoint)
     world.topology = World(world.path, {"max_attempts": 2}).topology
     for bolt_sink in world.topology.sinks.values():
         object.__setattr__(bolt_sink, "writer", world)
@@ -431,7 +432,7 @@ def test_who_is_told_to_stop_gives_up_what_it_does(world, where):
         world.behaves = behaves
     else:
         world.sink_fails = 1
-    with pytest.raises(batch.Stopped):
+    with pytest.raises(act.Stopped):
         world.process(0, ["a"])
     world.stopping = False
     world.behaves = fails()
@@ -441,7 +442,7 @@ def test_who_is_told_to_stop_gives_up_what_it_does(world, where):
 def test_stopped_between_two_runs(world):
     world.problems = ["trailers differ"]
     world.pause = lambda seconds: seconds > 0
-    with pytest.raises(batch.Stopped):
+    with pytest.raises(act.Stopped):
         world.process(0, ["a"])
 
 
@@ -452,7 +453,7 @@ def test_what_fails_untracked_is_told(world, caplog):
 
 
 def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
-    few = Raised(batch.MANY_CALLS, 9, Counter({"KeyError": 9}))
+    few = Raised(runs.MANY_CALLS, 9, Counter({"KeyError": 9}))
     world.raised = {
         "parse": Raised(39_999, 10, Counter({"KeyError": 1, "ValueError": 9})),
         "few": few,

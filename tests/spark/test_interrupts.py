@@ -16,7 +16,7 @@ from ackcore.spark import RunCancelled
 from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
-from ackcore.spark.protocol import act, batch
+from ackcore.spark.protocol import act, batch, runs
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (
@@ -104,8 +104,8 @@ def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
             pressed.append(name)
             raise kind
 
-    monkeypatch.setattr(batch, "failpoint", failpoint)
-    monkeypatch.setattr(act, "failpoint", failpoint)
+    for module in (batch, runs, act):
+        monkeypatch.setattr(module, "failpoint", failpoint)
     books = None
     for _ in range(4):
         try:
@@ -142,7 +142,7 @@ def test_a_stop_counts_no_death(world):
     world.behaves = cancelled
     world.stopping = True
     for _ in range(3):
-        with pytest.raises(batch.Stopped):
+        with pytest.raises(act.Stopped):
             world.process(0, ["a"])
     world.stopping = False
     world.behaves = fails()

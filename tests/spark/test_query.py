@@ -17,9 +17,10 @@ from ackcore.spark import query
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.protocol.batch import RunFailed
+from ackcore.spark.protocol.act import SinkError
+from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks.parquet import SinkError, to_parquet
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
-from ackcore.spark.protocol.act import Stopped
-from ackcore.spark.query import Query, start
+from ackcore.spark.protocol.act import SinkError, Stopped
+from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
-from ackcore.spark.sinks.parquet import SinkError
+from ackcore.spark.stream import Stream
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -78,7 +78,7 @@ def test_a_source_that_was_down_is_asked_again(spark, tmp_path, store, running, 
     until(lambda: "started again" in caplog.text, on)
     down.unlink()
     until(lambda: on.books.acked == 1, on)
-    assert on._restarts == 0
+    assert on._stream._restarts == 0
     on.stop()
     assert (on.exception, store.words) == (None, ["a"])
 
@@ -109,7 +109,7 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     until(held.came.exists, on)
     stopping = threading.Thread(target=on.stop, args=(True,))
     stopping.start()
-    until(on._leaving.is_set, on)
+    until(on._stream._leaving.is_set, on)
     assert not on.await_termination(0.5)
     held.let_go.touch()
     stopping.join(300)
@@ -139,7 +139,7 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
     waits = [threading.Thread(target=on.stop, kwargs={"finish": True}) for _ in range(2)]
     for thread in waits:
         thread.start()
-    until(on._leaving.is_set, on)
+    until(on._stream._leaving.is_set, on)
     down = store.down
     until(lambda: store.down < down, on)
     on.stop()
@@ -172,20 +172,20 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     """Else two threads would take one micro-batch through the protocol."""
     began = []
 
-    def begin(query):
-        began.append(query._at_work)
-        return begin_query(query)
+    def begin(stream):
+        began.append(stream._at_work)
+        return begin_query(stream)
 
-    begin_query = Query._begin
+    begin_query = Stream._begin
     store = CutOff()
     folder.add("a")
     folder.add("b")
     on = running(word_count(folder.stream, store, restart_backoff_ms=1), spark, tmp_path / "cp")
-    monkeypatch.setattr(Query, "_begin", begin)
+    monkeypatch.setattr(Stream, "_begin", begin)
     assert store.came.wait(60)
     first = on.spark_query
     until(lambda: not first.isActive, on)
-    assert not on._ended.wait(1)
+    assert not on._stream.ended.wait(1)
     assert began == []
     store.let_go.set()
     until(lambda: on.books.acked == 2, on)

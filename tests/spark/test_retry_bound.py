@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from worlds import Killed, World, fails
 
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.protocol import batch
+from ackcore.spark.protocol import runs
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -107,7 +107,7 @@ def test_a_bound_that_was_raised_leaves_a_plan_as_it_is(tmp_path):
 
 
 def test_a_careful_plan_stays_so_whatever_the_settings_say_now(tmp_path):
-    """Else a condemned record's root id would be another record's, which would die for it."""
+    """Else a rejected record's root id would be another record's, which would die for it."""
     old = planned(tmp_path, deaths=2, careful=True, suspects=(1,))
     world = World(tmp_path, settings={"careful_after": 50}, behaves=old.behaves, now_ms=old.now_ms)
     world.process(1)
@@ -173,7 +173,7 @@ def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, 
         if (name, number) == ("ran", 1):
             raise Killed
 
-    monkeypatch.setattr(batch, "failpoint", failpoint)
+    monkeypatch.setattr(runs, "failpoint", failpoint)
     first = topology_of(frame, tmp_path / "sink", parallelism=2)
     now = itertools.count(0, 100)  # nobody waits for longer than 1 ms
     with pytest.raises(Killed):

@@ -18,7 +18,8 @@ from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, Work
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
-from ackcore.spark.sinks.parquet import Accepted, check_sink, read_accepted, to_parquet, write_sink
+from ackcore.spark.sinks.interface import Accepted, check_sink, read_accepted, write_sink
+from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, WorkFile, damage_in
 from ackcore.topology import BasicBolt, TopologyBuilder
 

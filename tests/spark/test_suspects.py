@@ -9,13 +9,14 @@ import pytest
 from worlds import Killed, root_of
 
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol import batch
+from ackcore.spark.protocol.decide import reject
 from ackcore.spark.protocol.suspects import (
     failed_attempt,
     isolation_progress,
     rejections,
     update_suspects,
 )
+from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.markers import ALONE, ROOTS, Marker, Place
 from ackcore.topology.tuples import Reason
 
@@ -148,8 +149,8 @@ def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_rejected_for_good
     markers = of((0, 3, 1), (1, 4, 2))
     found = update_suspects(update_suspects(PLAN, markers, None), markers, None)
     assert set(found.rejected) == set(found.suspects) == {1, 2}
-    failed = pa.table([[1, 2, 3], ["s"] * 3, ["-"] * 3], schema=batch.FAILED)
-    reasons = batch.reject(failed, rejections(found))["reason"].to_pylist()
+    failed = pa.table([[1, 2, 3], ["s"] * 3, ["-"] * 3], schema=FAILED)
+    reasons = reject(failed, rejections(found))["reason"].to_pylist()
     assert [Reason.decode(text).final for text in reasons[:2]] == [False, False]
     assert reasons[2] == "-"
     again = update_suspects(found, of((2, 5, 7, 8)), None)

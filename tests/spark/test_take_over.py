@@ -15,7 +15,7 @@ from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import act, batch
+from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology.tuples import Reason
@@ -126,7 +126,7 @@ def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
 
     first = story.first()
     next(first)
-    for module in (batch, act, sinks):
+    for module in (batch, runs, act, sinks):
         monkeypatch.setattr(module, "failpoint", failpoint)
     with pytest.raises(CheckpointInUse, match=r"was taken over from this driver.*pid \d+ on "):
         next(first)

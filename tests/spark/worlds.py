@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol import act, batch
+from ackcore.spark.protocol import act
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.runs import Jobs
 from ackcore.spark.run.types import RunResult
-from ackcore.spark.sinks.parquet import read_accepted
+from ackcore.spark.settle.reasons import FAILED
+from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.tasks import markers
 from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -135,7 +137,7 @@ class World:
             counted = records if place is None else retried
             counted[spout] = counted.get(spout, 0) + 1
             if root in plan.rejected:
-                failed.append((root, spout, Reason("x", "Killed", "condemned").encode()))
+                failed.append((root, spout, Reason("x", "Killed", "rejected").encode()))
                 continue
             reason = self._mark_and_run(plan, root, line, attempt)
             if reason is not None:
@@ -146,7 +148,7 @@ class World:
         shared = [("&".join(some), [roots[line] for line in some]) for some in self.shared_rows]
         files.append(self._file(plan.work, shared, pa.field(ROOTS, pa.list_(pa.int64()))))
         columns = [list(column) for column in zip(*failed, strict=True)] or [[], [], []]
-        table = pa.table(columns, schema=pa.schema(batch.FAILED))
+        table = pa.table(columns, schema=FAILED)
         problems = (self.problems.pop(0),) if self.problems else ()
         return RunResult(
             records, retried, table, tuple(files), problems, self.lost, {}, {}, self.raised
@@ -219,10 +221,7 @@ class World:
             self.write_dead_letters,
             clock=lambda: self.now_ms,
             pause=self.pause,
-            run=self.run,
-            fetch=self.fetch,
-            load_snapshot=self.load_snapshot,
-            snapshot_inputs=self.snapshot_inputs,
+            jobs=Jobs(self.run, self.fetch, self.snapshot_inputs, self.load_snapshot),
         )
         return state, engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -50,6 +50,10 @@ class Plan:
         for name in ("replays", "suspects"):
             known[name] = tuple(known[name])
         return cls(**known, rejected=tuple(body["condemned"]))
+
+    def without_suspects(self) -> Plan:
+        """Return it with nothing concluded from deaths: its root ids are other records' now."""
+        return replace(self, suspects=(), rejected=(), time_outs={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,15 +195,7 @@ class State:
         if left == plan.replays:
             return plan
         # Root ids go by a record's place among the retries, so they are of other records now.
-        plan = replace(
-            plan,
-            replays=left,
-            deaths=0,
-            careful=False,
-            suspects=(),
-            rejected=(),
-            time_outs={},
-        )
+        plan = replace(plan, replays=left, deaths=0, careful=False).without_suspects()
         self._records.write(f"batches/{plan.number}.plan", plan.body())
         self._history = self._read_history()
         return plan

@@ -16,7 +16,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.sinks.parquet import Accepted, SinkError, write_sink
+from ackcore.spark.sinks.interface import Accepted, write_sink
 from ackcore.spark.tasks.workfiles import WorkFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.settings import Settings
@@ -27,6 +27,10 @@ _log = logging.getLogger("ackcore")
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 #: Waits for some seconds; True if the query is to stop.
 Pause = Callable[[float], bool]
+
+
+class SinkError(RuntimeError):
+    """A sink or the dead-letter store failed again and again; the message names it."""
 
 
 class Stopped(Exception):

@@ -9,6 +9,7 @@ each micro-batch.  A dead letter that is sent again is a new record, among ``rep
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -243,6 +244,24 @@ def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ())
     wanted = [-(-total * percent // 100) for percent in (50, 95, 99)]
     places = np.searchsorted(ranks, wanted)
     return Percentiles(*found[order][places].tolist())
+
+
+class Stopwatch:
+    """Milliseconds by step; a step taken twice counts with both."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Count the time since the last lap as that of a step."""
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + 1000 * (now - self._last)
+        self._last = now
+
+    def seconds(self) -> float:
+        """Return the time since it was made."""
+        return max(time.perf_counter() - self._start, 1e-9)
 
 
 def _as_dict(account: Account) -> dict[str, int]:

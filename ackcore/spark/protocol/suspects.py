@@ -43,6 +43,17 @@ def failed_attempt(error: BaseException) -> int | None:
     return None if found is None else int(found[1])
 
 
+def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
+    """Return a plan that is careful once it has so many deaths, or anything is concluded of any."""
+    concluded = bool(plan.suspects or plan.rejected)
+    return replace(plan, careful=plan.deaths >= careful_after or concluded)
+
+
+def record_death(plan: Plan, careful_after: int) -> Plan:
+    """Return a plan with one more death."""
+    return careful_if_needed(replace(plan, deaths=plan.deaths + 1), careful_after)
+
+
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
     """Return the plan with the suspects and the rejected that follow from a run that failed.
 

@@ -1,0 +1,375 @@
+"""Run and check: a planned micro-batch is run until a run of it is accepted.
+
+A run that died leaves the number of deaths in the plan, and which records may have caused them; one
+whose parts do not agree, or whose files are damaged, leaves nothing.  From the first death that is
+one too many the runs are *careful*: they read a snapshot of the new rows, so that root ids name the
+same records in each of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from ackcore.arrow import rebatched
+from ackcore.spark.base.errors import StateError, one_line
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark.checkpoint.decisions import Plan, Retries
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.protocol.act import Pause, Stopped
+from ackcore.spark.protocol.decide import (
+    BatchOutcome,
+    Disagreement,
+    check_payloads,
+    decide,
+    propagate_failures,
+    reject,
+)
+from ackcore.spark.protocol.progress import Stopwatch
+from ackcore.spark.protocol.suspects import (
+    deaths_logged,
+    failed_attempt,
+    isolation_progress,
+    record_death,
+    rejections,
+    update_suspects,
+)
+from ackcore.spark.run.action import run as run_on_spark
+from ackcore.spark.run.reread import fetch as fetch_payloads
+from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.settle.reasons import FAILED
+from ackcore.spark.tasks.markers import ALONE, died
+from ackcore.spark.tasks.workfiles import RowFile, WorkFile, damage_in
+from ackcore.topology.builder import Topology
+from ackcore.topology.stage_layout import Layout
+
+_log = logging.getLogger("ackcore")
+
+#: What a run may end in that another run might not.
+_MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
+#: The pause before a micro-batch is run again, and where its doubling ends.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+#: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
+MANY_CALLS = 100
+
+#: How a worker's error begins if it could not load its task.
+_NO_MODULE = "ModuleNotFoundError: "
+
+
+class RunFailed(RuntimeError):
+    """A micro-batch could not be run, again and again; nothing was decided about its records."""
+
+
+class Runner(Protocol):
+    """`ackcore.spark.run.action.run`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
+    ) -> RunResult: ...
+
+
+class Fetcher(Protocol):
+    """`ackcore.spark.run.reread.fetch`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        accepted: RunResult,
+        failed: pa.Table,
+    ) -> Mapping[str, pa.Table]: ...
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The Spark jobs of a micro-batch; a test puts others in their place.
+
+    ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
+    and ``load_snapshot`` finds those that were kept before.
+    """
+
+    run: Runner = run_on_spark
+    fetch: Fetcher = fetch_payloads
+    snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
+    load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
+
+
+class Runs:
+    """Runs micro-batches.
+
+    Parameters
+    ----------
+    topology : Topology
+        What runs.
+    spark : SparkSession
+        Where.
+    state : State
+        The open checkpoint.
+    pause : callable
+        Waits for so many seconds; returns whether to stop.
+    jobs : Jobs
+        What runs on Spark.
+    """
+
+    def __init__(
+        self, topology: Topology, spark: SparkSession, state: State, pause: Pause, jobs: Jobs
+    ) -> None:
+        self._topology = topology
+        self._layout = Layout.of(topology)
+        self._spark = spark
+        self._state = state
+        self._pause = pause
+        self._jobs = jobs
+        self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
+
+    def accepted(
+        self, plan: Plan, inputs: Sequence[InputFrame], watch: Stopwatch
+    ) -> tuple[BatchOutcome, int]:
+        """Run a micro-batch until a run is accepted.
+
+        Parameters
+        ----------
+        plan : Plan
+            On record; each death is added to it there.
+        inputs : sequence of InputFrame
+            The new rows.
+        watch : Stopwatch
+            Gets the times of run and check.
+
+        Returns
+        -------
+        BatchOutcome
+            What follows from the run that was accepted.
+        int
+            How many runs it took.
+
+        Raises
+        ------
+        RunFailed, RunCancelled, StateError, Stopped, KeyboardInterrupt
+            As `Engine.process`.
+        """
+        in_vain, handled = 0, sys.exception()
+        # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
+        on_record = bool(plan.suspects or plan.rejected)
+        for runs in count(1):
+            work = self._state.runs.new(plan.number)
+            try:
+                rows = inputs
+                if plan.careful:
+                    plan, rows = self._use_snapshot(plan, inputs, on_record)
+                    on_record = True
+                return self._run_once(plan, rows, work, watch), runs
+            except Exception as error:
+                damage = self._may_run_again(plan, runs, error, handled)
+                known = isolation_progress(plan)
+                if isinstance(error, Disagreement) or damage is not None:
+                    said = damage or error
+                    _log.warning("micro-batch %d is run again: %s", plan.number, said)
+                else:
+                    plan = self._after_death(plan, work, error)
+                    self._state.write_plan(plan)
+                # To know more of which records crash is progress: there may be more of them.
+                in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
+                if in_vain >= self._topology.settings.run_attempts:
+                    raise _given_up(plan, runs, error) from error
+                waits = min(_PAUSE_S * 2 ** (in_vain - 1), _LONGEST_PAUSE_S) if in_vain else 0
+                if waits and self._pause(waits):
+                    raise _stopped(plan) from error
+        raise AssertionError("unreachable")
+
+    def _may_run_again(
+        self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
+    ) -> Exception | None:
+        """Raise what another run would not mend; return the damage to a file that a run met."""
+        if self._pause(0):
+            raise _stopped(plan) from error
+        damage = damage_in(error)
+        if isinstance(error, StateError) and damage is None:
+            raise error
+        raise_if_interrupted(
+            error,
+            handled,
+            f"micro-batch {plan.number}",
+            "Nothing is decided about its records, and none of them has lost an attempt: "
+            "start again on the same checkpoint to go on",
+        )
+        if damage is None and not _may_pass(error):
+            raise _given_up(plan, runs, error) from error
+        return damage
+
+    def _use_snapshot(
+        self, plan: Plan, inputs: Sequence[InputFrame], on_record: bool
+    ) -> tuple[Plan, Sequence[InputFrame]]:
+        """Have all runs from now on read the same rows, so that root ids name the same records."""
+        directory = self._state.runs.snapshot(plan.number)
+        rows = self._jobs.load_snapshot(inputs, directory)
+        if rows is None:
+            if on_record and (plan.suspects or plan.rejected):
+                # The rows that these are of were taken away.
+                plan = plan.without_suspects()
+                self._state.write_plan(plan)
+            rows = interruptible(self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory))
+        return plan, rows
+
+    def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
+        _log.warning(
+            "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, one_line(error)
+        )
+        markers = died(work)
+        if not plan.careful:
+            # Only that one was alone tells which record it was; more is worth a snapshot later.
+            markers = [
+                one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
+            ]
+        plan = update_suspects(plan, markers, failed_attempt(error))
+        return record_death(plan, self._topology.settings.careful_after)
+
+    def _run_once(
+        self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: Stopwatch
+    ) -> BatchOutcome:
+        """Run, check, and decide by what the run left."""
+        retries = self._state.split_due(plan)
+        run_plan = RunPlan(
+            number=plan.number,
+            now_ms=plan.now_ms,
+            key=self._state.key(plan.number),
+            work=str(work),
+            retries=_write_retries(retries, work),
+            careful=plan.careful,
+            suspects=plan.suspects,
+            rejected=plan.rejected,
+        )
+        with deaths_logged(work, plan.number):
+            ran = interruptible(
+                self._spark,
+                lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan),
+            )
+        failpoint("ran", plan.number)
+        watch.lap("run")
+        _check_agreement(ran, retries)
+        _warn_of_failures(plan.number, ran)
+        failed = ran.failed.select(FAILED.names).cast(FAILED)
+        failed = propagate_failures(
+            reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts
+        )
+        payloads = self._payloads(inputs, run_plan, ran, failed)
+        failpoint("checked", plan.number)
+        watch.lap("check")
+        outcome = decide(
+            plan,
+            retries,
+            ran.records,
+            failed,
+            payloads,
+            ran.files,
+            self._topology.settings,
+            self._spouts,
+        )
+        return replace(outcome, decision=replace(outcome.decision, work=work.name))
+
+    def _payloads(
+        self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table
+    ) -> Mapping[str, pa.Table]:
+        """Read the failed records again; raises `Disagreement` unless each is there, once."""
+        payloads: Mapping[str, pa.Table] = {}
+        if len(failed):
+            payloads = interruptible(
+                self._spark,
+                lambda: self._jobs.fetch(
+                    self._topology, self._layout, inputs, run_plan, ran, failed
+                ),
+            )
+        check_payloads(failed, payloads)
+        return payloads
+
+
+def _check_agreement(ran: RunResult, retries: Retries) -> None:
+    """Raise `Disagreement` unless a run's parts agree, and all that was due ran."""
+    if ran.problems:
+        raise Disagreement("; ".join(ran.problems))
+    for spout, table in retries.due.items():
+        if ran.retried.get(spout, 0) != len(table):
+            raise Disagreement(
+                f"{len(table)} records of spout {spout} were due, and "
+                f"{ran.retried.get(spout, 0)} of them ran"
+            )
+
+
+def _warn_of_failures(number: int, ran: RunResult) -> None:
+    """Say what no dead letter will: untracked failures, and bolts that raise in many calls."""
+    if ran.untracked_failures:
+        _log.warning(
+            "micro-batch %d: %d tuples failed that nobody tracks; they are gone",
+            number,
+            ran.untracked_failures,
+        )
+    for name, some in sorted(ran.raised.items()):
+        if some.calls <= MANY_CALLS:
+            continue
+        _log.warning(
+            "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
+            "raises is bisected to the rows that raise by themselves. Catch it, and fail those "
+            "rows with out.fail(rows, reasons)",
+            number,
+            name,
+            some.calls,
+            some.rows,
+            "s" * (some.rows != 1),
+            f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
+        )
+
+
+def _write_retries(retries: Retries, work: Path) -> dict[str, WorkFile]:
+    """Leave the rows that are due where the first stages of a run read them."""
+    files = {}
+    for spout, table in retries.due.items():
+        directory = str(work / "retries" / spout)
+        # Not synced: it is written again whenever the micro-batch is run again.
+        file = RowFile(directory, table.schema, 0, 0, synced=False)
+        for batch in rebatched(table.to_batches(), len(table)):
+            file.write(batch)
+        name, rows, _ = file.finish()
+        files[spout] = WorkFile(f"{directory}/{name}", rows)
+    return files
+
+
+def _may_pass(error: BaseException) -> bool:
+    if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
+        return False
+    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
+    return not one_line(error).startswith(_NO_MODULE)
+
+
+def _stopped(plan: Plan) -> Stopped:
+    return Stopped(f"stopped while micro-batch {plan.number} ran")
+
+
+def _given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
+    said = one_line(error)
+    way_out = "when the cause is gone, start again on the same checkpoint"
+    if said.startswith(_NO_MODULE):
+        way_out = (
+            "the workers' Python lacks what the driver's has. Point PYSPARK_PYTHON (or "
+            f"spark.pyspark.python) to one that has it, here {sys.executable}, before the "
+            f"session is made, or send it along with addPyFile(); then {way_out}"
+        )
+    return RunFailed(
+        f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
+        f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
+        f"its records: {way_out}"
+    )

@@ -1,0 +1,182 @@
+"""Sinks: what takes the rows of ACKED roots out of a micro-batch, each row once.
+
+A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may
+be called again with the same batch id and the same rows, after a crash or when it raised, and must
+then replace what it wrote before: `to_parquet` does so with a directory for each micro-batch.  It
+is not called for a micro-batch in which nothing was emitted to it; if all of that hangs from
+records that are not ACKED, it is given no rows.
+
+The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
+no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
+`Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.  Before anything
+runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and of any writer
+``claim(sink, deployment)``; both may refuse by raising.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from ackcore._records import Int64s
+from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows, read_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The rows of one micro-batch for one sink.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Where the query runs.
+    sink : str
+        The sink's name in its topology.
+    deployment : str
+        What tells this checkpoint from all others.
+    batch_id : int
+        The micro-batch.
+    files : tuple of WorkFile
+        Arrow IPC stream files, that driver and executors can read, and the rows in each; those
+        that hang from `nonacked` roots included.  To be read by `read_accepted`.
+    nonacked : numpy.ndarray of int64
+        Roots whose rows do not count; sorted.
+    """
+
+    spark: SparkSession
+    sink: str
+    deployment: str
+    batch_id: int
+    files: tuple[WorkFile, ...]
+    nonacked: Int64s
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files."""
+        return sum(file.rows or 0 for file in self.files)
+
+    def schema(self) -> pa.Schema:
+        """Return the stream's schema."""
+        return pa.schema(list(read_schema(self.files[0]))[:-1])  # the last one holds the roots
+
+    def verify(self) -> None:
+        """Raise `WorkFileDamaged` if a file is not as its run left it."""
+        for file in self.files:
+            read_rows(file)
+
+    def frame(self) -> DataFrame:
+        """Return the rows as a DataFrame, a partition for each file."""
+        schema, files, nonacked = self.schema(), self.files, self.nonacked
+        declared = from_arrow_schema(schema)
+        target = to_arrow_schema(declared, timezone="UTC")
+
+        def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in ids:
+                for i in batch.column(0).to_pylist():
+                    for rows in read_accepted(files[i], nonacked):
+                        yield as_spark_types(rows, target)
+
+        return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
+
+
+def read_accepted(file: WorkFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a work file without those of some roots, in the stream's columns.
+
+    Parameters
+    ----------
+    file : WorkFile
+        One of `Accepted.files`.
+    nonacked : numpy.ndarray of int64
+        Sorted.
+
+    Raises
+    ------
+    WorkFileDamaged
+        Before the first row, if the file is not as its run left it.
+    """
+    for batch in read_rows(file):
+        rows = keep_acked(batch, nonacked)
+        if len(rows):
+            yield rows
+
+
+def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Give a batch the types by which Spark knows its columns."""
+    if batch.schema.types == target.types:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=target)
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, target, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def check_sink(
+    name: str, writer: Any, schema: pa.Schema | None, case_sensitive: bool = False
+) -> None:
+    """Refuse a sink that could not write the rows of a stream, before anything runs.
+
+    Parameters
+    ----------
+    name : str
+        The sink's, for errors.
+    writer : object
+        As `TopologyBuilder.sink` took it.
+    schema : pyarrow.Schema or None
+        The stream's, or None if it is not known.
+    case_sensitive : bool, default False
+        Whether the session tells columns apart that differ in case only.
+
+    Raises
+    ------
+    TypeError
+        If it cannot be called with (DataFrame, batch id), or Spark or Parquet has no type for a
+        column.
+    """
+    if hasattr(writer, "write_accepted"):
+        if schema is not None and hasattr(writer, "check"):
+            writer.check(name, schema, case_sensitive)
+        return
+    write = getattr(writer, "write", writer)
+    must = f"sink {name!r} must be a function of (DataFrame, batch id) or have a method 'write'"
+    if not callable(write):
+        raise TypeError(f"{must}, got {type(writer).__name__}")
+    try:
+        signature = inspect.signature(write)
+    except (TypeError, ValueError):
+        signature = None  # a builtin tells nothing
+    if signature is not None:
+        try:
+            signature.bind(None, 0)
+        except TypeError as error:
+            raise TypeError(f"{must}, got one of {signature} ({error})") from None
+    for field in schema or ():
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException:
+            raise TypeError(
+                f"sink {name!r} is given a DataFrame, and Spark has no type for {field.type}, that "
+                f"of column {field.name!r}; have the bolt emit another type, or use to_parquet()"
+            ) from None
+
+
+def claim_sink(name: str, writer: Any, deployment: str) -> None:
+    """Have a writer that keeps to itself, as a directory of files does, say so before all runs."""
+    if hasattr(writer, "claim"):
+        writer.claim(name, deployment)
+
+
+def write_sink(writer: Any, accepted: Accepted) -> None:
+    """Give a writer the rows of a micro-batch; raises whatever it raises."""
+    if hasattr(writer, "write_accepted"):
+        writer.write_accepted(accepted)
+        return
+    write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
+    write(accepted.frame(), accepted.batch_id)

@@ -1,0 +1,354 @@
+"""A stream on Spark: the calls that Spark makes for each micro-batch, and the thread that waits.
+
+Spark's query calls `Stream._each` in a thread of Py4J's, one micro-batch after the other.  A thread
+of ours waits for that query to end, starts it again if it ended for a reason that may pass, or
+while records wait, and closes the checkpoint in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.clocks import Clock
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.heartbeat import (
+    Beats,
+    Pacemaker,
+    find_log,
+    forget_beats,
+    trim_log,
+    with_heartbeat,
+)
+from ackcore.spark.protocol.act import DeadLetterWriter, Stopped
+from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.deaths import warn_of_micro_batch
+from ackcore.spark.protocol.progress import Progress
+from ackcore.spark.protocol.runs import RunFailed
+from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
+from ackcore.spark.run.types import InputFrame
+from ackcore.topology.builder import Topology
+
+_log = logging.getLogger("ackcore")
+
+#: How long Spark may take to note that a micro-batch has ended.
+_COMMIT_S, _CHECKSUM_S = 10.0, 0.5
+#: How many micro-batches `Query.recent_progress` goes back.
+_RECENT = 100
+
+
+class Stream:
+    """A topology that runs on a stream, from the moment that this is made.
+
+    Parameters
+    ----------
+    topology : Topology
+        What runs; its spouts in the order of the checkpoint.
+    spark : SparkSession
+        Where.
+    state : State
+        The open checkpoint; closed when the stream has ended.
+    checkpoint : Path
+        The directory that Spark's part of it lies in, too.
+    available_now : bool
+        Whether it ends when the sources have been read and no record waits.
+    trigger : mapping
+        Keywords for Spark's ``trigger()``; none for its default.
+    write_dead_letters : callable
+        As `Engine` has it.
+    clock : callable
+        Returns milliseconds since 1970.
+
+    Attributes
+    ----------
+    spark_query : StreamingQuery or None
+        Spark's own, None while it is being started.
+    ended : threading.Event
+        Set when it has ended.
+    error : Exception or None
+        What ends it.
+    recent : deque of Progress
+        The last micro-batches, the newest one last.
+    books : Books
+        After the last micro-batch that is done.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        state: State,
+        checkpoint: Path,
+        available_now: bool,
+        trigger: Mapping[str, Any],
+        write_dead_letters: DeadLetterWriter,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._spark = spark
+        self._settings = topology.settings
+        self._available_now = available_now
+        #: Nothing new is begun; and what runs is given up.
+        self._leaving, self._stopping = threading.Event(), threading.Event()
+        #: The thread that a micro-batch runs in, and what tells that it has ended.
+        self._at_work: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._restarts = 0
+        self.spark_query: StreamingQuery | None = None
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._engine = Engine(
+            topology,
+            spark,
+            state,
+            write_dead_letters,
+            clock=clock,
+            pause=self._pause,
+        )
+        self.books = self._engine.books
+        self._poll_s = self._settings.heartbeat_ms / 1000
+        self._spark_checkpoint = checkpoint / "spark"
+        self._beats = Beats.beside(spark)
+        self._pacemaker: Pacemaker | None = None
+        if not available_now:
+            self._pacemaker = Pacemaker(
+                self._beats.advance,
+                self._engine.clock,
+                self._settings.heartbeat_ms,
+                lambda: bool(state.pending_replays()),
+            )
+            self._pacemaker.schedule(self._engine.next_due_ms)
+        try:
+            frame, self._spout = _united(topology)
+            frame = with_heartbeat(spark, frame, self._beats.directory)
+            self._writer = (
+                frame.writeStream.foreachBatch(self._each)
+                # Hadoop takes what follows the scheme as it is: an escape would be another name.
+                .option("checkpointLocation", f"file://{self._spark_checkpoint}")
+            )
+            if trigger:
+                self._writer = self._writer.trigger(**trigger)
+            self.spark_query = self._begin()
+        except BaseException:
+            self._beats.close()
+            raise
+        if self._pacemaker is not None:
+            self._pacemaker.start()
+        self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
+        self._thread.start()
+
+    def _begin(self) -> StreamingQuery:
+        """Start Spark's query, with what there is at the checkpoint."""
+        with fenced(self._state.check_owner):
+            # Spark's part is another driver's as well, once that has taken over.
+            self._state.check_owner()
+            forget_beats(self._spark_checkpoint)
+        if self._available_now and self._is_owed():
+            # Retries, which no new data may come with.
+            self._beats.advance()
+        return self._writer.start()
+
+    def _each(self, frame: DataFrame, number: int) -> None:
+        """What Spark calls with each micro-batch."""
+        with self._changed:
+            self._at_work = threading.current_thread()
+        try:
+            if self._leaving.is_set():
+                raise Stopped(f"stopped before micro-batch {number}")
+            self._state.check_owner()
+            # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
+            with contextlib.suppress(OSError):
+                log = find_log(self._spark_checkpoint) if self._beats.clear() else None
+                if log is not None:
+                    trim_log(log)
+            again = self._state.is_done(number)
+            progress = self._engine.process(number, [InputFrame(frame, self._spout)])
+            decision = self._state.decision(number)
+            if decision is not None and decision.dead and not again:
+                warn_of_micro_batch(number, decision.dead, self._state.path.parent)
+            self.recent.append(progress)
+            self.books = self._engine.books
+            self._restarts = 0
+            if self._pacemaker is not None:
+                self._pacemaker.schedule(self._engine.next_due_ms)
+        except BaseException as error:
+            # Spark would show it as text in the midst of a Java stack; and wait for ever for an
+            # answer, were the thread that called us to end.
+            if not isinstance(error, Exception):
+                error = RuntimeError(f"{type(error).__name__} was raised: {error}")
+            self.error = error
+            raise for_spark(error) from None
+        finally:
+            with self._changed:
+                self._at_work = None
+                self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait; True if the query, or Spark's own, was told to stop."""
+        if self._stopping.wait(seconds):
+            return True
+        spark_query = self.spark_query
+        return spark_query is not None and not is_active(spark_query)
+
+    def _attend(self) -> None:
+        """Wait for Spark's query to end, and start it again if need be; in a thread of its own."""
+        try:
+            while self._goes_on():
+                pass
+        except Exception as error:
+            if self.error is None and not self._leaving.is_set():
+                self.error = error
+        finally:
+            if isinstance(self.error, Stopped):
+                self.error = None
+            if self._pacemaker is not None:
+                self._pacemaker.stop()
+            self._beats.close()
+            self._state.close()
+            if self.error is not None:
+                _log.error("the query ended: %s", self.error)
+            with self._changed:
+                self.ended.set()
+                self._changed.notify_all()
+
+    def _goes_on(self) -> bool:
+        """Wait until Spark's query has ended; whether it is to be started again, if it was not."""
+        try:
+            if self.spark_query is None:
+                self.spark_query = self._begin()
+                if self._leaving.is_set():
+                    self.spark_query.stop()
+            self.spark_query.awaitTermination()
+            if self.error is not None:
+                raise self.error
+        except Exception as error:
+            if self.spark_query is not None:
+                active = is_active(self.spark_query)
+                if active or (active is None and end_of(self._spark) is None):
+                    self.ended.wait(self._poll_s)
+                    return True  # only our connection was lost
+            with self._changed:
+                # A connection that breaks ends Spark's query, and not what that has called here.
+                self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
+            if isinstance(self.error, Stopped) and self.error is not error:
+                self.error = None  # it stopped since Spark's query had ended by itself
+            if not self._may_begin_again(self.error or error):
+                raise
+            self.error = None
+        else:
+            # Spark has ended with what there was.  If records wait it is started again when one is
+            # due, and the heartbeat gives it a micro-batch.
+            if not self._available_now or not self._is_owed() or self._wait_until_due():
+                return False
+        self.spark_query = None  # the one that has ended says nothing of the next
+        return True
+
+    def _may_begin_again(self, error: Exception) -> bool:
+        """Wait, if Spark's query ended for a reason that may pass; False if ours ends too."""
+        if self._leaving.is_set():
+            return False
+        end = end_of(self._spark)
+        if end is not None:
+            self.error = RunFailed(end)
+            return False
+        self._restarts += 1
+        if not may_pass(error) or self._restarts > self._settings.restart_attempts:
+            return False
+        # Shifted by what keeps the number small; any cap is below 2**64.
+        waits = min(
+            self._settings.restart_backoff_ms << min(self._restarts - 1, 63),
+            self._settings.max_backoff_ms,
+        )
+        _log.warning(
+            "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
+            waits / 1000,
+            self._restarts,
+            self._settings.restart_attempts,
+            one_line(error),
+        )
+        return not self._leaving.wait(waits / 1000)
+
+    def _is_owed(self) -> bool:
+        """Whether a record waits, or somebody asked for dead letters to be sent again."""
+        return self._engine.next_due_ms is not None or bool(self._state.pending_replays())
+
+    def _wait_until_due(self) -> bool:
+        """Wait; True if the query is to stop."""
+        while not self._leaving.is_set():
+            due = self._engine.next_due_ms
+            left = 0 if due is None else due - self._engine.clock()
+            if left <= 0 or self._state.pending_replays():
+                return False
+            # In steps: the clock may be another than this machine's.
+            self._leaving.wait(min(left / 1000, self._poll_s))
+        return True
+
+    # ---------------------------------------------------------------------------------- the end
+
+    def stop(self, finish: bool) -> None:
+        """End it, as `Query.stop` says."""
+        self._leaving.set()
+        if not finish:
+            self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+            if self._at_work is threading.current_thread():
+                threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
+                return
+        if finish:
+            self._finish()
+        spark_query = self.spark_query
+        if spark_query is not None and not self.ended.is_set():
+            with contextlib.suppress(Py4JError, OSError):  # of a JVM that is gone
+                spark_query.stop()
+        self._thread.join()
+
+    def _finish(self) -> None:
+        """Wait until no micro-batch runs, and until Spark has noted the end of the last one."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._at_work is None or self._stopping.is_set() or self.ended.is_set()
+            )
+        if self.recent:
+            last = self.recent[-1]
+            commits = self._spark_checkpoint / "commits"
+            # An interrupt before Hadoop's checksum, which may not come at all, is a long warning.
+            noted = ((str(last.batch_id), _COMMIT_S), (f".{last.batch_id}.crc", _CHECKSUM_S))
+            for name, patience in noted:
+                until = time.monotonic() + patience
+                while not ((commits / name).exists() or self.ended.is_set()):
+                    if self._stopping.wait(0.01) or time.monotonic() > until:
+                        break
+        self._stopping.set()
+
+
+def _united(topology: Topology) -> tuple[DataFrame, str | None]:
+    """Return the sources as one stream: the only one as it is, several side by side as structs."""
+    spouts = list(topology.spouts.values())
+    if len(spouts) == 1:
+        return spouts[0].source, spouts[0].name
+    frames = []
+    for spout in spouts:
+        columns: Sequence[Column] = [
+            sql.struct("*").alias(other.name)
+            if other is spout
+            else sql.lit(None).cast(other.source.schema).alias(other.name)
+            for other in spouts
+        ]
+        frames.append(spout.source.select(*columns))
+    return reduce(DataFrame.union, frames), None
