@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash soak test build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo demo-crash soak test test-core build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -15,6 +15,7 @@ SOAK_S ?= 3600
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
+CORE := tests --ignore tests/spark --ignore tests/faults
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
@@ -39,6 +40,9 @@ soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed 
 
 test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)
+
+test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(ARGS)
 
 build: .venv/.built ## compile ackcore._native in place
 
@@ -74,7 +78,7 @@ sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) tests --ignore tests/spark --ignore tests/faults -m "not spark and not faults" $(ARGS)
+	$(PYTEST) $(CORE) $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist

@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 LEVELS = ["baseline", "avx2", "avx512"]
+
+Started = dict[str, tuple[subprocess.Popen[bytes], Path]]
+
 TESTS = Path(__file__).parent
+FILES = ["test_ledger.py", "test_conformance.py", "test_ledger_model.py", "test_memory.py"]
 
 
 def run(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "ACKCORE_CPU": level, "ACKCORE_BACKEND": "native"},
+        env=ordered(level),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
+def ordered(level: str) -> dict[str, str]:
+    return {**os.environ, "ACKCORE_CPU": level, "ACKCORE_BACKEND": "native"}
+
+
+@pytest.fixture(scope="module")
+def started(native: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """The tests on each level that this machine has beside the one that runs here, at once."""
+    started: Started = {}
+    for level in LEVELS:
+        had = run(level, "-c", "import ackcore._native as n; print(n.cpu)")
+        if "this machine does not run it" in had.stderr:
+            continue
+        assert had.stdout.split() == [level]
+        if level != native.cpu:
+            out = tmp_path_factory.mktemp(level) / "out"
+            command = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not _reference"]
+            with out.open("w") as file:
+                tests = subprocess.Popen(
+                    [sys.executable, "-m", *command, *(str(TESTS / name) for name in FILES)],
+                    env=ordered(level),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            started[level] = tests, out
+    yield started
+    for tests, _ in started.values():
+        tests.kill()  # where the run was cut short
+        tests.wait()
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_level_keeps_the_contract(level: str) -> None:
+def test_level_keeps_the_contract(level: str, native: ModuleType, started: Started) -> None:
     """The contract, Storm's streams and the model hold, whichever kernel runs."""
-    if importlib.util.find_spec("ackcore._native") is None:
-        pytest.skip("not built")
-    had = run(level, "-c", "import ackcore._native as n; print(n.cpu)")
-    if "this machine does not run it" in had.stderr:
+    if level == native.cpu:
+        pytest.skip("all other tests run on it")
+    if level not in started:
         pytest.skip(f"no {level} here")
-    assert had.stdout.split() == [level]
-    files = ["test_ledger.py", "test_conformance.py", "test_ledger_model.py", "test_memory.py"]
-    done = run(
-        level,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "native or model",
-        *(str(TESTS / name) for name in files),
-    )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    tests, out = started[level]
+    assert tests.wait() == 0, out.read_text()
+    assert " passed" in out.read_text()
 
 
 def test_an_unknown_level_is_refused_by_name() -> None:
