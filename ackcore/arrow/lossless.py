@@ -83,9 +83,8 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
     Raises
     ------
     ValueError
-        For the first value that would become another.
-    pyarrow.ArrowException
-        If there is no such cast, or Arrow itself finds that something would be lost.
+        For the first value that would become another, 0.0 for -0.0 among them; or if equal
+        numbers mean something else in the other type, as 1 is no time; or if there is no such cast.
     """
     if isinstance(column, pa.ChunkedArray):
         chunks = []
@@ -95,10 +94,15 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         return pa.chunked_array(chunks, arrow_type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    found = column.cast(arrow_type)
     if pa.types.is_null(column.type):
-        return found
-    back = found.cast(column.type)
+        return pa.nulls(len(column), arrow_type)
+    if not _means_the_same(column.type, arrow_type):
+        raise ValueError(f"a value would mean something else as {arrow_type} than as {column.type}")
+    try:
+        found = column.cast(arrow_type)
+        back = found.cast(column.type)
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
+        raise ValueError(str(error)) from error
     if _are_alike(column, back):
         return found
     row, size = 0, len(column)
@@ -109,6 +113,26 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         size = half
     was, became = (_one_line(one.slice(row, 1).to_string()) for one in (column, found))
     raise ValueError(f"{was} would become {became} in row {first_row + row}")
+
+
+def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
+    """Whether equal numbers beneath two types say the same: 1 is no time, nor noon an instant."""
+    kind = pa.types
+    if kind.is_temporal(was) or kind.is_temporal(now):
+        return _time(was) == _time(now)
+    if kind.is_struct(was) and kind.is_struct(now):
+        names = {field.name for field in was} & {field.name for field in now}
+        return all(_means_the_same(was.field(name).type, now.field(name).type) for name in names)
+    # What is nested on one side only is left to Arrow, which has no such cast.
+    fields = range(min(was.num_fields, now.num_fields))
+    return all(_means_the_same(was.field(at).type, now.field(at).type) for at in fields)
+
+
+def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
+    kind = pa.types
+    tests = (kind.is_date, kind.is_time, kind.is_duration, kind.is_interval, kind.is_timestamp)
+    zoned = kind.is_timestamp(arrow_type) and arrow_type.tz is not None
+    return (zoned, *(test(arrow_type) for test in tests))
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
@@ -193,23 +217,23 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _are_alike(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two columns of a type are equal, and NaN equal to NaN."""
-    if one.equals(other):
-        return True
-    if not one.is_null().equals(other.is_null()):
+    """Whether two arrays of a type hold the same values: NaN is NaN, and -0.0 is not 0.0."""
+    if not one.is_valid().equals(other.is_valid()):
         return False
-    arrow_type = one.type
-    if pa.types.is_floating(arrow_type):
-        was, is_now = (
-            column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other)
-        )
-        return bool(np.array_equal(was, is_now, equal_nan=True))
-    if pa.types.is_struct(arrow_type):
+    arrow_type, kind = one.type, pa.types
+    if kind.is_struct(arrow_type):
         return all(map(_are_alike, one.flatten(), other.flatten()))
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-        lengths = one.value_lengths().equals(other.value_lengths())
-        return lengths and _are_alike(one.flatten(), other.flatten())
-    return False
+    if kind.is_map(arrow_type):
+        pairs = pa.list_(pa.struct([arrow_type.key_field, arrow_type.item_field]))
+        return _are_alike(one.cast(pairs), other.cast(pairs))
+    if kind.is_list(arrow_type) or kind.is_large_list(arrow_type):
+        lengths = [column.value_lengths().fill_null(0) for column in (one, other)]
+        return bool(lengths[0].equals(lengths[1])) and _are_alike(one.flatten(), other.flatten())
+    if kind.is_floating(arrow_type):
+        was, now = (column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other))
+        same = (was == now) & (np.signbit(was) == np.signbit(now))
+        return bool((same | (np.isnan(was) & np.isnan(now))).all())
+    return bool(one.equals(other))
 
 
 def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:

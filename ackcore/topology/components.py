@@ -130,7 +130,8 @@ class BatchOutput(Protocol):
             or the columns in the schema's order.  A column is an Arrow array, a numpy array, or
             a sequence of values; one of another type is cast if that loses nothing, and
             else refused: a cast back gives what it was, and a Python value equals what the
-            column gives back.
+            column gives back.  Numbers are not cast to times, nor dates to timestamps, nor times
+            without a zone to those with one.
         parents : array-like of int, list of lists, or None
             Row numbers of the input batch that the tuples hang from: one per tuple, or a list
             per tuple (an Arrow list array, or lists), or None to leave them untracked.

@@ -13,9 +13,10 @@ from checkpoints import records
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackcore.arrow import cast
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, cast_exactly, fit_columns
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 
 
 def kept(**columns):
@@ -88,11 +89,11 @@ FITS = [
 
 @pytest.mark.parametrize(("column", "kind"), FITS, ids=str)
 def test_a_cast_that_changes_no_value_is_made(column, kind):
-    cast = cast_exactly(pa.chunked_array([column, column]), kind)
-    assert cast.type == kind
+    found = cast(pa.chunked_array([column, column]), kind)
+    assert found.type == kind
     again = [*column.to_pylist(), *column.to_pylist()]
     expected = [int(x) if isinstance(x, str) else x for x in again]
-    assert str(cast.to_pylist()) == str(expected).replace("1.20", "1.2000")
+    assert str(found.to_pylist()) == str(expected).replace("1.20", "1.2000")
 
 
 REFUSED = [
@@ -116,8 +117,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("column", "kind"), REFUSED, ids=str)
 def test_a_cast_that_would_change_a_value_or_its_meaning_is_refused(column, kind):
-    with pytest.raises(pa.ArrowInvalid):
-        cast_exactly(pa.chunked_array([column]), kind)
+    with pytest.raises(ValueError):  # noqa: PT011 - of many words
+        cast(pa.chunked_array([column]), kind)
     with pytest.raises(ColumnsChanged, match=r"'value' was .* and is .* now"):
         fit(kept(value=column), [("value", kind)])
 
@@ -133,11 +134,11 @@ def test_whole_numbers_are_the_same_or_refused(values, was, now):
     except pa.ArrowInvalid:
         return
     try:
-        cast = cast_exactly(pa.chunked_array([column]), now)
-    except pa.ArrowInvalid:
+        found = cast(pa.chunked_array([column]), now)
+    except ValueError:
         assert any(not _holds(now, value) for value in values if value is not None)
         return
-    assert [None if x is None else int(decimal.Decimal(x)) for x in cast.to_pylist()] == values
+    assert [None if x is None else int(decimal.Decimal(x)) for x in found.to_pylist()] == values
 
 
 def _holds(kind, value):
@@ -154,8 +155,8 @@ def _holds(kind, value):
 def test_fractions_are_the_same_or_refused(values):
     column = pa.chunked_array([pa.array(values, pa.float64())])
     try:
-        cast = cast_exactly(column, pa.float32())
-    except pa.ArrowInvalid:
+        found = cast(column, pa.float32())
+    except ValueError:
         return
-    for value, told in zip(values, cast.to_pylist(), strict=True):
+    for value, told in zip(values, found.to_pylist(), strict=True):
         assert told == value or (math.isnan(told) and math.isnan(value))

@@ -288,13 +288,19 @@ def test_what_would_become_another_value_is_refused_by_name(value, arrow_type, w
     [
         (pa.array([0.5, math.nan, 0.1]), pa.float32(), "[ 0.1 ] would become [ 0.1 ] in row 2"),
         (pa.chunked_array([[0.5], [0.5, 0.1]]), pa.float32(), "in row 2"),
-        (pa.array([NOON]), pa.date32(), "12:00:00.000000 ] would become [ 2026-01-02 ] in row 0"),
+        (pa.array([NOON.replace(microsecond=5)]), pa.timestamp("s"), "would lose data"),
+        (pa.array([NOON]), pa.date32(), "mean something else"),
         (pa.array(["7", "007"]), pa.int64(), '[ "007" ] would become [ 7 ] in row 1'),
         (pa.array([1.5]), pa.decimal128(3, 0), "would become"),
         (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int8())]), "would become"),
         (pa.array([[0.5], [0.1]]), pa.list_(pa.float32()), "in row 1"),
         (np.array([0.5, 0.1]), pa.float32(), "in row 1"),
-        (pd.Series([NOON]), pa.date32(), "would become"),
+        (pd.Series([NOON]), pa.date32(), "mean something else as date32[day] than as timestamp"),
+        (pa.array([1]), pa.timestamp("us"), "mean something else"),
+        (pd.Series([NOON]), pa.timestamp("us", "UTC"), "mean something else"),
+        (pa.array([{"a": 1}]), pa.struct([("a", pa.date32())]), "mean something else"),
+        (np.array([0.0, -0.0]), pa.int8(), "[ -0 ] would become [ 0 ] in row 1"),
+        (pa.array([[1]]), pa.int64(), "Unsupported cast"),
     ],
 )
 def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, words):
@@ -309,6 +315,11 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         (pa.array([0.5, math.nan, None]), pa.float32(), 3),
         (pa.array([[0.5, math.nan], None]), pa.list_(pa.float32()), 2),
         (pa.array([{"a": math.nan}]), pa.struct([("a", pa.float32())]), 1),
+        (
+            pa.array([[("k", math.nan)]], pa.map_(pa.string(), pa.float64())),
+            pa.map_(pa.string(), pa.float32()),
+            1,
+        ),
         (pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), 3),
         (pa.nulls(2), pa.int8(), 2),
         (pd.Series(["a", math.nan], dtype=object), pa.string(), 2),

@@ -18,13 +18,9 @@ Whether a cast is safe is tried on the rows: ``int64`` to ``int32`` is, for smal
 
 from __future__ import annotations
 
-import operator
-
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as kinds
 
+from ackcore.arrow import cast
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
 
@@ -71,8 +67,8 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
         else:
             column = table[field.name]
             try:
-                column = cast_exactly(column, field.type)
-            except pa.ArrowInvalid as error:
+                column = cast(column, field.type)
+            except ValueError as error:
                 told = f"{field.name!r} was {column.type} and is {field.type} now ({error})"
                 troubles.append(told)
         columns.append(column)
@@ -90,68 +86,3 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
         [*kept.columns, *columns],
         schema=pa.schema([*kept.schema, *fields], metadata=table.schema.metadata),
     )
-
-
-def cast_exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column in another type, every value the same.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If a value would change, or mean something else.
-    """
-    if column.type == kind:
-        return column
-    if kinds.is_null(column.type):
-        return pa.chunked_array([pa.nulls(len(column), kind)])
-    if not _means_the_same(column.type, kind):
-        raise pa.ArrowInvalid("a value would mean something else")
-    chunks = []
-    for chunk in column.chunks:
-        try:
-            cast = chunk.cast(kind)
-            back = cast.cast(chunk.type)
-        except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
-            raise pa.ArrowInvalid(str(error)) from error
-        if not _alike(chunk, back):
-            raise pa.ArrowInvalid("a value would not be the same when it is read back")
-        chunks.append(cast)
-    return pa.chunked_array(chunks, kind)
-
-
-def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether equal numbers beneath two types say the same: 1 is no time, nor noon an instant."""
-    if kinds.is_temporal(was) or kinds.is_temporal(now):
-        return _time(was) == _time(now)
-    if kinds.is_struct(was) and kinds.is_struct(now):
-        names = {field.name for field in was} & {field.name for field in now}
-        return all(_means_the_same(was.field(n).type, now.field(n).type) for n in names)
-    # What is nested on one side only is left to Arrow, which has no such cast.
-    fields = range(min(was.num_fields, now.num_fields))
-    return all(_means_the_same(was.field(n).type, now.field(n).type) for n in fields)
-
-
-def _time(kind: pa.DataType) -> tuple[bool, ...]:
-    tests = (kinds.is_date, kinds.is_time, kinds.is_duration, kinds.is_interval, kinds.is_timestamp)
-    zoned = kinds.is_timestamp(kind) and kind.tz is not None
-    return (zoned, *(test(kind) for test in tests))
-
-
-def _alike(a: pa.Array, b: pa.Array) -> bool:
-    """Whether two arrays of one type hold the same values: NaN is NaN, and -0.0 is not 0.0."""
-    if not a.is_valid().equals(b.is_valid()):
-        return False
-    kind = a.type
-    if kinds.is_struct(kind):
-        return all(_alike(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True))
-    if kinds.is_map(kind):
-        pairs = pa.list_(pa.struct([kind.key_field, kind.item_field]))
-        return _alike(a.cast(pairs), b.cast(pairs))
-    if kinds.is_list(kind) or kinds.is_large_list(kind):
-        lengths = (pc.fill_null(pc.list_value_length(each), 0) for each in (a, b))
-        return bool(operator.eq(*lengths)) and _alike(a.flatten(), b.flatten())
-    if kinds.is_floating(kind):
-        x, y = (pc.fill_null(each, 0).to_numpy(zero_copy_only=False) for each in (a, b))
-        same = (x == y) & (np.signbit(x) == np.signbit(y))
-        return bool((same | (np.isnan(x) & np.isnan(y))).all())
-    return bool(a.equals(b))
