@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from worlds import World, fails
 
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import deaths
 from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -97,15 +99,25 @@ def test_how_many_may_die(max_dead, died, words, caplog):
     assert len(warnings(caplog)) == (died > 0)
 
 
-def test_letters_that_were_sent_again_are_told_apart(caplog):
-    """There are more letters than dead records then."""
-    books = Books(4, {"lines": Account(records=10, replayed=1, acked=9, dead=2)})
-    deaths.close_run(books, [(Reason("split", "ValueError", "no"), 2)], "cp", 1.0)
-    (said,) = warnings(caplog)
-    assert said.startswith(
-        "1 of 10 records died: 2 in 'split' of ValueError (no); letters that were sent again are "
-        "counted as well. ackcore"
-    )
+def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, caplog):
+    """It is among the ACKED twice, and makes up for no other record's death."""
+    world = World(tmp_path, spouts=("lines", "clicks"), behaves=fails("a", "b", final=True))
+    world.process(0, ["a", ("clicks", "b")])
+    state, _ = world.driver()
+    with state:
+        letters = DeadLetters.open(tmp_path, state.deployment_key)
+        letters.write(0, state.decision(0).dead)
+    world.behaves = fails()
+    for number in (1, 2):
+        assert replay(tmp_path, spout="lines", again=True).records == {"lines": 1}
+        _, books = world.process(number)
+    assert (books.records, books.acked, books.dead) == (2, 2, 2)
+    with pytest.raises(TooManyDead, match=r"^1 of 2 records died, and max_dead is 0: 1 in 'upper'"):
+        deaths.close_run(books, letters.reasons(), "cp", 0)
+    assert len(warnings(caplog)) == 1
+    assert replay(tmp_path).records == {"clicks": 1}
+    _, books = world.process(3)
+    assert deaths.close_run(books, letters.reasons(), "cp", 0) is books
 
 
 def test_nobody_died_where_nobody_came():

@@ -41,6 +41,7 @@ from ackcore.spark.dead_letters.files import (
     spouts_of,
 )
 from ackcore.spark.dead_letters.letters import WRITING, as_letters, read_letters
+from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.places import OWNER, POINTER, remembered
 from ackcore.topology.tuples import Reason
 
@@ -170,18 +171,19 @@ class DeadLetters:
                 self._listed[directory] = [*older, file], replaced
 
     def reasons(self) -> Iterator[tuple[Reason, int]]:
-        """Yield why records died and how many of each reason, from all letters that there are.
+        """Yield why records died that were not sent again, and how many of each reason.
 
         Raises
         ------
         CheckpointCorrupt
-            If a letter is damaged.
+            If a file is damaged.
         """
         columns = ["component", "error_type", "error_message"]
-        for files in files_of(self.path).values():
+        notes = notes_of(self.path)
+        for spout, files in files_of(self.path).items():
             for file in files:
-                letters = read_letters(file.path, columns)
-                counted = letters.group_by(columns).aggregate([([], "count_all")])
-                for row in counted.select([*columns, "count_all"]).to_pylist():
-                    *reason, deaths = row.values()
-                    yield Reason(*reason), deaths
+                letters = read_letters(file.path, [*columns, "batch_id"])
+                times, _ = sent_rows(letters["batch_id"].to_numpy(), spout, notes)
+                counted = letters.filter(pa.array(times == 0)).group_by(columns)
+                for row in counted.aggregate([([], "count_all")]).to_pylist():
+                    yield Reason(*(row[name] for name in columns)), row["count_all"]

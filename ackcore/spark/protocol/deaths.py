@@ -149,7 +149,7 @@ def close_run(
     books : Books
         At the end.
     reasons : iterable of (Reason, int)
-        Of the dead letters; read only if there are dead.
+        Of the dead letters that were not sent again; read only if there are dead.
     checkpoint : path
         The run's.
     max_dead : int, float or None
@@ -165,14 +165,14 @@ def close_run(
     TooManyDead
         If more died than ``max_dead``, or all of them and it is not None.
     """
-    # Letters that were sent again and ACKED are none any more.
-    died = books.records - books.acked - books.waiting
-    if died <= 0:
+    if not books.dead:
         return books
+    # Not from the books: a letter that was sent twice may be ACKED twice.
     found = causes(reasons)
+    died = sum(cause.deaths for cause in found)
+    if not died:
+        return books
     told, look = _told(found), _look(checkpoint)
-    if sum(cause.deaths for cause in found) > died:
-        told += "; letters that were sent again are counted as well"
     _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
     if max_dead is None:
         return books
