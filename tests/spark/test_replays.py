@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 from ackcore.spark.checkpoint.waiting import with_replayed
+from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.progress import Account
@@ -139,6 +141,58 @@ def test_a_damaged_or_missing_request_is_told(checkpoint):
         path.with_name("r2.lines.arrow.staged").write_bytes(whole)
         with pytest.raises(CheckpointCorrupt, match="does not carry a checksum in its name"):
             state.make_plan(1, 0)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(checkpoint, harm):
+    """It costs no checkpoint: the letters are in their store."""
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        letters = DeadLetters.open(checkpoint, state.deployment_key)
+        letters.write(0, {"lines": died(0, 2)})
+        assert replay(checkpoint, request="r1").records == {"lines": 2}
+        state.write_plan(state.make_plan(1, 0))
+    (path,) = (checkpoint / "ackcore/replays").glob("r1.*.arrow")
+    path.write_bytes(path.read_bytes()[:-1])
+    if harm == "missing":
+        path.unlink()
+    with pytest.raises(CheckpointCorrupt, match=re.escape(f"{path} is {harm}")) as caught:
+        OPEN(checkpoint)
+    assert f"rename the file to {path.name}.withdrawn" in str(caught.value)
+    assert "Restore" not in str(caught.value)
+    withdrawn = path.with_name(f"{path.name}.withdrawn")
+    if harm == "missing":
+        withdrawn.touch()
+    else:
+        path.rename(withdrawn)
+    with OPEN(checkpoint) as state:
+        assert state.plan(1).replays == ()
+    # Nothing was sent, and so it reads.
+    assert [note.rows for note in notes_of(letters.path)] == [{}]
+    assert replay(checkpoint, request="r1").records == {}
+    assert replay(checkpoint, request="r2").records == {"lines": 2}
+    assert [note.rows for note in notes_of(letters.path)] == [{}, {"lines": {"0": [[0, 2]]}}]
+    with OPEN(checkpoint) as state:
+        assert [name.split(".")[0] for name in state.pending_replays()] == ["r2"]
+
+
+def test_letters_without_their_checkpoint_tell_what_was_sent(checkpoint, tmp_path):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "letters")
+        letters.write(0, {"lines": died(0, 2)})
+    replay(checkpoint, request="r1")
+    shutil.rmtree(checkpoint)
+    assert [note.rows for note in notes_of(letters.path)] == [{"lines": {"0": [[0, 2]]}}]
+
+
+def test_a_request_that_was_taken_is_withdrawn_too_late(checkpoint):
+    with OPEN(checkpoint) as state:
+        path = checkpoint / "ackcore/replays" / ask(checkpoint)
+        run_one(state, 0)
+        path.rename(f"{path}.withdrawn")
+        state.prune(0)
+        assert list(path.parent.glob("r1.*")) == []
 
 
 def test_a_staged_table_that_is_no_request_is_told(checkpoint):

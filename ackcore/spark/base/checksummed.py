@@ -11,11 +11,12 @@ Both are damaged if a byte is missing, added or changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import sync_directory, write_file, writing
-from ackcore.spark.base.errors import CheckpointNewer, StateError, corrupt
+from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
 #: Of the files of a checkpoint.  A reader knows all formats up to its own.  In format 1 each spout
 #: had one waiting table, in no order.
@@ -116,21 +117,47 @@ def write_batches(
     """Write a table batch by batch, as `write_table` does."""
     temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
     with writing(directory / name):
-        with open(temporary, "wb") as file:
-            hashed = _Hashed(file)
-            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(temporary, "wb") as file:
+                hashed = _Hashed(file)
+                with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                file.flush()
+                os.fsync(file.fileno())
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
         whole = f"{name}.{hashed.digest()}.arrow" + ".staged" * staged
         os.replace(temporary, directory / whole)
         sync_directory(directory)
     return whole
 
 
-def read_table(path: Path, *, check: bool = True) -> pa.Table:
+@contextlib.contextmanager
+def _reading(path: Path, way_out: str) -> Iterator[None]:
+    """Raise what is wrong with a table's file as an error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though a record names it", way_out) from None
+    except pa.ArrowInvalid as error:
+        raise corrupt(path, f"is damaged: {error}", way_out) from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+
+
+def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.Table:
     """A table, its columns in a memory map of the file.
+
+    Parameters
+    ----------
+    path : Path
+        Its file.
+    check : bool, default True
+        Whether its checksum is looked at.
+    way_out : str, optional
+        Ends the message if it is damaged: a sentence without the full stop.
 
     Raises
     ------
@@ -140,43 +167,26 @@ def read_table(path: Path, *, check: bool = True) -> pa.Table:
         If the system does not let it be read.
     """
     named = _NAMED.search(path.name)
-    try:
+    with _reading(path, way_out):
         with pa.memory_map(os.fspath(path)) as source:
             data = source.read_buffer()
-    except FileNotFoundError:
-        raise corrupt(path, "is missing, though a record names it") from None
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
-    if named is None:
-        raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
-    if check and _digest(data) != named[1]:
-        raise corrupt(
-            path,
-            f"is damaged: its {data.size} bytes do not have the checksum in its name",
-        )
-    table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        if named is None:
+            what = "does not carry a checksum in its name, as tables of ackcore do"
+            raise corrupt(path, what, way_out)
+        if check and _digest(data) != named[1]:
+            what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
+            raise corrupt(path, what, way_out)
+        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     return table
 
 
-def read_table_schema(path: Path) -> pa.Schema:
+def read_table_schema(path: Path, way_out: str = WAY_OUT) -> pa.Schema:
     """A table's schema, from the end of its file; the rest is not looked at.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If it is missing or not that of a table.
-    StateError
-        If the system does not let it be read.
+    Parameters and errors are those of `read_table`.
     """
-    try:
-        with pa.memory_map(os.fspath(path)) as source:
-            return pa.ipc.open_file(source).schema
-    except FileNotFoundError:
-        raise corrupt(path, "is missing, though it was there just now") from None
-    except pa.ArrowInvalid as error:
-        raise corrupt(path, f"is damaged: {error}") from error
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
+    with _reading(path, way_out), pa.memory_map(os.fspath(path)) as source:
+        return pa.ipc.open_file(source).schema
 
 
 class TableCache:

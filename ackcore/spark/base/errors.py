@@ -41,9 +41,9 @@ WAY_OUT = (
 )
 
 
-def corrupt(path: str | os.PathLike[str], what: str) -> CheckpointCorrupt:
+def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> CheckpointCorrupt:
     """The error for a file that is not as it was written."""
-    return CheckpointCorrupt(f"{os.fspath(path)} {what}. {WAY_OUT}.")
+    return CheckpointCorrupt(f"{os.fspath(path)} {what}. {way_out}.")
 
 
 #: Longer lines hold somebody's data rather than what was wrong.

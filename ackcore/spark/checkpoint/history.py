@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ackcore.spark.base.atomic import remove, remove_temporaries, sync_directory
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.paths import numbered
+from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 
 #: Reads the plan of a micro-batch.
@@ -64,7 +65,7 @@ def read_history(batches: Path, state: Path, plan_of: ReadPlan, begun: bool) -> 
     return History(last, last if last in dones else plan.parent, frozenset(taken))
 
 
-def remove_plans(batches: Path, replays: Path, number: int, plan_of: ReadPlan) -> None:
+def remove_plans(batches: Path, requests: Path, number: int, plan_of: ReadPlan) -> None:
     """Remove plans and marks before micro-batch ``number - 1``, and the requests that were taken.
 
     Requests go for good before the plans that remember having taken them.
@@ -76,9 +77,10 @@ def remove_plans(batches: Path, replays: Path, number: int, plan_of: ReadPlan) -
         for name in _taken_by(plan, number, plan_of)
     ]
     for name in taken:
-        remove(replays / name)
-    if taken and replays.is_dir():
-        sync_directory(replays)
+        remove(requests / name)
+        remove(replays.withdrawn(requests / name))  # too late: it was taken
+    if taken and requests.is_dir():
+        sync_directory(requests)
     for ending in (".plan", ".done"):
         for old in numbered(batches, ending):
             if old < number - 1:

@@ -9,6 +9,7 @@ after a crash finishes a noted request's renames.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,9 @@ from ackcore.spark.checkpoint.waiting import with_replayed
 
 #: In a request's schema: the note that makes it count.
 _NOTE = b"ackcore_note"
-_STAGED = ".staged"
+_STAGED, _WITHDRAWN = ".staged", ".withdrawn"
+#: <request>.<spout>.<checksum>.arrow
+_NAME = re.compile(r"([^.]+)\.(.+)\.[0-9a-f]{32}\.arrow")
 
 
 def spout_of(name: str) -> str:
@@ -56,7 +59,8 @@ def counts(directory: Path, name: str) -> bool:
     """Whether a staged file's request was noted down, so that it must be seen to the end."""
     # The footer alone: the heartbeat asks every second for as long as the file lies there, and
     # whoever takes the request reads and checks it whole.
-    note = (read_table_schema(directory / name).metadata or {}).get(_NOTE)
+    path = directory / name
+    note = (read_table_schema(path, _way_out(path)).metadata or {}).get(_NOTE)
     if note is None:
         raise corrupt(directory / name, "does not tell where its request is noted down")
     return (directory / os.fsdecode(note)).exists()
@@ -92,8 +96,23 @@ def _names(directory: Path, ending: str) -> list[str]:
 
 
 def withdrawn(path: Path) -> Path:
-    """Return what a request is renamed to by whoever wants the query to go on without it."""
-    return path.with_name(f"{path.name}.withdrawn")
+    """Return what a request is renamed to so that the query goes on without it."""
+    return path.with_name(path.name.removesuffix(_STAGED) + _WITHDRAWN)
+
+
+def withdrawn_in(directory: Path) -> set[tuple[str, str]]:
+    """Return the requests that were withdrawn, each with its spout: their letters are not sent."""
+    names = (name.removesuffix(_WITHDRAWN) for name in _names(directory, _WITHDRAWN))
+    matches = (_NAME.fullmatch(name) for name in names if not (directory / name).exists())
+    return {(match[1], match[2]) for match in matches if match is not None}
+
+
+def _way_out(path: Path) -> str:
+    return (
+        f"To go on without it, rename the file to {withdrawn(path).name} (if it is missing, make "
+        "an empty file of that name) and start again: its dead letters then count as not sent, and "
+        "replay() sends them"
+    )
 
 
 def read(path: Path, schema: pa.Schema) -> pa.Table:
@@ -113,7 +132,8 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
     ColumnsChanged
         If it does not fit these columns.
     """
-    table = with_replayed(read_table(path).replace_schema_metadata(None), True)
+    table = read_table(path, way_out=_way_out(path)).replace_schema_metadata(None)
+    table = with_replayed(table, True)
     return fit_columns(
         table,
         schema,

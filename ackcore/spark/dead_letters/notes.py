@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,10 @@ import numpy as np
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import read_record
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.checkpoint import replays
 from ackcore.spark.dead_letters.letters import starts_of
+from ackcore.spark.dead_letters.places import checkpoint_of
 
 NOTES = ".replayed"
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
@@ -26,20 +30,29 @@ class Note(NamedTuple):
 
 
 def notes_of(store: Path) -> list[Note]:
-    """Return what was sent again, the oldest request first.
+    """Return what was sent again, the oldest request first, less what was withdrawn since.
 
     Raises
     ------
     CheckpointCorrupt
         If a note is damaged.
     """
+    withdrawn: set[tuple[str, str]] = set()
+    # Letters can be read without their checkpoint.
+    with contextlib.suppress(FileNotFoundError, StateError):
+        withdrawn = replays.withdrawn_in(checkpoint_of(store)[0] / "replays")
     directory = store / NOTES
     found = []
     for path in directory.glob("*.json") if directory.is_dir() else ():
         if not path.name.startswith("."):
             record = read_record(path, f"{NOTES}/{path.name}")
             assert record is not None
-            found.append(Note(path.stem, record["at_ms"], record["rows"]))
+            rows = {
+                spout: batches
+                for spout, batches in record["rows"].items()
+                if (path.stem, spout) not in withdrawn
+            }
+            found.append(Note(path.stem, record["at_ms"], rows))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
 
 
