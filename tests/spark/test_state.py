@@ -163,15 +163,49 @@ def test_each_run_has_a_directory_of_its_own(checkpoint):
         first = state.runs.new(3)
         (first / "sub").mkdir()
         second = state.runs.new(3)
+        assert {first.exists(), second.exists()} == {False, True}
     with OPEN(checkpoint) as state:
         third = state.runs.new(3)
-        assert {first.exists(), second.exists(), third.exists()} == {False, True}
-        assert [list(work.iterdir()) for work in (second, third)] == [[], []]
+        assert list(third.iterdir()) == []
         assert all(work.name.startswith("3.") for work in (first, second, third))
     assert len({first, second, third}) == 3
 
 
+def test_runs_of_former_drivers_are_removed_at_the_next_start(checkpoint):
+    """Else a driver that dies again and again in one micro-batch fills the disk."""
+    works = checkpoint / "ackcore/work"
+    for _ in range(5):
+        with OPEN(checkpoint) as state:
+            assert [path.name for path in works.glob("*")] == ["0.pinned"] * (_ > 0)
+            if state.plan(0) is None:
+                state.write_plan(state.make_plan(0, 0))
+            (state.runs.new(0) / "part").write_text("x")
+            state.runs.snapshot(0).mkdir(exist_ok=True)
+
+
+def test_the_run_that_was_decided_upon_stays(checkpoint):
+    with OPEN(checkpoint) as state:
+        state.write_plan(state.make_plan(0, 0))
+        state.runs.new(0)
+        state.runs._last = None  # it could not be removed
+        accepted = state.runs.new(0)
+        (accepted / "part").write_text("x")
+        state.write_decision(decision(0, work=accepted.name))
+        assert len(list(accepted.parent.iterdir())) == 2
+    for left in (accepted, accepted.with_name(f"{accepted.name}.fenced")):
+        # A driver may have died while it looked which runs count.
+        accepted.rename(left)
+        with OPEN(checkpoint) as state:
+            assert list(accepted.parent.iterdir()) == [accepted]
+            assert (state.runs.of(state.decision(0)) / "part").read_text() == "x"
+    with OPEN(checkpoint) as state:
+        state.write_done(0)
+        state.prune(0)
+    assert list(accepted.parent.iterdir()) == []
+
+
 def test_where_a_decision_has_its_files(checkpoint):
+    (checkpoint / "ackcore/work/0.abc").mkdir(parents=True)
     with OPEN(checkpoint) as state:
         run_one(state, 0, work="0.abc")
         assert state.runs.of(state.decision(0)) == checkpoint / "ackcore/work/0.abc"

@@ -133,6 +133,39 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, ki
         shutil.rmtree(checkpoint)
 
 
+@pytest.mark.parametrize("decided", [False, True])
+def test_killed_while_former_runs_are_removed(tmp_path, killer, monkeypatch, decided):
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    made = tmp_path / "made"
+    with OPEN(made) as state:
+        state.write_plan(state.make_plan(0, 0))
+        runs = [state.runs.new(0)]
+        state.runs._last = None
+        runs.append(state.runs.new(0))
+        for run in runs:
+            (run / "rows").write_text("x")
+        if decided:
+            state.write_decision(decision(0, work=runs[0].name))
+            runs[0].rename(f"{runs[0]}.fenced")
+    for left in range(100):
+        checkpoint = shutil.copytree(made, tmp_path / str(left))
+        killer.arm(left)
+        try:
+            OPEN(checkpoint).close()
+            finished = True
+        except Killed:
+            finished = False
+        killer.disarm()
+        with OPEN(checkpoint) as state:
+            found = [str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*/rows")]
+            assert found == [f"ackcore/work/{runs[0].name}/rows"] * decided
+            assert (state.decision(0) is not None) == decided
+        if finished:
+            break
+    assert finished
+    assert left > 3
+
+
 def test_what_gets_a_name_is_on_the_disk_and_then_its_name_is(checkpoint, monkeypatch):
     """A machine that stops forgets what was not synced: no name may lead to that."""
     fsync, replace = os.fsync, os.replace

@@ -87,8 +87,26 @@ def check_fence() -> None:
         check()
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
+def write_file(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    once: bool = False,
+    made_in: Path | None = None,
+) -> None:
     """Let ``write`` fill a file that replaces ``path`` as a whole, for good.
+
+    Parameters
+    ----------
+    path : Path
+        Its name.
+    write : callable
+        Fills it.
+    once : bool, default False
+        Whether it must not be there yet.
+    made_in : Path, optional
+        The directory, on the same file system, in which it is until it gets its name; that of
+        ``path`` if not given.  Once this directory is renamed, the file never gets its name.
 
     Raises
     ------
@@ -98,7 +116,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = 
         If another driver has taken over.
     """
     # A driver that wakes after another took over may have a file of this name open still.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = (made_in or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     free = True
     with writing(path):
         try:

@@ -38,12 +38,19 @@ def _digest(data: bytes | memoryview | pa.Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def write_record(path: Path, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
-    """Write a record that calls itself ``name``; raises as `write_file` does."""
+def write_record(
+    path: Path,
+    name: str,
+    body: Mapping[str, Any],
+    *,
+    once: bool = False,
+    made_in: Path | None = None,
+) -> None:
+    """Write a record that calls itself ``name``, as `write_file` does."""
     whole = {"file": name, "format": FORMAT, **body}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
     said = b"%s\nblake2b %s\n" % (line, _digest(line).encode())
-    write_file(path, lambda file: file.write(said), once=once)
+    write_file(path, lambda file: file.write(said), once=once, made_in=made_in)
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:

@@ -46,8 +46,15 @@ class RecordFiles:
             )
         return body
 
-    def write(self, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
-        """Write a record, ``once`` if it must not be there yet.
+    def write(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        once: bool = False,
+        made_in: Path | None = None,
+    ) -> None:
+        """Write a record; ``once`` and ``made_in`` are those of `write_file`.
 
         Raises
         ------
@@ -58,7 +65,7 @@ class RecordFiles:
         make_directory(path.parent)
         whole = {"deployment_key": self._deployment, **body}
         try:
-            write_record(path, name, whole, once=once)
+            write_record(path, name, whole, once=once, made_in=made_in)
         except FileExistsError:
             raise CheckpointInUse(
                 f"{path} was written by another driver, while this one was about to. Two at once "

@@ -10,7 +10,8 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in one run of it, the token drawn for that run;
-                              the manifest says whose files count, all is worthless after N.done
+                              the manifest says whose files count, all is worthless after N.done;
+                              N.<token>.fenced: of a former driver, about to be removed
     work/N.pinned/            the snapshot of its new rows, for careful runs
     replays/*.arrow           dead letters that were asked for again
 
@@ -138,6 +139,8 @@ class State:
                 spark_log = log if kind == "stream" else None
                 meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
                 state = cls(root, lock, meta, sources)
+                if state.last_plan is not None and state.last_plan != state.last_done:
+                    state.runs.remove_fenced(state.last_plan, state.decision)
                 if spark_log is not None:
                     ownership.check_offsets(spark_log, root, state.last_plan)
                 state._check_waiting(topology, state._check_tables())
@@ -422,7 +425,8 @@ class State:
         # that has just taken over: no record names them, or all depends on them.
         make_directory(self._states / str(number))
         body = decision.write(self._cache, plan.now_ms)
-        self._records.write(f"state/{number}/manifest.json", body, once=True)
+        made_in = self.runs.of(decision) if decision.work else None
+        self._records.write(f"state/{number}/manifest.json", body, once=True, made_in=made_in)
         return self._decided(number)
 
     def waiting(self, number: int) -> Waiting:
