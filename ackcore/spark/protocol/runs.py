@@ -46,6 +46,7 @@ from ackcore.spark.protocol.suspects import (
     update_suspects,
 )
 from ackcore.spark.run.action import run as run_on_spark
+from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.reread import fetch as fetch_payloads
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
@@ -208,6 +209,9 @@ class Runs:
             "Nothing is decided about its records, and none of them has lost an attempt: "
             "start again on the same checkpoint to go on",
         )
+        if isinstance(error, ResultsTooLarge):
+            # No record's fault: the next start must not count a death.
+            self._state.write_plan(replace(plan, interrupted=True))
         if damage is None and not _may_pass(error):
             raise _given_up(plan, runs, error) from error
         return damage
@@ -362,6 +366,13 @@ def _stopped(plan: Plan) -> Stopped:
 def _given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     said = one_line(error)
     way_out = "when the cause is gone, start again on the same checkpoint"
+    if isinstance(error, ResultsTooLarge):
+        way_out = (
+            "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
+            "spark.driver.memory with it, both before the session is made), or mend what they fail "
+            "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
+            "records, as by maxFilesPerTrigger, keeps later ones smaller"
+        )
     if said.startswith(_NO_MODULE):
         way_out = (
             "the workers' Python lacks what the driver's has. Point PYSPARK_PYTHON (or "

@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.base.unions import collected
 from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
+from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
@@ -60,6 +60,8 @@ def run(
     ------
     Exception
         What Spark raises if the job fails: a worker was killed, an executor lost, too often.
+    ResultsTooLarge
+        If so many records failed that Spark does not hand them to the driver.
     """
     setup = RunSetup(topology, layout, inputs, plan)
     work = setup.work

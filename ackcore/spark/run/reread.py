@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.schemas import MESSAGE_ID
-from ackcore.spark.base.unions import collected
+from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
@@ -59,6 +59,8 @@ def fetch(
     ------
     RuntimeError
         If a record is not there any more.
+    ResultsTooLarge
+        If there are so many that Spark does not hand them to the driver.
     """
     # Asking Spark again would take time, and might have another answer.
     setup = RunSetup(topology, layout, inputs, plan, accepted.spilled)

@@ -1,16 +1,25 @@
-"""Jobs over unions, every partition of each side in a task of its own."""
+"""The job of a run: every partition of each side of a union in a task of its own."""
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+
+_TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
 #: By session, how many jobs want its unions plain, and what the setting was before the first.
 _PLAIN: dict[int, tuple[int, str | None]] = {}
 _LOCK = threading.Lock()
+
+
+class ResultsTooLarge(Exception):
+    """Tasks returned more than Spark lets the driver take: so many records failed."""
 
 
 def collected(frame: DataFrame) -> pa.Table:
@@ -19,6 +28,13 @@ def collected(frame: DataFrame) -> pa.Table:
     Since Spark 4.1 a union of sides that are partitioned alike, as single partitions are, has the
     first partitions of all sides in one task.  There would then be two first stages with one
     number, and two ends of what they send.
+
+    Raises
+    ------
+    ResultsTooLarge
+        If the results are larger than ``spark.driver.maxResultSize``.
+    Exception
+        What else Spark raises if the job fails.
     """
     session = frame.sparkSession
     key = session._jsparkSession.hashCode()
@@ -30,6 +46,11 @@ def collected(frame: DataFrame) -> pa.Table:
         _PLAIN[key] = users + 1, before
     try:
         return frame.toArrow()
+    except (Py4JError, PySparkException) as error:
+        found = _TOO_LARGE.search(str(error))
+        if found is None:
+            raise
+        raise ResultsTooLarge(found[0].strip()) from error
     finally:
         with _LOCK:
             users, before = _PLAIN.pop(key)

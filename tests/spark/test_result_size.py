@@ -1,0 +1,67 @@
+"""Failures that are larger than what Spark lets tasks return to the driver."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from ackcore.spark import RunFailed, run_batch
+from ackcore.spark.checkpoint.state import State
+from ackcore.topology import BatchBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SOURCES = {"lines": pa.schema([("id", pa.int64()), ("text", pa.string())])}
+LIMIT = "spark.driver.maxResultSize"
+
+
+class Refuse(BatchBolt):
+    outputs = pa.schema([("text", pa.string())])
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def process(self, batch, out):
+        reasons = [self.reason.format(i) for i in range(len(batch))]
+        out.fail(np.arange(len(batch)), reasons)
+
+
+@contextmanager
+def at_most(spark, size):
+    """Spark looks at the setting whenever tasks are about to start."""
+    conf = spark.sparkContext._jsc.sc().conf()
+    conf.set(LIMIT, size)
+    try:
+        yield
+    finally:
+        conf.remove(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [("{:0500}", "'a'"), ("no", "lpad(id, 500, '-')")],
+    ids=["reasons", "payloads"],
+)
+def test_failures_that_are_larger_than_the_driver_takes(spark, checkpoint, reason, text):
+    """The error names the setting; no run is repeated, and no death is counted."""
+    frame = spark.range(2000, numPartitions=2).selectExpr("id", f"{text} AS text")
+    builder = TopologyBuilder()
+    builder.spout("lines", frame)
+    builder.bolt("refuse", Refuse(reason)).shuffle("lines")
+    topology = builder.build(max_attempts=1)
+    with (
+        at_most(spark, "300k"),
+        pytest.raises(RunFailed, match=r"run 1 time .*Total size .*; raise spark\.driver\.maxRes"),
+    ):
+        run_batch(topology, spark, checkpoint)
+    with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
+        plan = state.plan(0)
+    assert (plan.deaths, plan.interrupted, plan.suspects) == (0, True, ())
+    assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
+    with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
+        assert state.plan(0).deaths == 0
