@@ -45,7 +45,7 @@ class Twice(BatchBolt):
         out.emit(batch.take(pa.array(rows)), parents=rows)
 
 
-@pytest.mark.parametrize("records", [8])
+@pytest.mark.parametrize("records", [4])
 def test_rows_of_ten_megabytes(spark, tmp_path, records):
     text = sql.repeat(sql.lit("0123456789"), (MEGABYTES << 20) // 10)
 

@@ -135,8 +135,7 @@ def test_tasks_that_fail_after_they_have_settled(frame, still_open, events, foun
     assert len(glob.glob(f"{marks}/failed-*")) >= 1
 
 
-@pytest.mark.parametrize("adaptive", ["true", "false"])
-@pytest.mark.parametrize("order", ["from a shuffle", "fixed"])
+@pytest.mark.parametrize(("adaptive", "order"), [("true", "from a shuffle"), ("false", "fixed")])
 def test_lost_shuffle_files(conf, frame, still_open, events, found, marks, adaptive, order):
     """One task has read all its blobs, the others find theirs gone; map tasks run again.
 
