@@ -132,19 +132,10 @@ def bench_maps(contest: Hold, stream: Stream, available: Available, report_ratio
 
 
 def bench_groups(contest: Hold, stream: Stream, available: Available, report_ratio: Report) -> None:
-    """Against group-bys, by the clock of the process: some of them have threads of their own."""
-    small = stream.in_flight <= 1_000_000
-    stateful = ["numpy", "polars"] if small else ["numpy"]
-    one_shot = ["numpy", "polars", "duckdb"] if small else ["duckdb"]
-    others = available(
-        *(partial(peers.StatefulGroups, stream, name) for name in stateful),
-        *(partial(peers.OneShot, stream, name) for name in one_shot),
-    )
-    figures = contest(others, time.process_time)
-    for each in others:
-        bound = DUCKDB_BOUNDS.get(stream.in_flight) if each.name.startswith("duckdb") else None
-        ratios = figures.ratios(each.name)
-        report_ratio(figures.label(each.name), ratios, bound)
+    """Against a group-by, by the clock of the process: it may have threads of its own."""
+    figures = contest(available(partial(peers.DuckDb, stream)), time.process_time)
+    bound = DUCKDB_BOUNDS[stream.in_flight]
+    report_ratio(figures.label(peers.DuckDb.name), figures.ratios(peers.DuckDb.name), bound)
 
 
 def bench_storm(contest: Hold, stream: Stream, report_ratio: Report) -> None:

@@ -1,14 +1,13 @@
 """The peers: other ways to do what `Ledger.apply` does, each with its own best batch.
 
-*Stateful* ones keep what is pending from call to call, as a ledger does. *One-shot* ones group
-the stream's beginning by root once and forget it, which is less.  All complete the same trees, and
+They keep what is pending from call to call, as a ledger does, but for duckdb, which groups the
+stream's beginning by root once and forgets it, which is less.  All complete the same trees, and
 those that keep the order of rows complete them in the same order.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,12 +15,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.compiled import Unavailable, address, library
 from bench.contest import TURN, Contestant, same_rows
 from bench.storm_acker import StormAcker
-from bench.streams import CALL, Columns, Int32s, Int64s, Stream, age, ledger_class
+from bench.streams import CALL, Columns, Int32s, Int64s, Stream
 
 
 class InOrder(Contestant):
@@ -213,41 +211,6 @@ class NumbaDict(InOrder):
 # ---- grouping by root ------------------------------------------------------------------------
 
 
-def numpy_group() -> Callable[..., Columns]:
-    """Sort, and reduce the runs: each root's XOR and greatest task."""
-
-    def group(roots: Int64s, vals: Int64s, tasks: Int32s) -> Columns:
-        order = np.argsort(roots)
-        roots = roots[order]
-        first = np.flatnonzero(np.concatenate([[True], roots[1:] != roots[:-1]]))
-        return (
-            roots[first],
-            np.bitwise_xor.reduceat(vals[order], first),
-            np.maximum.reduceat(tasks[order], first),
-        )
-
-    return group
-
-
-def polars_group() -> Callable[..., Columns]:
-    """A polars group-by on one thread."""
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # read when polars is imported
-    try:
-        import polars  # noqa: PLC0415 - a peer that need not be there
-    except ImportError as error:
-        raise Unavailable(f"polars: {error}") from error
-    if polars.thread_pool_size() != 1:
-        raise Unavailable("polars: was imported with more than one thread")
-    aggregates = polars.col("val").bitwise_xor(), polars.col("task").max()
-
-    def group(roots: Int64s, vals: Int64s, tasks: Int32s) -> Columns:
-        frame = polars.DataFrame({"root": roots, "val": vals, "task": tasks})
-        grouped = frame.group_by("root").agg(*aggregates)
-        return tuple(grouped[name].to_numpy() for name in ("root", "val", "task"))
-
-    return group
-
-
 def duckdb_group() -> Callable[..., Columns]:
     """A duckdb GROUP BY on one thread."""
     try:
@@ -265,62 +228,15 @@ def duckdb_group() -> Callable[..., Columns]:
     return group
 
 
-GROUPS = {"numpy": numpy_group, "polars": polars_group, "duckdb": duckdb_group}
-
-
-def completed(groups: Columns) -> npt.NDArray[np.bool_]:
-    """Which groups are trees that are complete."""
-    return (groups[1] == 0) & (groups[2] >= 0)
-
-
-class StatefulGroups(Contestant):
-    """What is pending is put in front of a batch, and all of it grouped again.
-
-    Long batches suit it best: a turn is one, unless hardly anything is pending.
-    """
-
-    lead_in = 0  # all that it reads it has just written, or streams through
-
-    def __init__(self, stream: Stream, library: str) -> None:
-        self.stream, self.name, self.group = stream, f"{library}, stateful", GROUPS[library]()
-        self.size = 8 * CALL if stream.in_flight < 100_000 else 1 << 40
-
-    def age(self) -> None:
-        """Its state is the groups themselves, so it takes over what a ledger has pending."""
-        ledger = ledger_class()()
-        age(ledger, self.stream)
-        entries = ledger.entries()
-        self.pending = entries.root_ids, entries.vals, entries.tasks
-
-    def prepare(self, rows: slice) -> list[Columns]:
-        """Views of the columns, in long batches."""
-        size = min(self.size, rows.stop - rows.start)
-        return [self.stream.columns(piece) for piece in self.stream.slices(rows, size)]
-
-    def run(self, prepared: list[Columns]) -> list[Int64s]:
-        """Group batch after batch."""
-        acked = []
-        for columns in prepared:
-            both = (np.concatenate(pair) for pair in zip(self.pending, columns, strict=True))
-            groups = self.group(*both)
-            done = completed(groups)
-            acked.append(groups[0][done])
-            self.pending = tuple(column[~done] for column in groups)
-        return acked
-
-    def check(self, rows: slice, result: list[Int64s]) -> None:
-        """The same trees; groups have no order."""
-        same_rows(np.concatenate(result), self.stream.batch(rows).acked)
-
-
-class OneShot(Contestant):
+class DuckDb(Contestant):
     """One group-by of the stream's first rows; it keeps nothing for later ones."""
 
-    lead_in = 0
+    name = "duckdb, one-shot"
+    lead_in = 0  # all that it reads it streams through
     MOST_ROWS = {1_000: 2_000_000, 100_000: 3_000_000, 1_000_000: 10_000_000}  # noqa: RUF012
 
-    def __init__(self, stream: Stream, library: str) -> None:
-        self.stream, self.name, self.group = stream, f"{library}, one-shot", GROUPS[library]()
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.group = stream, duckdb_group()
 
     def rows(self, turn: int, calls: int) -> slice:
         """The same rows each time: the first ones, when nothing is pending yet."""
@@ -338,8 +254,8 @@ class OneShot(Contestant):
 
     def run(self, prepared: Columns) -> Int64s:
         """The roots that complete."""
-        groups = self.group(*prepared)
-        return groups[0][completed(groups)]
+        roots, vals, tasks = self.group(*prepared)
+        return roots[(vals == 0) & (tasks >= 0)]
 
     def check(self, rows: slice, result: Int64s) -> None:
         """The same trees; groups have no order."""
