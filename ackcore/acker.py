@@ -1,16 +1,15 @@
-"""An acker for one process: shards of ledgers, a clock that turns them, and who is told.
+"""An acker for one process: a ledger in shards, a clock that turns its buckets, and callbacks.
 
-What a message means is the ledger's affair, see `ackcore.Ledger`.  Here are: which shard a root
-belongs to (Storm's routing), when the buckets turn, and the callbacks.
+What a message means, see `ackcore.Ledger`.
 
 *Time.*  Storm's spout gives a tuple up after at most two time-outs, so an acker that forgets
 earlier would fail trees that do complete.  An entry leaves ((buckets - 1) * period, buckets *
 period] after it was put, to the millisecond of the clock: messages turn the buckets as well when a
-turn is due, so a late `Acker.tick` shortens nobody's life.  With Storm's defaults (3 buckets, a
+turn is due, so a late `Acker.tick` lets nothing expire early.  With Storm's defaults (3 buckets, a
 turn each time-out T) that is (2T, 3T].
 
 *Threads.*  All methods may be called from any thread.  Callbacks run in the thread whose call
-brought about what they are told, and outside of all locks: they may call the acker.
+had the outcomes, and outside of all locks: they may call the acker.
 """
 
 from __future__ import annotations
@@ -19,37 +18,26 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ackcore import _backend
-from ackcore._backend import AckerBackend, BackendFactory, load_backend
+from ackcore._backend import BackendFactory
 from ackcore._columns import (
     MAX_BUCKETS,
     MIN_BUCKETS,
     as_count,
-    as_id,
     as_ms,
     check_entries,
-    check_init_tasks,
-    check_kinds,
-    id_column,
     read_clock,
-    same_length,
-    task_column,
 )
 from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
-from ackcore.ids import acker_task
+from ackcore._sharded import MAX_SHARDS, ShardedLedger, checked_columns, groups_of, joined
 
 _log = logging.getLogger(__name__)
 
-_MAX_SHARDS = 2**16
-
-Table = TypeVar("Table", Entries, Outcomes)
 OnOutcomes = Callable[[int, Outcomes], object]
 OnExpired = Callable[[Entries], object]
 
@@ -129,7 +117,7 @@ class Acker:
                 "shards must be at least 1, got 0: without an acker nothing is tracked; "
                 "to do without, do not make one and ack in the spout as it emits"
             )
-        self._shards = as_count(shards, "shards", 1, _MAX_SHARDS)
+        shards = as_count(shards, "shards", 1, MAX_SHARDS)
         self._buckets = as_count(buckets, "buckets", MIN_BUCKETS, MAX_BUCKETS)
         timeout_ms = _milliseconds(timeout_s, "timeout_s")
         self._period_ms = timeout_ms if period_s is None else _milliseconds(period_s, "period_s")
@@ -145,12 +133,9 @@ class Acker:
         self._on_expired = None if on_expired is None else _callable(on_expired, "on_expired")
         self._wait = _callable(wait, "wait")
 
-        factory = _factory(backend)
-        capacity = -(-as_count(capacity, "capacity", 1) // self._shards)
-        self._ledgers = [
-            _ledger(factory, capacity, self._buckets, refresh_on_ack, self._clock)
-            for _ in range(self._shards)
-        ]
+        self._ledgers = ShardedLedger(
+            backend, shards, capacity, self._buckets, refresh_on_ack, self._clock
+        )
         # Guards the turns and what they left, never a callback.
         self._turning = threading.Lock()
         self._next_turn_ms = read_clock(self._clock) + self._period_ms
@@ -179,15 +164,13 @@ class Acker:
             Its first turn is a period away, so the entries get up to one period more.
         """
         acker = cls(*args, **kwargs)
-        entries = check_entries(entries, acker._buckets, timed=True)
-        for shard, rows in acker._split(entries.root_ids):
-            acker._ledgers[shard].merge(entries.take(rows))
+        acker._ledgers.merge(check_entries(entries, acker._buckets, timed=True))
         return acker
 
     @property
     def shards(self) -> int:
         """Number of ledgers."""
-        return self._shards
+        return len(self._ledgers.shards)
 
     @property
     def buckets(self) -> int:
@@ -230,55 +213,52 @@ class Acker:
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
         """Apply one INIT; see `ackcore.Ledger.init`."""
         self._turn_if_due()
-        return self._told(self._shard_of(root_id).init(root_id, init_val, task))
+        return self._report_one(self._ledgers.of(root_id).init(root_id, init_val, task))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
         """Apply one ACK; see `ackcore.Ledger.ack`."""
         self._turn_if_due()
-        return self._told(self._shard_of(root_id).ack(root_id, ack_val))
+        return self._report_one(self._ledgers.of(root_id).ack(root_id, ack_val))
 
     def fail(self, root_id: int) -> Outcome | None:
         """Apply one FAIL; see `ackcore.Ledger.fail`."""
         self._turn_if_due()
-        return self._told(self._shard_of(root_id).fail(root_id))
+        return self._report_one(self._ledgers.of(root_id).fail(root_id))
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
         """Apply one RESET; see `ackcore.Ledger.reset_timeout`."""
         self._turn_if_due()
-        return self._told(self._shard_of(root_id).reset_timeout(root_id))
+        return self._report_one(self._ledgers.of(root_id).reset_timeout(root_id))
 
     # Looking inside.
 
     def __len__(self) -> int:
         self._turn_if_due()
-        return sum(map(len, self._ledgers))
+        return len(self._ledgers)
 
     def __contains__(self, root_id: object) -> bool:
         self._turn_if_due()
-        return root_id in self._shard_of(root_id)
+        return root_id in self._ledgers.of(root_id)
 
     def get(self, root_id: int) -> Entry | None:
         """Return the entry of a root, or None."""
         self._turn_if_due()
-        return self._shard_of(root_id).get(root_id)
+        return self._ledgers.of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
         """Return the n entries that expire first, of one age those that came first."""
         self._turn_if_due()
-        found = _joined([ledger.oldest(n) for ledger in self._ledgers])
-        keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
-        order = np.lexsort([key for key in keys if key is not None])
-        return found.take(order[:n])
+        return self._ledgers.oldest(n)
 
     def entries(self) -> Entries:
         """Return the live entries, in any order: what `from_entries` goes on from."""
         self._turn_if_due()
-        return _joined([ledger.entries() for ledger in self._ledgers])
+        return self._ledgers.entries()
 
     @property
     def stats(self) -> Stats:
         """The sums over all shards."""
-        return Stats(*map(sum, zip(*(ledger.stats for ledger in self._ledgers), strict=True)))
+        return self._ledgers.stats
 
     # Time.
 
@@ -306,7 +286,7 @@ class Acker:
             self._collect()
             left, self._left = self._left, []
         if left and self._on_expired is not None:
-            self._on_expired(_joined(left))
+            self._on_expired(joined(left))
         return turns
 
     def start(self) -> None:
@@ -365,8 +345,8 @@ class Acker:
 
     def __repr__(self) -> str:
         return (
-            f"Acker(shards={self._shards}, buckets={self._buckets}, "
-            f"period_s={self._period_ms / 1000}, pending={sum(map(len, self._ledgers))})"
+            f"Acker(shards={self.shards}, buckets={self._buckets}, "
+            f"period_s={self._period_ms / 1000}, pending={len(self._ledgers)})"
         )
 
     def _run(self) -> None:
@@ -396,51 +376,25 @@ class Acker:
             return 0
         turns = min(due, self._buckets)
         for _ in range(turns):
-            # What nobody took by the next turn is dropped there.
+            # What was not taken by the next turn is dropped there.
             self._collect()
-            for ledger in self._ledgers:
-                ledger.rotate()
+            self._ledgers.rotate()
         self._next_turn_ms += due * self._period_ms
         return turns
 
     def _collect(self) -> None:
         if self._on_expired is not None:
-            left = (ledger.expired() for ledger in self._ledgers)
-            self._left += [entries for entries in left if len(entries)]
+            left = self._ledgers.expired()
+            self._left += [left] if len(left) else []
 
-    def _split(self, roots: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        # numpy sorts 16-bit integers by radix.
-        return _groups(acker_task(roots, self._shards).astype(np.uint16))
-
-    def _shard_of(self, root_id: Any) -> AckerBackend:
-        if self._shards == 1:
-            return self._ledgers[0]
-        return self._ledgers[acker_task(as_id(root_id, "root_id"), self._shards)]
-
-    def _apply_many(self, method: str, **given: Any) -> Outcomes:
-        columns: dict[str, npt.NDArray[Any]] = {
-            name: task_column(column, name) if name == "tasks" else id_column(column, name)
-            for name, column in given.items()
-        }
-        # All is checked before the first shard hears of any.
-        rows = same_length(**columns)
-        if method == "apply":
-            check_kinds(columns["tasks"])
-        elif method == "init_many":
-            check_init_tasks(columns["tasks"])
+    def _apply_many(self, method: str, **columns: Any) -> Outcomes:
+        checked = checked_columns(method, columns)
         self._turn_if_due()
-        if self._shards == 1 or rows == 0:
-            outcomes: Outcomes = getattr(self._ledgers[0], method)(*columns.values())
-        else:
-            parts = []
-            for shard, of_shard in self._split(columns["root_ids"]):
-                message = getattr(self._ledgers[shard], method)
-                parts.append(message(*(column[of_shard] for column in columns.values())))
-            outcomes = _joined(parts)
-        self._tell(outcomes)
+        outcomes = self._ledgers.apply_many(method, checked)
+        self._report(outcomes)
         return outcomes
 
-    def _told(self, outcome: Outcome | None) -> Outcome | None:
+    def _report_one(self, outcome: Outcome | None) -> Outcome | None:
         if outcome is not None and self._on_outcomes is not None:
             elapsed_ms = outcome.elapsed_ms
             self._on_outcomes(
@@ -454,11 +408,11 @@ class Acker:
             )
         return outcome
 
-    def _tell(self, outcomes: Outcomes) -> None:
+    def _report(self, outcomes: Outcomes) -> None:
         if self._on_outcomes is None:
             return
         errors = []
-        for task, rows in _groups(outcomes.tasks):
+        for task, rows in groups_of(outcomes.tasks):
             try:
                 self._on_outcomes(task, outcomes.take(rows))
             except Exception as error:
@@ -468,25 +422,6 @@ class Acker:
             raise errors[0]
         if errors:
             raise ExceptionGroup("on_outcomes raised for several tasks", errors)
-
-
-def _groups(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """The rows of each label, in order; labels ascending."""
-    if len(labels) == 0:
-        return
-    order = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
-    for rows in np.split(order, starts):
-        yield int(labels[rows[0]]), rows
-
-
-def _joined(tables: Sequence[Table]) -> Table:
-    if len(tables) == 1:
-        return tables[0]
-    names: Iterable[str] = tables[0].columns()
-    return type(tables[0])(
-        **{name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
-    )
 
 
 def _milliseconds(seconds: Any, name: str) -> int:
@@ -505,40 +440,3 @@ def _callable(given: _Given, name: str) -> _Given:
     if not callable(given):
         raise TypeError(f"{name} must be callable, got {type(given).__name__}")
     return given
-
-
-def _factory(backend: str | BackendFactory | None) -> BackendFactory:
-    if backend is None:
-        return _backend.Ledger
-    if isinstance(backend, str):
-        return load_backend(backend)
-    if not callable(backend):
-        raise TypeError(
-            "backend must be the name of one, or a callable that makes ledgers, got "
-            f"{type(backend).__name__}; leave it out for ackcore.Ledger"
-        )
-    return backend
-
-
-def _ledger(
-    factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
-) -> AckerBackend:
-    try:
-        ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
-    except TypeError as error:
-        trace = error.__traceback__
-        # Of its own lines there is none in the traceback where it did not even begin.
-        if factory is _backend.Ledger or (trace is not None and trace.tb_next is not None):
-            raise
-        raise TypeError(
-            "backend must take the arguments of ackcore.Ledger (capacity, buckets=, "
-            f"refresh_on_ack=, clock=) and make a ledger, and {factory!r} does not: {error}; leave "
-            "it out for ackcore.Ledger"
-        ) from error
-    missing = _backend.missing_from(ledger)
-    if missing:
-        raise TypeError(
-            f"backend must make ledgers with the methods of AckerBackend, but those of "
-            f"{factory!r} lack {', '.join(missing)}"
-        )
-    return ledger

@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_records", "_columns", "_id_parts", "_row_parts"}, set()),
     ({"_native", "_reference"}, set()),
     ({"_backend"}, set()),
-    ({"_shuffle", "acker", "ids", "retry"}, set()),
+    ({"_sharded", "_shuffle", "acker", "ids", "retry"}, set()),
     ({""}, set()),
     ({"testing"}, set()),
     ({"arrow"}, {"pyarrow"}),
