@@ -24,6 +24,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType
 from ackcore import _columns, ids
 from ackcore.arrow import integers, refuse_nulls
 from ackcore.spark.base.session import refuse_no_session
+from ackcore.spark.base.versions import arrow_udf
 
 ColumnOrName = Column | str
 
@@ -195,5 +196,4 @@ def _call(
     name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
 ) -> Column:
     compute.__name__ = name  # what plans and unnamed columns show
-    function = sql.arrow_udf(compute, returns)  # type: ignore[attr-defined]
-    return function(*operands)  # type: ignore[no-any-return]
+    return arrow_udf(compute, returns)(*operands)

@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.versions import set_active
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     def run() -> None:
         try:
             context.addJobTag(tag)
-            _make_active(session)
+            set_active(session)
             results.append(inside.run(job))
         except BaseException as error:
             errors.append(error)
@@ -93,17 +94,6 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _make_active(session: SparkSession) -> None:
-    """Have the settings of a session count in this thread, as they do where it was made.
-
-    What Spark resolves by its *active* session, such as whether the case of names counts, would
-    else go by defaults: that is no local property.
-    """
-    jvm = session._jvm
-    assert jvm is not None
-    SparkSession._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)
 
 
 def _cancel(context: SparkContext, tag: str, ended: threading.Event) -> None:

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
@@ -77,9 +78,10 @@ def run(
     frame = reduce(DataFrame.union, frames)
     if layout.settles:
         for level in range(2, layout.depth + 1):
-            stages = frame.repartitionById(work.dests, "dest")
+            stages = repartition_by_id(frame, work.dests, "dest")
             frame = stages.mapInArrow(NextStage(work, level), ROW_TYPE)
-        frame = frame.repartitionById(work.dests, "dest").mapInArrow(LastStage(work), RESULT_TYPE)
+        shards = repartition_by_id(frame, work.dests, "dest")
+        frame = shards.mapInArrow(LastStage(work), RESULT_TYPE)
     return read_results(setup, layout, collected(frame))
 
 

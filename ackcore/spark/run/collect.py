@@ -10,6 +10,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from ackcore.spark.base.versions import to_arrow
+
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
@@ -45,7 +47,7 @@ def collected(frame: DataFrame) -> pa.Table:
             session.conf.set(_UNION, "false")
         _PLAIN[key] = users + 1, before
     try:
-        return frame.toArrow()
+        return to_arrow(frame)
     except (Py4JError, PySparkException) as error:
         found = _TOO_LARGE.search(str(error))
         if found is None:

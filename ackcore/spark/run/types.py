@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.settle.shards import MapInArrow
 from ackcore.spark.tasks.workfiles import WorkFile
 from ackcore.topology.tuples import Raised
@@ -112,4 +112,4 @@ class RunResult:
 
 def source_schema(frame_schema: StructType) -> pa.Schema:
     """Return the columns of a source as Arrow has them."""
-    return to_arrow_schema(frame_schema, timezone="UTC")
+    return to_arrow_schema(frame_schema)

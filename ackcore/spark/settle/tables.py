@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore import _columns
 from ackcore._row_parts import MAX_SHARDS
 from ackcore.spark.base.session import has_fixed_order
+from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.settle.events import (
     check_events,
     check_open_before,
@@ -203,5 +204,5 @@ class Job:
             seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
         )
         # Partition n holds shard n; if Spark joins small partitions, it joins whole ones.
-        shards = blobs.repartitionById(self.shards, "dest")
+        shards = repartition_by_id(blobs, self.shards, "dest")
         return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))

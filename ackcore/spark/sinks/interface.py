@@ -23,9 +23,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ackcore._records import Int64s
+from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows, read_schema
 
 
@@ -75,7 +75,7 @@ class Accepted:
         """Return the rows as a DataFrame, a partition for each file."""
         schema, files, nonacked = self.schema(), self.files, self.nonacked
         declared = from_arrow_schema(schema)
-        target = to_arrow_schema(declared, timezone="UTC")
+        target = to_arrow_schema(declared)
 
         def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in ids:

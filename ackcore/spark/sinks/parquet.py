@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from ackcore.spark.base.atomic import check_fence, make_directory, sync_directory, write_file
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
+from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, as_spark_types, read_accepted
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
@@ -110,7 +110,7 @@ class ParquetSink:
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of any DataFrame as those of a micro-batch."""
-        schema = to_arrow_schema(frame.schema, timezone="UTC")
+        schema = to_arrow_schema(frame.schema)
         stage, compression = self._stage(batch_id), self.compression
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackcore._records import Int32s, Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
+from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.settle import wire
 
 TUPLES, LEDGER, SEEN, TRAILER = 1, 2, 3, 4

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
+
+from ackcore.spark.base.versions import from_arrow_schema
 
 RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)

@@ -1,0 +1,196 @@
+"""What differs between the versions of Spark, each with the version from which it is needless.
+
+All else in `ackcore.spark` is written for Spark 4.3, and asks here for what an older one does
+otherwise or does not have.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyspark
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.pandas import types as arrow_types
+from pyspark.sql.types import DataType, StructType
+
+from ackcore._records import Int64s
+
+#: The versions that the tests in tests/spark ran on.
+TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
+
+
+def read_version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version of Spark.
+
+    Raises
+    ------
+    ImportError
+        If it is older than the oldest that was tested.
+
+    Warns
+    -----
+    RuntimeWarning
+        If it is newer than the newest that was tested.
+    """
+    found = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    oldest, newest = (tuple(map(int, one.split("."))) for one in (TESTED[0], TESTED[-1]))
+    if version < oldest:
+        raise ImportError(f"ackcore.spark needs PySpark {TESTED[0]} or newer, got {text}")
+    if version > newest:
+        warnings.warn(
+            f"ackcore.spark was tested with PySpark {', '.join(TESTED)}, and not with {text}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return version
+
+
+SPARK = read_version(pyspark.__version__)
+
+
+def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
+    """Return rows in n partitions, each in the one whose number is in a column of type int.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows.
+    n : int
+        How many partitions.
+    column : str
+        Which has numbers in 0..n-1.
+    """
+    if SPARK >= (4, 1):
+        return frame.repartitionById(n, column)
+    return repartition_by_key(frame, n, column)
+
+
+def repartition_by_key(frame: DataFrame, n: int, column: str) -> DataFrame:
+    """Do what `repartition_by_id` does, by Spark's hash of a key: until 4.1."""
+    return frame.repartition(n, sql.expr(f"{_keys_sql(n)}[{column}]"))
+
+
+@lru_cache(64)
+def _keys_sql(n: int) -> str:
+    # A literal for the parser: PySpark's would be a call to the JVM for each number.
+    return f"array({','.join(map(str, partition_keys(n).tolist()))})"
+
+
+def partition_keys(n: int) -> Int64s:
+    """Return for each of n partitions a number that Spark's hash partitioning puts there.
+
+    Returns
+    -------
+    numpy.ndarray of int64, shape (n,)
+        Of which the i-th, as Spark's int, is hashed to partition i of n.
+    """
+    keys = np.full(n, -1, np.int64)
+    left, first = n, 0
+    while left:
+        some = np.arange(first, first + max(64, 2 * n), dtype=np.int64)
+        first += len(some)
+        found, where = np.unique(murmur3(some) % n, return_index=True)
+        new = keys[found] < 0
+        keys[found[new]] = some[where[new]]
+        left -= int(new.sum())
+    return keys
+
+
+def murmur3(keys: Int64s) -> Int64s:
+    """Return Spark's hash of ints: Murmur3 for x86, 32 bits, of four bytes and with seed 42.
+
+    Parameters
+    ----------
+    keys : numpy.ndarray of int64
+        In the range of an int.
+
+    Returns
+    -------
+    numpy.ndarray of int64
+        In the range of an int.
+    """
+    k = keys.astype(np.uint32) * np.uint32(0xCC9E2D51)
+    k = _rotated(k, 15) * np.uint32(0x1B873593)
+    h = _rotated(k ^ np.uint32(42), 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(4)
+    h = (h ^ h >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    h = (h ^ h >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    h ^= h >> np.uint32(16)
+    return np.asarray(h.view(np.int32), np.int64)
+
+
+def _rotated(words: Any, bits: int) -> Any:
+    return words << np.uint32(bits) | words >> np.uint32(32 - bits)
+
+
+def to_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return columns of Spark's as Arrow has them, times in UTC."""
+    if SPARK >= (4, 2):
+        return arrow_types.to_arrow_schema(schema, timezone="UTC")
+    return arrow_types.to_arrow_schema(schema)
+
+
+def from_arrow_schema(schema: pa.Schema) -> StructType:
+    """Return Arrow's columns as Spark has them, times without a zone as such: from 4.2 as is."""
+    return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Run a job and return its rows: `DataFrame.toArrow`, from 4.0."""
+    if SPARK >= (4, 0):
+        return frame.toArrow()
+    batches = frame._collect_as_arrow()  # type: ignore[operator]
+    return pa.Table.from_batches(batches, to_arrow_schema(frame.schema))
+
+
+def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
+    """Return a function of columns that computes on Arrow arrays: Spark's `arrow_udf`, from 4.1."""
+    if SPARK >= (4, 1):
+        return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
+    return pandas_udf(compute, returns)
+
+
+def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
+    """Do what `arrow_udf` does through pandas, for integers and arrays of them: until 4.1."""
+
+    def on_series(*columns: Any) -> Any:
+        return compute(*map(_from_pandas, columns)).to_pandas()
+
+    series = type(pa.array([], pa.int64()).to_pandas())
+    on_series.__annotations__ = {"columns": series, "return": series}
+    on_series.__name__ = compute.__name__
+    return sql.pandas_udf(on_series, returns)  # type: ignore[attr-defined, no-any-return]
+
+
+def _from_pandas(series: Any) -> pa.Array:
+    """Return a column as Arrow had it before pandas made floats of integers with nulls."""
+    column = pa.Array.from_pandas(series)
+    if pa.types.is_list(column.type):
+        values, kind = column.flatten(), pa.list_(pa.int64())
+    else:
+        values, kind = column, pa.int64()
+    if pa.types.is_floating(values.type) and values.null_count:
+        # Nulls are refused, so it does no harm that a float has no room for all integers.
+        return column.cast(kind, safe=False)
+    return column
+
+
+def set_active(session: SparkSession) -> None:
+    """Have the settings of a session count in this thread, as they do where it was made.
+
+    What Spark resolves by its *active* session, such as whether the case of names counts, would
+    else go by defaults: that is no local property.
+    """
+    jvm = session._jvm
+    assert jvm is not None
+    before_4 = SPARK < (4, 0)
+    java = jvm.SparkSession if before_4 else SparkSession._get_j_spark_session_class(jvm)
+    java.setActiveSession(session._jsparkSession)
