@@ -48,7 +48,7 @@ static void after_block(ledger_t *l) {
 }
 static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes_t *out, int decide) {
     size_t m = 0;
-    if (decide) memset(out->kinds, STATUS_ACKED, n); /* `row` writes the others */
+    if (decide) memset(out->kinds, STATUS_ACKED, n); /* `apply_message` writes the others */
     for (size_t p = 0, rows; p < n; p += rows) {
         rows = next_block(l, n - p);
         m = block_for(l, in, decide)(l, in, p, rows, n - p - rows, out, m);
@@ -93,38 +93,6 @@ INLINE void put_column(const columns_t *out, size_t m, entry_t e, int age) {
         out->last[m] = e.last;
     }
 }
-/* Fold one saved entry in; one of age `turns` has expired and waits to be taken. */
-static void merge_row(ledger_t *l, const columns_t *in, size_t j) {
-    place_t at;
-    /* Checked before, but another thread may write to the caller's columns: a stamp is an index. */
-    int age = in->ages[j] < l->turns ? in->ages[j] : l->turns;
-    entry_t e = {(uint64_t)in->root_ids[j],
-                 (uint64_t)in->vals[j],
-                 in->first ? in->first[j] : 0,
-                 in->last ? in->last[j] : 0,
-                 in->inits[j] ? ~in->tasks[j] : 0,
-                 (uint8_t)stamp_of(l, age),
-                 (uint8_t)((in->flags[j] & MARK_FLAGS) | (in->inits[j] > 1 ? MARK_INITS : 0))};
-    if (age >= l->turns || !ledger_find(l, e.key, &at)) {
-        ledger_insert(l, e, &at);
-        l->dead += age >= l->turns;
-        l->second_inits += in->inits[j] > 1;
-        return;
-    }
-    bucket_t *b = &at.table->buckets[at.i];
-    int32_t was = b->not_tasks[at.s];
-    b->vals[at.s] ^= e.val;
-    if (was < 0 && e.not_task < 0) e.mark |= MARK_INITS | (was != e.not_task ? MARK_TASKS_DIFFER : 0);
-    l->second_inits += in->inits[j] > 1 || (was < 0 && e.not_task < 0);
-    if (e.not_task < was) b->not_tasks[at.s] = e.not_task;
-    add_mark(at, e.mark);
-    if (age < age_of(l, b->stamps[at.s] & ~MARKED)) set_stamp(l, at, e.stamp);
-    if (at.table->times) {
-        times_t *t = &at.table->times[at.i];
-        if (e.first < t->first[at.s]) t->first[at.s] = e.first;
-        if (e.last > t->last[at.s]) t->last[at.s] = e.last;
-    }
-}
 /* The lowest of n tasks and 0: what a column of them is checked by. */
 static int32_t lowest_task(const int32_t *tasks, size_t n) {
     int32_t least = 0;
@@ -153,7 +121,7 @@ static void merge_rows(ledger_t *l, const columns_t *in, size_t n) {
                 table_t *t = find_home(l, hash_of(l->seed, (uint64_t)in->root_ids[j + PREFETCH_AHEAD]), &i);
                 prefetch(&t->buckets[i]);
             }
-            merge_row(l, in, j);
+            merge_entry(l, in, j);
         }
         after_block(l);
     }
@@ -205,13 +173,6 @@ static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
         if (m < most && ++l->take_at >= l->old.n + l->cur.n) l->take_at = 0;
     }
     return m;
-}
-static int status_of(entry_t e, int past) {
-    if (e.not_task >= 0) return past ? STATUS_ORPHAN : STATUS_OPEN;
-    if (e.mark & MARK_INITS) return STATUS_ANOMALY;
-    if (e.val == 0) return STATUS_ACKED;
-    if (e.mark & MARK_FAILED) return STATUS_FAILED;
-    return past ? STATUS_EXPIRED : STATUS_OPEN;
 }
 /* Decide every entry once; what is decided leaves. */
 static size_t settle_all(ledger_t *l, const columns_t *out, int timed_out, int64_t before) {

@@ -1,7 +1,7 @@
 /* layout.h - what a ledger is in memory, and what a kernel offers.
  *
- * Read layout.h, table.h, ledger.h, block.h, kernel.h, in this order; then ledger.pxi, which
- * allocates and locks.
+ * Read layout.h, table.h, ledger.h, message.h, block.h, kernel.h, in this order; then ledger.pxi,
+ * which allocates and locks.
  *
  * A ledger is an open-addressing hash table with 64-bit root ids for keys, bucketed linear
  * probing, an overflow count per bucket (as in folly's F14) and backward-shift deletion: there are
