@@ -103,7 +103,7 @@ def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=
     directory = atomic.make_directory(checkpoint / "ackcore/replays")
     noted = checkpoint.parent / f"note-{request}"  # the same for all checkpoints of a test
     table = records(77, 1, attempt=0) if table is None else table
-    name = replays.stage(directory, request, spout, table, noted)
+    name = replays.stage(directory, request, spout, [table], noted)
     if note:
         noted.touch()
     if publish:

@@ -16,6 +16,8 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters import letters as letter_files
+from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.files import active_files, kinds_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
@@ -71,6 +73,8 @@ def test_many_files_become_few_and_no_letter_moves(letters):
     assert active(letters)[0] == "batches-0-255.2.parquet"
     # The newest is not put into another one: it may be written again.
     assert active(letters)[-1] == "batch-299.parquet"
+    # And nothing is remembered of files that are no more.
+    assert len(letters._compaction._schemas) < 40
 
 
 def test_a_micro_batch_that_is_written_again_replaces_its_letters(letters):
@@ -100,11 +104,42 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     write(letters, 0, 20)
     assert len(active(letters)) == 20
     monkeypatch.setattr(compaction, "_BYTES", 1 << 28)
-    monkeypatch.setattr(compaction, "_GROUP_ROWS", 8)  # and files go by row groups
+    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
     assert numbers(letters.path) == wrote(21)
     (first, *_) = active_files(letters.path / "lines")
     assert pq.ParquetFile(first.path).num_row_groups == 5
+
+
+def test_long_letters_are_written_merged_and_sent_a_few_at_a_time(letters, checkpoint, monkeypatch):
+    """However many there are, and in whatever row groups an older ackcore wrote them."""
+    parts = []
+
+    def as_records(part):
+        parts.append((part.nbytes, ids(convert(part))))
+        return convert(part)
+
+    convert = replays._records
+    monkeypatch.setattr(replays, "_records", as_records)
+    for number in range(2):
+        values = pa.array([f"{row}" * 10_000_000 for row in range(8)])
+        table = died(8 * number, 8).drop_columns("value").append_column("value", values)
+        letters.write(number, {"lines": table})
+    directory = letters.path / "lines"
+    assert pq.ParquetFile(directory / "batch-0.parquet").num_row_groups == 3
+    pq.write_table(read_letters(directory / "batch-1.parquet"), directory / "batch-1.parquet")
+    assert pq.ParquetFile(directory / "batch-1.parquet").num_row_groups == 1
+    monkeypatch.setattr(compaction, "_FEWEST", 2)
+    write(letters, 50, 51)
+    assert active(letters) == ["batches-0-1.1.parquet", "batch-50.parquet"]
+    assert pq.ParquetFile(directory / "batches-0-1.1.parquet").num_row_groups == 6
+    assert replay(checkpoint).records == {"lines": 18}
+    assert [name for _, names in parts for name in names] == [
+        *(f"id-{row}" for row in range(16)),
+        "id-100",
+        "id-101",
+    ]
+    assert max(size for size, _ in parts) < 1 << 25
 
 
 def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
@@ -314,6 +349,7 @@ def test_letters_that_do_not_fit_are_not_sent(letters, checkpoint, now, told):
         with pytest.raises(CheckpointForeign, match=told) as caught:
             replay(checkpoint)
         assert state.pending_replays() == ()
+    assert list((checkpoint / "ackcore/replays").glob("*.arrow*")) == []
     assert "Nothing was sent" in str(caught.value)
     assert notes_of(letters.path) == []
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
+from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import sync_directory
-from ackcore.spark.base.checksummed import read_table, read_table_schema, write_table
+from ackcore.spark.base.checksummed import read_table, read_table_schema, write_batches
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import with_replayed
 
+#: What is in memory of a request that is written.
+_ROWS, _BYTES = 1 << 16, 1 << 25
 #: In a request's schema: the note that makes it count.
 _NOTE = b"ackcore_note"
 _STAGED, _WITHDRAWN = ".staged", ".withdrawn"
@@ -32,13 +37,17 @@ def spout_of(name: str) -> str:
     return name.split(".", 1)[1].rsplit(".", 2)[0]
 
 
-def stage(directory: Path, request: str, spout: str, table: pa.Table, note: Path) -> str:
-    """Write a request's file where no query sees it yet."""
+def stage(directory: Path, request: str, spout: str, tables: Iterable[pa.Table], note: Path) -> str:
+    """Write a request's file, of one or more tables, where no query sees it yet."""
     inside = note.is_relative_to(directory.parent)
     # A store in the checkpoint moves with it.
     path = os.path.relpath(note, directory) if inside else note
-    told = table.replace_schema_metadata({_NOTE: os.fsencode(path)})
-    return write_table(directory, f"{request}.{spout}", told, staged=True)
+    parts = iter(tables)
+    first = next(parts)
+    schema = first.schema.with_metadata({_NOTE: os.fsencode(path)})
+    batches = (batch for part in chain([first], parts) for batch in part.to_batches())
+    whole = rebatched(batches, _ROWS, _BYTES)
+    return write_batches(directory, f"{request}.{spout}", schema, whole, staged=True)
 
 
 def publish(directory: Path, staged: str) -> None:

@@ -6,26 +6,21 @@ one file; see `ackcore.spark.dead_letters.store` for why no letter is lost or do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ackcore.spark.base.atomic import remove, write_file
 from ackcore.spark.dead_letters.files import LetterFile
-from ackcore.spark.dead_letters.letters import WRITING, read_letters, read_schema
+from ackcore.spark.dead_letters.letters import read_parts, read_schema, write_letters
 
 #: So many neighbours that were merged equally often are merged once more, and at most so many at
 #: once: with d deaths there are some 16 log d files, and each letter is written log d times.
 _FEWEST, _MOST = 16, 256
 #: Files are merged up to this size.
 _BYTES = 1 << 28
-#: What goes into one row group, so that no more of a file is in memory.
-_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 1 << 25
 #: For how long a file is kept that was merged into another: a reader may have listed it before.
 KEPT_MS = 3_600_000
 
@@ -41,7 +36,7 @@ class Compaction:
 
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
-        self._schemas: dict[str, bytes] = {}
+        self._schemas: dict[LetterFile, bytes] = {}
 
     def compact(
         self,
@@ -68,6 +63,7 @@ class Compaction:
                 remove(file.path)
         replaced[:] = [(file, by) for file, by in replaced if by not in gone]
         run = self._run(older)
+        self._schemas = {file: self._schemas[file] for file in older if file in self._schemas}
         if run:
             first, last, level = run[0].first, run[-1].last, run[0].level + 1
             name = f"batches-{first}-{last}.{level}.parquet"
@@ -101,28 +97,13 @@ class Compaction:
         return None
 
     def _schema(self, file: LetterFile) -> bytes:
-        name = f"{file.path.parent.name}/{file.path.name}"
-        if name not in self._schemas:
+        if file not in self._schemas:
             schema = read_schema(file.path).remove_metadata()
-            self._schemas[name] = schema.serialize().to_pybytes()
-        return self._schemas[name]
+            self._schemas[file] = schema.serialize().to_pybytes()
+        return self._schemas[file]
 
 
 def _copy(run: list[LetterFile], file: BinaryIO) -> None:
     """Write the letters of files one after the other, as they are."""
-    with pq.ParquetWriter(file, read_letters(run[0].path).schema, **WRITING) as writer:
-        for tables in _groups(read_letters(each.path) for each in run):
-            writer.write_table(pa.concat_tables(tables))
-
-
-def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
-    group: list[pa.Table] = []
-    rows = size = 0
-    for table in tables:
-        group.append(table)
-        rows, size = rows + table.num_rows, size + table.nbytes
-        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-            yield group
-            group, rows, size = [], 0, 0
-    if group:
-        yield group
+    parts = (part for each in run for part in read_parts(each.path))
+    write_letters(file, read_schema(run[0].path), parts)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackcore.spark.base.atomic import make_directory, remove, write_file
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.dead_letters.letters import WRITING, read_schema, schema_of
+from ackcore.spark.dead_letters.letters import read_schema, schema_of, write_letters
 
 _COLUMNS = "columns.parquet"
 _FILE = re.compile(r"batch-(\d+)\.parquet|batches-(\d+)-(\d+)\.(\d+)\.parquet")
@@ -105,7 +104,7 @@ def remember_columns(store: Path, sources: Mapping[str, pa.Schema]) -> None:
         except StateError:
             known = False
         if not known:
-            write_file(path, partial(pq.write_table, letters.empty_table(), **WRITING))
+            write_file(path, partial(write_letters, schema=letters, tables=()))
     for directory in spouts_of(store):
         if sources and directory.name not in sources:
             remove(directory / _COLUMNS)

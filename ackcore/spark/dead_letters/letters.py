@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
+from ackcore.arrow import rebatched
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
 from ackcore.topology.tuples import Reason
@@ -30,7 +33,11 @@ LETTER = pa.schema(
     ]
 )
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
-WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
+_WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
+#: What goes into one row group, so that no more of a file is in memory.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 1 << 25
+
+Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
@@ -57,6 +64,61 @@ def schema_of(source: pa.Schema) -> pa.Schema:
     return LETTER.append(pa.field("payload", pa.struct(list(source))))
 
 
+def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write letters, so few to a row group that a reader can have one in memory."""
+    batches = (batch for table in tables for batch in table.to_batches())
+    with pq.ParquetWriter(file, schema, **_WRITING) as writer:
+        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES):
+            writer.write_batch(batch)
+
+
+def read_parts(path: Path, wanted: Bools | None = None) -> Iterator[pa.Table]:
+    """Yield the letters of a file, part by part, none larger than a row group is to be.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    wanted : ndarray of bool, optional
+        Which rows; all if not given.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    """
+    with (
+        _reading(path),
+        # Older row groups are of any size: not even one column's bytes need fit into memory.
+        pq.ParquetFile(path, page_checksum_verification=True, buffer_size=1 << 20) as file,
+    ):
+        start = 0
+        for n in range(file.num_row_groups):
+            group = file.metadata.row_group(n)
+            here = None if wanted is None else wanted[start : start + group.num_rows]
+            start += group.num_rows
+            if here is not None and not here.any():
+                continue
+            rows = group.num_rows * _GROUP_BYTES // max(group.total_byte_size, 1)
+            at = 0
+            for batch in file.iter_batches(min(max(rows, 1), _GROUP_ROWS), row_groups=[n]):
+                table = pa.Table.from_batches([batch])
+                if here is not None:
+                    table = table.filter(pa.array(here[at : at + len(batch)]))
+                at += len(batch)
+                if len(table):
+                    yield table
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file in whatever is wrong with it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise corrupt(path, f"is damaged: {error}") from error
+
+
 def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read a file of letters.
 
@@ -65,12 +127,10 @@ def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
     CheckpointCorrupt
         If it is damaged or missing.
     """
-    try:
+    with _reading(path):
         return pq.read_table(
             path, columns=columns, page_checksum_verification=True, partitioning=None
         )
-    except (pa.ArrowException, OSError) as error:
-        raise corrupt(path, f"is damaged: {error}") from error
 
 
 def read_schema(path: Path) -> pa.Schema:
@@ -81,10 +141,8 @@ def read_schema(path: Path) -> pa.Schema:
     CheckpointCorrupt
         If it is damaged or missing.
     """
-    try:
+    with _reading(path):
         return pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        raise corrupt(path, f"is damaged: {error}") from error
 
 
 def starts_of(batch_ids: Int64s) -> dict[int, int]:

@@ -11,7 +11,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,14 @@ from ackcore.spark.base.session import refuse_session
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of
-from ackcore.spark.dead_letters.letters import TIME, read_letters, read_schema, starts_of
+from ackcore.spark.dead_letters.letters import (
+    TIME,
+    Bools,
+    read_letters,
+    read_parts,
+    read_schema,
+    starts_of,
+)
 from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
 from ackcore.spark.dead_letters.places import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
@@ -131,21 +138,22 @@ def replay(
         kinds = kinds_of(store, spout)
         chosen = None if where is None else _matches(session_of(spark), kinds, notes, where)
         rows: dict[str, dict[str, list[list[int]]]] = {}
-        tables: dict[str, list[pa.Table]] = {}
+        wanted: dict[str, list[tuple[LetterFile, Bools]]] = {}
         for kind in kinds:
             for file in kind.files:
                 if chosen is not None and file.path not in chosen:
                     continue
-                wanted = None if chosen is None else chosen[file.path]
-                taken, letters = _take(file, kind.spout, wanted, () if again else notes)
-                if letters.num_rows:
-                    rows.setdefault(kind.spout, {}).update(taken)
-                    fitting = _fitting(store, kind.spout, letters, fields.get(kind.spout))
-                    tables.setdefault(kind.spout, []).append(fitting)
-        whole = {each: pa.concat_tables(some) for each, some in tables.items()}
-        if whole:
-            _send(directory, store, name, whole, rows)
-        return Replay(name, {each: table.num_rows for each, table in whole.items()})
+                some = None if chosen is None else chosen[file.path]
+                mask, places = _choose(file, kind.spout, some, () if again else notes)
+                if places:
+                    rows.setdefault(kind.spout, {}).update(places)
+                    wanted.setdefault(kind.spout, []).append((file, mask))
+        tables = {
+            each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
+        }
+        if tables:
+            _send(directory, store, name, tables, rows)
+        return Replay(name, _counted(rows))
     finally:
         lock.close()
 
@@ -161,13 +169,21 @@ def _finish(directory: Path) -> None:
 
 
 def _send(
-    directory: Path, store: Path, request: str, tables: Mapping[str, pa.Table], rows: Spans
+    directory: Path,
+    store: Path,
+    request: str,
+    tables: Mapping[str, Iterable[pa.Table]],
+    rows: Spans,
 ) -> None:
-    notes = make_directory(store / NOTES)
-    note = notes / f"{request}.json"
-    staged = [
-        replays.stage(directory, request, spout, table, note) for spout, table in tables.items()
-    ]
+    note = make_directory(store / NOTES) / f"{request}.json"
+    staged: list[str] = []
+    try:
+        for spout, some in tables.items():
+            staged.append(replays.stage(directory, request, spout, some, note))
+    except BaseException:
+        for name in staged:
+            remove(directory / name)
+        raise
     about = {"request": request, "at_ms": time.time_ns() // 1_000_000, "rows": rows}
     write_record(note, f"{NOTES}/{request}.json", about)
     # From here on it counts, and whoever looks next would finish it.
@@ -214,12 +230,11 @@ def _matches(
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
 
-def _take(
+def _choose(
     file: LetterFile, spout: str, chosen: Int64s | None, notes: Iterable[Note]
-) -> tuple[dict[str, list[list[int]]], pa.Table]:
-    """Return letters of a file that were not sent yet, and their places by micro-batch."""
-    letters = read_letters(file.path)
-    batch_ids = letters["batch_id"].to_numpy()
+) -> tuple[Bools, dict[str, list[list[int]]]]:
+    """Return which letters of a file are to be sent, and their places by micro-batch."""
+    batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
     wanted = np.ones(len(batch_ids), np.bool_)
     if chosen is not None:
         wanted[:] = False
@@ -231,11 +246,16 @@ def _take(
         for number, start in starts_of(batch_ids).items()
         if len(of_batch := rows[batch_ids[rows] == number])
     }
-    return places, letters.filter(pa.array(wanted))
+    return wanted, places
 
 
-def _fitting(store: Path, spout: str, letters: pa.Table, fields: list[str] | None) -> pa.Table:
-    """Return letters as records of their source as it is now.
+def _fitting(
+    store: Path,
+    spout: str,
+    wanted: Sequence[tuple[LetterFile, Bools]],
+    fields: list[str] | None,
+) -> Iterator[pa.Table]:
+    """Yield letters as records of their source as it is now, part by part.
 
     Raises
     ------
@@ -244,22 +264,25 @@ def _fitting(store: Path, spout: str, letters: pa.Table, fields: list[str] | Non
     ColumnsChanged
         If they do not fit.
     """
-    what = f"{letters.num_rows} dead letters of spout {spout!r} in {store}"
-    if fields is None:
-        raise CheckpointForeign(f"{what} are of no spout that the topology has now. {_WAY_OUT}.")
-    records = _records(letters)
     path = columns_path(store, spout)
-    if path.exists():
-        now = pa.schema(list(read_schema(path).field("payload").type))
-        return fit_columns(records, now, what, _WAY_OUT)
-    # Nothing was started on the checkpoint since types were put on record.
-    names = records.column_names[len(TRACKING) :]
-    if names != fields:
-        raise ColumnsChanged(
-            f"{what} have the columns {', '.join(names)}, and the source has {', '.join(fields)} "
-            f"now. {_WAY_OUT}."
-        )
-    return records
+    recorded = path.exists()
+    now = pa.schema(list(read_schema(path).field("payload").type)) if recorded else None
+    for file, mask in wanted:
+        what = f"{mask.sum()} dead letters of spout {spout!r} in {store}"
+        if fields is None:
+            raise CheckpointForeign(
+                f"{what} are of no spout that the topology has now. {_WAY_OUT}."
+            )
+        for records in map(_records, read_parts(file.path, mask)):
+            source = pa.schema(list(records.schema)[len(TRACKING) :])
+            # Nothing was started on the checkpoint since types were put on record.
+            if not recorded and source.names != fields:
+                raise ColumnsChanged(
+                    f"{what} have the columns {', '.join(source.names)}, and the source has "
+                    f"{', '.join(fields)} now. {_WAY_OUT}."
+                )
+            now = source if now is None else now
+            yield fit_columns(records, now, what, _WAY_OUT)
 
 
 def _records(letters: pa.Table) -> pa.Table:
@@ -277,7 +300,7 @@ def _records(letters: pa.Table) -> pa.Table:
         pa.array([Reason(*each).encode() for each in told], pa.string()),
         pa.repeat(True, letters.num_rows),
     ]
-    payload = letters["payload"].type
-    fields = [payload.field(n) for n in range(payload.num_fields)]
-    columns += pa.Table.from_struct_array(letters["payload"]).columns
-    return pa.table(columns, schema=pa.schema([*TRACKING, *fields]))
+    payload = pa.Table.from_struct_array(letters["payload"])
+    # Whether a column may be null is not looked at: it may have changed between two letters.
+    fields = [pa.field(field.name, field.type) for field in payload.schema]
+    return pa.table([*columns, *payload.columns], schema=pa.schema([*TRACKING, *fields]))

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, write_file
 from ackcore.spark.base.checksummed import read_record, write_record
@@ -40,7 +39,7 @@ from ackcore.spark.dead_letters.files import (
     remember_columns,
     spouts_of,
 )
-from ackcore.spark.dead_letters.letters import WRITING, as_letters, read_letters
+from ackcore.spark.dead_letters.letters import as_letters, read_letters, write_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.places import OWNER, POINTER, remembered
 from ackcore.topology.tuples import Reason
@@ -157,7 +156,7 @@ class DeadLetters:
                     "written: the dead letters and the checkpoint are not of one age",
                 )
         file = LetterFile(directory / f"batch-{number}.parquet", number, number, 0)
-        write_file(file.path, partial(pq.write_table, letters, **WRITING))
+        write_file(file.path, partial(write_letters, schema=letters.schema, tables=[letters]))
         older = [each for each in files if each.last < number]
         try:
             self._compaction.compact(directory, older, replaced)
