@@ -1,1 +1,1 @@
-"""What all else in `ackcore.spark` stands on: files, clocks, and what is particular to Spark."""
+"""What the other rooms build on: files, locks, clocks, and what is particular to Spark."""

@@ -30,7 +30,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file in whatever the system says against writing it."""
+    """Raise an `OSError` as a `StateError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make what was created, renamed or removed in a directory last."""
+    """Make durable what was created, renamed or removed in a directory."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -55,7 +55,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> Path:
-    """A directory that lasts, and those above it."""
+    """Return a directory, made durably if it was not there, and those above it."""
     with writing(path):
         if not path.is_dir():
             make_directory(path.parent)
@@ -66,13 +66,13 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-#: What raises once another driver has taken over; set by `fenced`.
+#: Raises once another driver has taken over; set by `fenced`.
 _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=None)
 
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Have ``check`` called, which may raise, right before each write within that counts."""
+    """Have ``check``, which may raise, called before each file written within gets its name."""
     token = _fence.set(check)
     try:
         yield
@@ -94,7 +94,7 @@ def write_file(
     once: bool = False,
     made_in: Path | None = None,
 ) -> None:
-    """Let ``write`` fill a file that replaces ``path`` as a whole, for good.
+    """Have ``write`` fill a file, which replaces ``path`` as a whole and durably.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def write_file(
     CheckpointInUse
         If another driver has taken over.
     """
-    # A driver that wakes after another took over may have a file of this name open still.
+    # Random: a driver that resumes after another took over may have its file open still.
     temporary = (made_in or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     free = True
     with writing(path):
@@ -138,7 +138,7 @@ def write_file(
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Give a file its name if that is free; tell whether it was."""
+    """Give a file its name if that is free, and return whether it was."""
     free = True
     try:
         os.link(temporary, path)
@@ -166,9 +166,9 @@ def remove(path: Path) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what writers left that died; nothing may be writing there."""
+    """Remove what writers left that died; none may be writing there."""
     left = list(directory.iterdir()) if directory.is_dir() else []
-    # What was not there before the look is none of another driver's that has taken over.
+    # Listed before the check: no file of a driver that has taken over is among them.
     check_fence()
     for path in left:
         if _TEMPORARY.fullmatch(path.name):

@@ -27,7 +27,7 @@ from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import sync_directory, write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
-#: Of the files of a checkpoint.  A reader knows all formats up to its own.  In format 1 each spout
+#: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout
 #: had one waiting table, in no order.
 FORMAT = 2
 #: A table's checksum: the hex digits in its name.
@@ -87,7 +87,7 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
 
 
 class _Hashed:
-    """A file that knows the checksum of what was written to it, as far as Arrow needs a file."""
+    """A file with the checksum of what was written to it, as far as Arrow needs a file."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -224,7 +224,7 @@ class TableCache:
         return self._mapped[file]
 
     def wrote(self, file: str) -> None:
-        """Say that a file's checksum need not be looked at: who wrote it has just made it."""
+        """Skip the check of a file that has just been written."""
         self._verified.add(file)
 
     def keep(self, files: Collection[str]) -> None:

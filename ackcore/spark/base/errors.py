@@ -1,4 +1,4 @@
-"""What is raised about a checkpoint, and what an error of Spark's says in a line."""
+"""Errors about checkpoints, and errors of Spark's in a line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> 
     return CheckpointCorrupt(f"{os.fspath(path)} {what}. {way_out}.")
 
 
-#: Longer lines hold somebody's data rather than what was wrong.
+#: Longer lines hold data rather than what was wrong.
 _LONGEST = 500
 
 
@@ -54,7 +54,7 @@ def one_line(error: BaseException) -> str:
     """Return the line of an error that says what was wrong; Spark's go on for pages."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
-        lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names what nobody knows
+        lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names its own object
     # What a worker raised is the last line of its traceback, in the midst of Java's.
     for line in reversed(lines):
         name, colon, _ = line.partition(": ")

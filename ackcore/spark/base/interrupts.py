@@ -1,9 +1,9 @@
-"""Interrupts: how they end a run, and how a job that was cancelled is told from one that failed.
+"""Interrupts: how they end a run, and what tells a cancelled job from a failed one.
 
 PySpark's handler of SIGINT cancels all jobs and raises `KeyboardInterrupt`, which its own cleaning
 up then replaces by the error of the cancelled job.  Jupyter's only raises, and that cleaning up
-waits for the job to end.  So whoever is in the main thread runs jobs in another one, where no
-interrupt comes, and cancels them by itself.
+waits for the job to end.  So what is called in the main thread runs its jobs in another one,
+where no interrupt comes, and cancels them by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunCancelled(RuntimeError):
     Attributes
     ----------
     shut_down : bool
-        Whether the SparkContext ended meanwhile, for a reason that nobody here knows.
+        Whether the SparkContext ended meanwhile, for a reason that is not known.
     """
 
     def __init__(self, message: str, shut_down: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The lock of a checkpoint."""
+"""The lock by which one driver at a time writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Lock:
             raise
 
     def check(self) -> None:
-        """Make sure that nobody took it over.
+        """Make sure that it is still held.
 
         Raises
         ------
         CheckpointInUse
-            If somebody did, or removed it so that somebody may at any time.
+            If another driver took it over, or it was removed, so that one may at any time.
         StateError
-            If that cannot be told.
+            If its file cannot be read.
         """
         try:
             found = self.path.read_bytes()
@@ -68,7 +68,7 @@ class Lock:
             )
 
     def close(self) -> None:
-        """Let go; twice is fine, and from any thread."""
+        """Release it; twice is fine, and from any thread."""
         # A number that is closed twice may be another file's by then: a sink's that is being
         # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
         with self._closing:
@@ -78,5 +78,5 @@ class Lock:
 
 
 def _holder(found: bytes) -> str:
-    """Who holds a lock, by what is in its file."""
+    """The holder of a lock, by what is in its file."""
     return found.decode("utf-8", "replace").partition("\n")[0].strip() or "unknown"

@@ -43,7 +43,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     return Path(os.path.abspath(text))
 
 
-#: File systems in which the kernel shows itself; in some of them mkdir even does something.
+#: File systems that show the kernel's state; in some of them mkdir even does something.
 _KERNELS = frozenset(
     {"binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs"}
     | {"mqueue", "proc", "pstore", "securityfs", "sysfs", "tracefs"}
@@ -51,7 +51,7 @@ _KERNELS = frozenset(
 
 
 def _file_system(path: str) -> str:
-    """Return the type of the file system that a path is on; empty where nobody tells."""
+    """Return the type of the file system that a path is on; empty where it cannot be told."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The columns in which records that wait or are dead are tracked, and what names a sink's file."""
+"""Columns: in which records that wait or are dead are tracked, and which Parquet cannot hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRACKING = pa.schema(
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
-        # Whether it is a dead letter that was sent again: the books tell what became of those.
+        # Whether it is a dead letter that was sent again: the books count what was resolved.
         pa.field(REPLAYED, pa.bool_(), nullable=False),
     ]
 )

@@ -1,4 +1,4 @@
-"""What Spark tells of a session, and of a DataFrame's plan, before any job runs."""
+"""What can be asked of a session, and of a DataFrame's plan, before any job runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _refuse_stopped(spark: SparkSession, what: str) -> None:
         if java is not None and not java.sc().isStopped():
             return
     except (Py4JError, OSError):
-        pass  # nobody answers any more
+        pass  # its JVM has ended
     raise ValueError(
         f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, and what is "
         "read with it has to be read anew"
@@ -88,9 +88,9 @@ def refuse_no_session() -> None:
 def has_fixed_rows(frame: DataFrame) -> bool:
     """Whether a source computes the same rows if it is read again, as far as Spark can tell.
 
-    Not if it asks for the time or for chance, nor if Python code has a part in it, of which nobody
-    knows what it answers: functions, data sources, and RDDs, which are not told apart by what
-    computes them.  (That of a list is one, too.)
+    Not if it depends on the time or on chance, nor if Python code takes part, whose determinism is
+    not known: functions, data sources, and RDDs, whatever computes them.  (That of a list is one,
+    too.)
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:
@@ -98,7 +98,7 @@ def has_fixed_rows(frame: DataFrame) -> bool:
     return known
 
 
-#: A stream's source is asked about in each micro-batch, and a plan does not change.
+#: A stream's source is looked at in each micro-batch, and a plan does not change.
 _FIXED_ROWS: WeakKeyDictionary[DataFrame, bool] = WeakKeyDictionary()
 
 

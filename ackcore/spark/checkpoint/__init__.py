@@ -1,1 +1,1 @@
-"""What is on record of a topology, and whose it is."""
+"""What is on record of a topology, and which topology that is."""

@@ -35,7 +35,7 @@ class Plan:
     suspects: tuple[int, ...] = ()  # root ids to be run alone
     rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
     time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons of those that hung
-    interrupted: bool = False  # its driver was told to end, and did not die of what it ran
+    interrupted: bool = False  # its driver was interrupted, and did not die of what it ran
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -61,7 +61,7 @@ class BatchDecision:
     """What became of a micro-batch, recorded before anything outside hears of it."""
 
     number: int
-    #: All who wait: `Retries.rest`, and the new ones.
+    #: All rows that wait: `Retries.rest`, and the new ones.
     waiting: Waiting
     #: Rows that became dead in this micro-batch, by spout, in the same columns.
     dead: Mapping[str, pa.Table]
@@ -79,7 +79,7 @@ class BatchDecision:
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
-        """Read what `write` returned; tables are read when they are asked for."""
+        """Read what `write` returned; tables are read at the first access."""
         roots = Tables.of(cache, body["nonacked"])
         return cls(
             number=body["number"],
@@ -142,7 +142,7 @@ class Retries(NamedTuple):
 
     due: dict[str, pa.Table]  # by spout; no empty tables
     rest: Waiting
-    asked: dict[str, int]  # rows of the requests, by spout, whether they are due or in the rest
+    requested: dict[str, int]  # rows of the requests, by spout, in ``due`` or in ``rest``
 
 
 class TableFile(NamedTuple):
@@ -153,7 +153,7 @@ class TableFile(NamedTuple):
 
 
 class Tables(Mapping[str, pa.Table]):
-    """Tables by name, read when they are asked for.
+    """Tables by name, each read at the first access.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ def read_history(batches: Path, state: Path, plan_of: ReadPlan, begun: bool) -> 
             batches / f"{plan.parent}.done",
             f"is missing, though micro-batch {last} was planned after it",
         )
-    # Older ones are not asked for any more, and may be half removed.
+    # Older ones are not read any more, and may be half removed.
     before = plan_of(last - 1)
     taken = {*plan.replays, *(() if before is None else before.replays)}
     return History(last, last if last in dones else plan.parent, frozenset(taken))

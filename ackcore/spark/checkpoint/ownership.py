@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: which topology's, how it is run, and what Spark tells of its history."""
+"""To which topology a checkpoint belongs, how it is run, and what Spark's own log says of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Described(Protocol):
 
 
 def write_meta(root: Path, meta: Mapping[str, Any], *, once: bool = False) -> None:
-    """Record whose it is."""
+    """Record to which topology it belongs."""
     write_record(root / "meta.json", "meta.json", meta, once=once)
 
 
@@ -48,14 +48,14 @@ def claim(
     accept_changes: bool,
     clock_ms: int | None,
 ) -> dict[str, Any]:
-    """Return whose the checkpoint is, and make it this topology's if it is nobody's.
+    """Return what meta.json says; a checkpoint on which nothing ran becomes this topology's.
 
     Raises
     ------
     CheckpointForeign
         If it is another's.
     CheckpointCorrupt
-        If it is nobody's, and there are files that somebody wrote.
+        If there is no meta.json, and other files are there.
     """
     path = root / "meta.json"
     meta = read_record(path, "meta.json")
@@ -112,7 +112,7 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, kind: str) -> None:
-    """Refuse what `accept_changes` cannot make good: sources that nobody would read, or others'."""
+    """Refuse what `accept_changes` cannot make good: sources that would not be read, or others'."""
     known = meta["spout_order"]
     new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
     gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
@@ -130,7 +130,7 @@ def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, 
 
 
 def _refuse_remains(root: Path, log: Path | None) -> None:
-    """Without meta.json there may be nothing: neither of ours, nor of a stream that ran."""
+    """Refuse files beside a missing meta.json: of ours, or of a stream that ran."""
     for path in sorted(root.rglob("*")):
         if path.is_file() and path != root / "lock":
             raise corrupt(

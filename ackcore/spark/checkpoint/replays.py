@@ -2,8 +2,8 @@
 
 A request is staged first, where no query sees it; then the dead letters' store notes down which
 letters it holds (that note is what makes it count); then its files are renamed to where a query
-sees them.  A rename happens once, so a request is taken once, whoever dies when; whoever comes by
-after a crash finishes a noted request's renames.
+sees them.  A rename happens once, so a request is taken once, whatever dies when; after a crash
+the next replay, or a query, finishes a noted request's renames.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"([^.]+)\.(.+)\.[0-9a-f]{32}\.arrow")
 
 
 def spout_of(name: str) -> str:
-    """Return whose records a request holds: ``<request>.<spout>.<checksum>.arrow``."""
+    """Return the spout of a request: ``<request>.<spout>.<checksum>.arrow``."""
     return name.split(".", 1)[1].rsplit(".", 2)[0]
 
 
@@ -51,7 +51,7 @@ def stage(directory: Path, request: str, spout: str, tables: Iterable[pa.Table],
 
 
 def publish(directory: Path, staged: str) -> None:
-    """Let queries see a staged file; somebody else may have done so already."""
+    """Make a staged file visible to queries, unless another process has done so already."""
     try:
         os.rename(directory / staged, directory / staged.removesuffix(_STAGED))
     except FileNotFoundError:
@@ -66,8 +66,8 @@ def staged(directory: Path) -> list[str]:
 
 def counts(directory: Path, name: str) -> bool:
     """Whether a staged file's request was noted down, so that it must be seen to the end."""
-    # The footer alone: the heartbeat asks every second for as long as the file lies there, and
-    # whoever takes the request reads and checks it whole.
+    # The footer alone: the heartbeat looks every second for as long as the file lies there, and
+    # when the request is taken it is read and checked whole.
     path = directory / name
     note = (read_table_schema(path, _way_out(path)).metadata or {}).get(_NOTE)
     if note is None:
@@ -76,7 +76,7 @@ def counts(directory: Path, name: str) -> bool:
 
 
 def visible(directory: Path) -> list[str]:
-    """Return the names of all requests, and finish those whose maker died."""
+    """Return the names of all requests, and publish those whose `replay` died."""
     names = _names(directory, "")
     unfinished = [name for name in names if name.endswith(_STAGED)]
     finished = [name for name in unfinished if _finish(directory, name)]
@@ -90,7 +90,7 @@ def _finish(directory: Path, name: str) -> bool:
     except StateError:
         if (directory / name).exists():
             raise
-        return True  # its maker lives, and was faster
+        return True  # its `replay` lives, and was faster
     if noted:
         publish(directory, name)
     return noted

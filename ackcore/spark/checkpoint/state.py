@@ -3,7 +3,7 @@
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
     meta.json                 format, topology, deployment key; written when it is made
-    lock                      held by the driver while it runs; tells its pid, and a random token
+    lock                      held by the driver while it runs; has its pid, and a random token
                               by which it sees that no other one has taken over
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
@@ -13,7 +13,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
                               the manifest says whose files count, all is worthless after N.done;
                               N.<token>.fenced: of a former driver, about to be removed
     work/N.pinned/            the snapshot of its new rows, for careful runs
-    replays/*.arrow           dead letters that were asked for again
+    replays/*.arrow           requests to send dead letters again
 
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
 a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
@@ -180,13 +180,13 @@ class State:
         """Refuse records that wait for a spout that is no more, or for columns that it has not."""
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
-        asked = [*(() if plan is None else plan.replays), *self.pending_replays()]
-        ownership.check_waiting(self.path, topology, waiting, asked)
+        requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
+        ownership.check_waiting(self.path, topology, waiting, requested)
         for spout in waiting:
             for table in waiting.tables(spout):
                 self._fitted(spout, table)
-        for name in asked:
-            self._asked(name)
+        for name in requested:
+            self._request(name)
 
     def _open_plan(self) -> Plan | None:
         """Return the plan that is not decided, less the requests that were withdrawn since."""
@@ -220,7 +220,7 @@ class State:
     # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the lock; twice is fine."""
+        """Release the lock; twice is fine."""
         self._lock.close()
 
     def check_owner(self) -> None:
@@ -271,8 +271,8 @@ class State:
         Raises
         ------
         CheckpointCorrupt
-            If it is neither the last one that is done nor the next: whoever asks has lost count,
-            and to say "done" or "not done" would skip records or repeat them.
+            If it is neither the last one that is done nor the next: either answer would skip
+            records or repeat them.
         """
         expected = 0 if self.last_done is None else self.last_done + 1
         if number == expected:
@@ -307,7 +307,7 @@ class State:
         Returns
         -------
         Plan
-            With how many rows are due, and the requests to replay that nobody took.
+            With how many rows are due, and the requests to replay that no plan has taken.
 
         Raises
         ------
@@ -323,10 +323,10 @@ class State:
         if parent is not None:
             now_ms = max(now_ms, self._decided(parent).now_ms)
         due = self._waiting_after(parent).due(now_ms)
-        asked = self.pending_replays()
-        for name in asked:
-            self._asked(name)  # one that does not fit must not be in a plan on record
-        return Plan(number, now_ms, parent, due, asked, max_retries=max_retries)
+        requested = self.pending_replays()
+        for name in requested:
+            self._request(name)  # one that does not fit must not be in a plan on record
+        return Plan(number, now_ms, parent, due, requested, max_retries=max_retries)
 
     def write_plan(self, plan: Plan) -> None:
         """Record a plan, or record it anew as long as nothing is decided.
@@ -343,7 +343,7 @@ class State:
         taken = self._history.taken | frozenset(plan.replays)
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
-            # After the plan: then whoever finds it, and no plan, knows that files were removed.
+            # After the plan: where it is set and there is no plan, files were removed.
             ownership.write_meta(self.path, self._meta | {"begun": True})
             self._meta["begun"] = True
 
@@ -364,14 +364,14 @@ class State:
                 self._batches / f"{plan.number}.plan",
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
-        asked = [(replays.spout_of(name), self._asked(name)) for name in plan.replays]
-        due, rest = waiting.split(plan.now_ms, plan.max_retries, asked, self._fitted)
+        requested = [(replays.spout_of(name), self._request(name)) for name in plan.replays]
+        due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self._fitted)
         counts = Counter[str]()
-        for spout, table in asked:
+        for spout, table in requested:
             counts[spout] += len(table)
         return Retries(due, rest, dict(counts))
 
-    def _asked(self, name: str) -> pa.Table:
+    def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
         return replays.read(self._replays / name, self._sources[replays.spout_of(name)])
 
@@ -380,7 +380,7 @@ class State:
     def decision(self, number: int) -> BatchDecision | None:
         """Return the decision on record, None if there is none.
 
-        Its tables are read when they are asked for, by memory map.
+        Its tables are read at the first access, by memory map.
         """
         if number not in self._decisions:
             body = self._records.read(f"state/{number}/manifest.json")
@@ -430,7 +430,7 @@ class State:
         return self._decided(number)
 
     def waiting(self, number: int) -> Waiting:
-        """Return the rows that waited after a micro-batch; read when asked for.
+        """Return the rows that waited after a micro-batch, read at the first access.
 
         Raises
         ------
@@ -460,7 +460,7 @@ class State:
     # -- what comes and goes ------------------------------------------------------------------
 
     def prune(self, number: int) -> None:
-        """Drop what nobody will read after micro-batch ``number`` is done.
+        """Remove what is not read any more after micro-batch ``number`` is done.
 
         Plans, decisions and marks before ``number - 1``, the work of all that are done, and the
         requests that were taken.  May be cut short anywhere, and repeated.

@@ -87,7 +87,7 @@ class Segment:
 
 
 class Waiting(Mapping[str, pa.Table]):
-    """Who waits, by spout: segments, and tables that are not on record yet.
+    """Rows that wait, by spout: segments, and tables that are not on record yet.
 
     As a mapping it gives all rows of a spout, which is for looking at them: they are put together.
 
@@ -185,7 +185,7 @@ class Waiting(Mapping[str, pa.Table]):
         return Waiting({**self.parts, spout: (*self.parts.get(spout, ()), table)})
 
     def split(
-        self, now_ms: int, most: int | None, asked: Sequence[tuple[str, pa.Table]], fit: Fit
+        self, now_ms: int, most: int | None, requested: Sequence[tuple[str, pa.Table]], fit: Fit
     ) -> tuple[dict[str, pa.Table], Waiting]:
         """Part what is due from what goes on waiting.
 
@@ -196,7 +196,7 @@ class Waiting(Mapping[str, pa.Table]):
         most : int or None
             How many rows are taken at most: those that were due first, and of those of one time
             those that come first here.  All if None.
-        asked : sequence of (str, pyarrow.Table)
+        requested : sequence of (str, pyarrow.Table)
             Spouts and further rows of them, due now.
         fit : callable
             Gives the rows of a spout the columns that they must have.
@@ -207,7 +207,7 @@ class Waiting(Mapping[str, pa.Table]):
         rest : Waiting
         """
         ripe = list(self._ripe(now_ms))
-        ripe += [_Ripe.of_request(spout, table, now_ms) for spout, table in asked]
+        ripe += [_Ripe.of_request(spout, table, now_ms) for spout, table in requested]
         if most is not None and sum(len(each.due_ms) for each in ripe) > most:
             every = np.concatenate([each.due_ms for each in ripe])
             first = np.zeros(len(every), np.bool_)

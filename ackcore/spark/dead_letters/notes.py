@@ -64,7 +64,7 @@ def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int
     batch_ids : ndarray of int64
         The file's column of that name.
     spout : str
-        Whose letters it holds.
+        Of the letters in it.
     notes : iterable of Note
         The oldest first.
 

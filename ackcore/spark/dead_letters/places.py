@@ -1,4 +1,4 @@
-"""Where the dead letters of a checkpoint are, and whose a store is."""
+"""Where the dead letters of a checkpoint are, and to which checkpoint a store belongs."""
 
 from __future__ import annotations
 

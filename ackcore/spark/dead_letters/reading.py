@@ -45,7 +45,7 @@ def dead_letters(
     spark : SparkSession, optional
         The active one if not given.
     spout : str, optional
-        Whose letters; everybody's if not given.
+        Of the letters; all if not given.
     payload : {"columns", "json"}, default "columns"
         Whether ``payload`` is a struct of the source's columns or a JSON text of them.  The text
         can be had of all letters, also where a column had types that do not go into one.
@@ -58,7 +58,7 @@ def dead_letters(
         ``replayed`` (how often the letter was sent again), ``replay_request`` (by which request
         at last; null if by none) and ``payload``.  Where spouts differ in columns, or a source
         has changed, the payload has all columns, each of the widest of its types, and null where
-        a letter has not the column.  (An interval is told in microseconds, since Parquet has
+        a letter has not the column.  (An interval is in microseconds, since Parquet has
         none; `replay` sends it as it was.)
 
         It reads the files that there are at the call: call again for what came later, and

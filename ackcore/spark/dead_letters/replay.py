@@ -86,18 +86,18 @@ def replay(
     path : path
         The checkpoint, or the directory that was given as ``dead_letters``.
     spark : SparkSession, optional
-        Who evaluates ``where``: the active one if not given.
+        Evaluates ``where``; the active one if not given.
     where : str or Column, optional
         Which ones, over the columns of `dead_letters`; all if not given.  Where a source has
-        changed it is asked of letters with the columns that they were written with; a column
+        changed it is evaluated over the columns that letters were written with; a column
         that only others have is null.
     spout : str, optional
-        Whose; everybody's if not given.
+        Of the letters; all if not given.
     again : bool, default False
         Send also those that were sent already.
     request : str, optional
         An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
-        nothing, and tells what the first one did.
+        nothing, and returns what the first one did.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def replay(
 
 
 def _finish(directory: Path) -> None:
-    """See to the end what another one began who died: we hold the lock."""
+    """Finish what a `replay` that died began; this one holds the lock."""
     remove_temporaries(directory)
     for name in replays.staged(directory):
         if replays.counts(directory, name):
@@ -186,7 +186,7 @@ def _send(
         raise
     about = {"request": request, "at_ms": time.time_ns() // 1_000_000, "rows": rows}
     write_record(note, f"{NOTES}/{request}.json", about)
-    # From here on it counts, and whoever looks next would finish it.
+    # From here on it counts: if this dies, the next `replay` or query publishes it.
     for name in staged:
         replays.publish(directory, name)
 

@@ -6,7 +6,7 @@ A store is a directory, ``<checkpoint>/ackcore/dead_letters`` or another, of one
                                            acts again
     <spout>/batches-<M>-<N>.<level>.parquet  those of micro-batches M to N, merged
     <spout>/columns.parquet                no rows: the columns of the source at the last start
-    .owner.json                            whose they are: deployment key and checkpoint
+    .owner.json                            to which checkpoint it belongs, and its deployment key
     .replayed/<request>.json               which rows (micro-batch, position in it) were sent again
 
 A letter is named by its micro-batch and its position among the letters of that micro-batch and

@@ -233,7 +233,7 @@ def decide(
         changes[spout] = Account(
             records=records.get(spout, 0),
             # Counted when a request is taken, however long its rows then wait for their turn.
-            replayed=retries.asked.get(spout, 0),
+            replayed=retries.requested.get(spout, 0),
             acked=executed - lost_here,
             dead=parked,
             waiting=waiting.rows(spout),
