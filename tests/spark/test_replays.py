@@ -17,7 +17,7 @@ from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
-from ackcore.spark.checkpoint.waiting import with_replayed
+from ackcore.spark.checkpoint.segments import with_replayed
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters

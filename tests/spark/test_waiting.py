@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
-from ackcore.spark.checkpoint import history, waiting
+from ackcore.spark.checkpoint import history, segments, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
 # -- columns ----------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ def test_a_row_is_written_again_a_few_times_only(checkpoint, monkeypatch):
         rows.append(sum(map(len, parts)))
         return write(reader, directory, spout, parts)
 
-    write = waiting._write
-    monkeypatch.setattr(waiting, "_write", count)
+    write = waiting.write_segment
+    monkeypatch.setattr(waiting, "write_segment", count)
     with OPEN(checkpoint) as state:
         for number in range(200):
             micro_batch(state, number, 0, [("lines", records(10 * number, 10, due_ms=10**9))])
@@ -184,8 +184,8 @@ def test_nothing_is_removed_that_is_mapped(checkpoint, monkeypatch):
 
 
 def test_large_rows_are_cut_where_a_column_would_be_too_long(checkpoint, monkeypatch):
-    monkeypatch.setattr(waiting, "_WINDOW_BYTES", 1000)
-    monkeypatch.setattr(waiting, "_WINDOW_ROWS", 64)
+    monkeypatch.setattr(segments, "_WINDOW_BYTES", 1000)
+    monkeypatch.setattr(segments, "_WINDOW_ROWS", 64)
     table = records(0, 300, due_ms=10**6, step=-7)
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": table})
@@ -348,8 +348,8 @@ def test_the_store_does_as_a_list_would(tmp_path_factory, steps):
         } == model
         assert found.rows() == len(model)
         assert found.next_due_ms == min((at for _, at in model.values()), default=None)
-        for segments in found.segments().values():
-            for segment in segments:
+        for some in found.segments().values():
+            for segment in some:
                 dues = segment.table()["_ackcore_due_ms"].to_pylist()
                 assert dues == sorted(dues)
                 assert segment.oldest_ms == min(segment.table()["_ackcore_first_ms"].to_pylist())

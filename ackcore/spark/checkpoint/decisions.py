@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from ackcore.spark.base.checksummed import TableCache, write_table
 from ackcore.spark.base.schemas import REASON, TRACKING, SinkFile
-from ackcore.spark.checkpoint.waiting import Waiting, with_replayed
+from ackcore.spark.checkpoint.segments import with_replayed
+from ackcore.spark.checkpoint.waiting import Waiting
 
 #: The one column of ``BatchDecision.nonacked``.
 ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])

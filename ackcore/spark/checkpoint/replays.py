@@ -21,7 +21,7 @@ from ackcore.spark.base.atomic import sync_directory
 from ackcore.spark.base.checksummed import read_table, read_table_schema, write_batches
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.checkpoint.waiting import with_replayed
+from ackcore.spark.checkpoint.segments import with_replayed
 
 #: What is in memory of a request that is written.
 _ROWS, _BYTES = 1 << 16, 1 << 25

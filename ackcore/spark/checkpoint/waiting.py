@@ -9,9 +9,6 @@ of `_FAN`: a row is written again at most once for each size, log(rows) times.  
 `_DEAD` rows of `_DEAD` + 1 wait no more is written anew: files hold no more than a few times what
 waits.  All this follows from what is on record alone, and so does the order of what is due:
 segment by segment, each in the order of its file, requests to replay last.
-
-Checkpoints of before had one table for each spout, in no order.  Such a table is a segment that is
-not `in_order`; it is put in order when a row of it is due.
 """
 
 from __future__ import annotations
@@ -22,68 +19,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import TableCache, write_batches
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.base.checksummed import TableCache
+from ackcore.spark.base.schemas import DUE_MS, TRACKING
+from ackcore.spark.checkpoint.segments import (
+    Segment,
+    all_nullable,
+    due_of,
+    untried_in,
+    write_segment,
+)
 
+#: Segments of a size that are merged, and the ratio of sizes.
 _FAN = 8
+#: Rows that wait no more for each one that waits, from which on a file is written anew.
 _DEAD = 3
 #: Files of fewer rows are not written anew for what is dead in them.
 _SMALL = 1024
-#: What is sorted or merged at a time, in rows and in bytes: an Arrow string column ends at 2 GiB.
-_WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 28
-
 #: Rows of a spout in the columns that its source has now.
 Fit = Callable[[str, pa.Table], pa.Table]
-
-
-def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
-    """Return a table with the column `REPLAYED`, which those of the first version have not."""
-    place = TRACKING.get_field_index(REPLAYED)
-    if table.column_names[place : place + 1] == [REPLAYED]:
-        return table
-    column = pa.repeat(replayed, table.num_rows)
-    return table.add_column(place, TRACKING.field(place), column)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A file of waiting rows; those before ``start`` wait no more."""
-
-    cache: TableCache
-    file: str  # relative to <checkpoint>/ackcore/state
-    rows: int  # in the file
-    next_due_ms: int
-    oldest_ms: int  # the least first_ms of those that wait
-    start: int = 0
-    in_order: bool = True
-    untried: int = 0  # of those that wait: replayed ones whose first turn has not come
-
-    def __len__(self) -> int:
-        """How many rows wait."""
-        return self.rows - self.start
-
-    def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order", "untried")
-        return {name: getattr(self, name) for name in names}
-
-    def table(self) -> pa.Table:
-        """Return the rows that wait, in a memory map."""
-        return with_replayed(self.cache.read(self.file).slice(self.start))
-
-    def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return it without the first rows of those that were waiting in it."""
-        left = waiting.slice(taken)
-        return replace(
-            self,
-            start=self.start + taken,
-            next_due_ms=left[DUE_MS][0].as_py(),
-            oldest_ms=pc.min(left[FIRST_MS]).as_py(),
-            untried=_untried(left) if self.untried else 0,
-        )
 
 
 class Waiting(Mapping[str, pa.Table]):
@@ -153,7 +108,7 @@ class Waiting(Mapping[str, pa.Table]):
     def untried(self) -> int:
         """How many of the rows wait for their first turn, and not since they failed."""
         return sum(
-            part.untried if isinstance(part, Segment) else _untried(part)
+            part.untried if isinstance(part, Segment) else untried_in(part)
             for some in self.parts.values()
             for part in some
         )
@@ -232,7 +187,8 @@ class Waiting(Mapping[str, pa.Table]):
         for each in ripe:
             if each.segment is None:
                 parts.setdefault(each.spout, []).append(each.left(fit))
-        return {spout: _together(some) for spout, some in due.items()}, Waiting(parts)
+        together = {spout: pa.concat_tables(map(all_nullable, some)) for spout, some in due.items()}
+        return together, Waiting(parts)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -249,7 +205,7 @@ class Waiting(Mapping[str, pa.Table]):
         parts: dict[str, list[Segment | pa.Table]] = {}
         for spout, some in self.parts.items():
             parts[spout] = [
-                group[0] if _stays(group) else _write(cache, directory, spout, group)
+                group[0] if _stays(group) else write_segment(cache, directory, spout, group)
                 for group in _grouped(some)
             ]
         return Waiting(parts)
@@ -269,7 +225,7 @@ class _Ripe:
     @classmethod
     def of(cls, spout: str, segment: Segment, now_ms: int) -> _Ripe:
         table = segment.table()
-        due = _numbers(table, DUE_MS)
+        due = due_of(table)
         if segment.in_order:
             rows = np.arange(np.searchsorted(due, now_ms, "right"))
         else:
@@ -309,26 +265,6 @@ class _Ripe:
         return mask
 
 
-def _numbers(table: pa.Table, name: str) -> Int64s:
-    values: Int64s = table[name].to_numpy()
-    return values
-
-
-def _untried(table: pa.Table) -> int:
-    return int((table[ATTEMPT].to_numpy() == 0).sum())
-
-
-def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables of the same columns as one; whether a column may be null is not looked at."""
-    return pa.concat_tables([_plain(table) for table in tables])
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    source = table.schema.names[len(TRACKING) :]
-    fields = [pa.field(name, table.schema.field(name).type) for name in source]
-    return pa.table(table.columns, schema=pa.schema([*TRACKING, *fields]))
-
-
 def _size(rows: int) -> int:
     """The whole part of the logarithm of a number of rows to the base of `_FAN`."""
     return (rows.bit_length() - 1) // (_FAN.bit_length() - 1)
@@ -361,7 +297,7 @@ def _of_one_schema(
     found: list[tuple[pa.Schema, list[list[Segment | pa.Table]]]] = []
     for group in groups:
         part = group[0]
-        schema = _plain(part.table() if isinstance(part, Segment) else part).schema
+        schema = all_nullable(part.table() if isinstance(part, Segment) else part).schema
         for known, some in found:
             if known.equals(schema):
                 some.append(group)
@@ -376,69 +312,3 @@ def _stays(group: Sequence[Segment | pa.Table]) -> bool:
     if len(group) > 1 or not isinstance(part, Segment):
         return False
     return part.rows < _SMALL or len(part) * (_DEAD + 1) > part.rows or not part.in_order
-
-
-def _write(
-    cache: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
-) -> Segment:
-    """Write parts, put in order, as one segment."""
-    runs: list[pa.Table] = []
-    for part in parts:
-        if isinstance(part, Segment):
-            runs.append(_plain(part.table()))
-        else:
-            runs += [_sorted(piece) for piece in _cut(_plain(part))]
-    name = f"waiting-{spout}"
-    batches = _merged(runs)
-    file = write_batches(cache.root / directory, name, runs[0].schema, batches)
-    path = f"{directory}/{file}"
-    cache.wrote(path)
-    return Segment(
-        cache,
-        path,
-        sum(map(len, runs)),
-        next_due_ms=min(run[DUE_MS][0].as_py() for run in runs),
-        oldest_ms=min(pc.min(run[FIRST_MS]).as_py() for run in runs),
-        untried=sum(map(_untried, runs)),
-    )
-
-
-def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table into pieces that can be sorted: a column of text must not have 2 GiB."""
-    if len(table) < 2 or table.nbytes <= _WINDOW_BYTES:
-        yield table
-    else:
-        yield from _cut(table.slice(0, len(table) // 2))
-        yield from _cut(table.slice(len(table) // 2))
-
-
-def _sorted(table: pa.Table) -> pa.Table:
-    due = _numbers(table, DUE_MS)
-    if (due[1:] >= due[:-1]).all():
-        return table
-    return table.combine_chunks().take(pa.array(np.argsort(due, kind="stable")))
-
-
-def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Merge tables in order, a window at a time."""
-    due = np.concatenate([_numbers(run, DUE_MS) for run in runs])
-    owner = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-    owner = owner[np.argsort(due, kind="stable")]
-    at = np.zeros(len(runs), np.int64)
-
-    def window(first: int, last: int) -> Iterator[pa.RecordBatch]:
-        counts = np.bincount(owner[first:last], minlength=len(runs))
-        table = pa.concat_tables(
-            run.slice(start, n)
-            for run, start, n in zip(runs, at.tolist(), counts.tolist(), strict=True)
-        )
-        if last - first > 1 and table.nbytes > _WINDOW_BYTES:
-            middle = (first + last) // 2
-            yield from window(first, middle)
-            yield from window(middle, last)
-        else:
-            yield from _sorted(table).combine_chunks().to_batches()
-            at[:] += counts
-
-    for first in range(0, len(due), _WINDOW_ROWS):
-        yield from window(first, min(len(due), first + _WINDOW_ROWS))

@@ -1,0 +1,153 @@
+"""A file of waiting rows, sorted by when they are due: how it is read and written.
+
+Checkpoints of before had one table for each spout, in no order.  Such a table is a segment that is
+not `in_order`; it is put in order when a row of it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.spark.base.checksummed import TableCache, write_batches
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REPLAYED, TRACKING
+
+#: What is sorted or merged at a time, in rows and in bytes: an Arrow string column ends at 2 GiB.
+_WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 28
+
+
+def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
+    """Return a table with the column `REPLAYED`, which those of the first version have not."""
+    place = TRACKING.get_field_index(REPLAYED)
+    if table.column_names[place : place + 1] == [REPLAYED]:
+        return table
+    column = pa.repeat(replayed, table.num_rows)
+    return table.add_column(place, TRACKING.field(place), column)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of waiting rows; those before ``start`` wait no more."""
+
+    cache: TableCache
+    file: str  # relative to <checkpoint>/ackcore/state
+    rows: int  # in the file
+    next_due_ms: int
+    oldest_ms: int  # the least first_ms of those that wait
+    start: int = 0
+    in_order: bool = True
+    untried: int = 0  # of those that wait: replayed ones whose first turn has not come
+
+    def __len__(self) -> int:
+        """How many rows wait."""
+        return self.rows - self.start
+
+    def body(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order", "untried")
+        return {name: getattr(self, name) for name in names}
+
+    def table(self) -> pa.Table:
+        """Return the rows that wait, in a memory map."""
+        return with_replayed(self.cache.read(self.file).slice(self.start))
+
+    def after(self, taken: int, waiting: pa.Table) -> Segment:
+        """Return it without the first rows of those that were waiting in it."""
+        left = waiting.slice(taken)
+        return replace(
+            self,
+            start=self.start + taken,
+            next_due_ms=left[DUE_MS][0].as_py(),
+            oldest_ms=pc.min(left[FIRST_MS]).as_py(),
+            untried=untried_in(left) if self.untried else 0,
+        )
+
+
+def write_segment(
+    cache: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
+) -> Segment:
+    """Write parts, put in order, as one segment."""
+    runs: list[pa.Table] = []
+    for part in parts:
+        if isinstance(part, Segment):
+            runs.append(all_nullable(part.table()))
+        else:
+            runs += [_sorted(piece) for piece in _cut(all_nullable(part))]
+    name = f"waiting-{spout}"
+    batches = _merged(runs)
+    file = write_batches(cache.root / directory, name, runs[0].schema, batches)
+    path = f"{directory}/{file}"
+    cache.wrote(path)
+    return Segment(
+        cache,
+        path,
+        sum(map(len, runs)),
+        next_due_ms=min(run[DUE_MS][0].as_py() for run in runs),
+        oldest_ms=min(pc.min(run[FIRST_MS]).as_py() for run in runs),
+        untried=sum(map(untried_in, runs)),
+    )
+
+
+def _cut(table: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table into pieces that can be sorted: a column of text must not have 2 GiB."""
+    if len(table) < 2 or table.nbytes <= _WINDOW_BYTES:
+        yield table
+    else:
+        yield from _cut(table.slice(0, len(table) // 2))
+        yield from _cut(table.slice(len(table) // 2))
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    due = due_of(table)
+    if (due[1:] >= due[:-1]).all():
+        return table
+    return table.combine_chunks().take(pa.array(np.argsort(due, kind="stable")))
+
+
+def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Merge tables in order, a window at a time."""
+    due = np.concatenate([due_of(run) for run in runs])
+    owner = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
+    owner = owner[np.argsort(due, kind="stable")]
+    at = np.zeros(len(runs), np.int64)
+
+    def window(first: int, last: int) -> Iterator[pa.RecordBatch]:
+        counts = np.bincount(owner[first:last], minlength=len(runs))
+        table = pa.concat_tables(
+            run.slice(start, n)
+            for run, start, n in zip(runs, at.tolist(), counts.tolist(), strict=True)
+        )
+        if last - first > 1 and table.nbytes > _WINDOW_BYTES:
+            middle = (first + last) // 2
+            yield from window(first, middle)
+            yield from window(middle, last)
+        else:
+            yield from _sorted(table).combine_chunks().to_batches()
+            at[:] += counts
+
+    for first in range(0, len(due), _WINDOW_ROWS):
+        yield from window(first, min(len(due), first + _WINDOW_ROWS))
+
+
+def due_of(table: pa.Table) -> Int64s:
+    """Return when rows are due."""
+    values: Int64s = table[DUE_MS].to_numpy()
+    return values
+
+
+def untried_in(table: pa.Table) -> int:
+    """Return how many rows wait for their first turn."""
+    return int((table[ATTEMPT].to_numpy() == 0).sum())
+
+
+def all_nullable(table: pa.Table) -> pa.Table:
+    """Return rows whose source's columns may all be null: whether they were may have changed."""
+    source = table.schema.names[len(TRACKING) :]
+    fields = [pa.field(name, table.schema.field(name).type) for name in source]
+    return pa.table(table.columns, schema=pa.schema([*TRACKING, *fields]))
