@@ -37,6 +37,7 @@ class Compaction:
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._schemas: dict[LetterFile, bytes] = {}
+        self._seen: set[Path] = set()
 
     def compact(
         self,
@@ -44,7 +45,7 @@ class Compaction:
         older: list[LetterFile],
         replaced: list[tuple[LetterFile, LetterFile]],
     ) -> None:
-        """Merge files, and remove those that were merged an hour ago.
+        """Merge files, and remove those that were merged more than an hour ago.
 
         Parameters
         ----------
@@ -55,15 +56,14 @@ class Compaction:
         replaced : list of (LetterFile, LetterFile)
             Files that do not count, and what they were merged into; brought up to date.
         """
-        until = self._clock() - KEPT_MS
-        by_all = {by for _, by in replaced}
-        gone = {by for by in by_all if by.path.stat().st_mtime_ns // 1_000_000 < until}
-        for file, by in replaced:
-            if by in gone:
-                remove(file.path)
-        replaced[:] = [(file, by) for file, by in replaced if by not in gone]
         run = self._run(older)
-        self._schemas = {file: self._schemas[file] for file in older if file in self._schemas}
+        for file in [file for file in self._schemas if file.path.parent == directory]:
+            if file not in older:
+                del self._schemas[file]
+        # Not each time: there may be an hour's thousands of files to look at.
+        if run or directory not in self._seen:
+            self._remove_merged(replaced)
+        self._seen.add(directory)
         if run:
             first, last, level = run[0].first, run[-1].last, run[0].level + 1
             name = f"batches-{first}-{last}.{level}.parquet"
@@ -73,6 +73,15 @@ class Compaction:
             older[at : at + len(run)] = [whole]
             replaced[:] = [(file, whole if by in run else by) for file, by in replaced]
             replaced += [(file, whole) for file in run]
+
+    def _remove_merged(self, replaced: list[tuple[LetterFile, LetterFile]]) -> None:
+        until = self._clock() - KEPT_MS
+        merged = {by for _, by in replaced}
+        gone = {by for by in merged if by.path.stat().st_mtime_ns // 1_000_000 < until}
+        for file, by in replaced:
+            if by in gone:
+                remove(file.path)
+        replaced[:] = [(file, by) for file, by in replaced if by not in gone]
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return neighbours that were merged equally often and have the same columns."""
