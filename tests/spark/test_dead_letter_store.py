@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -271,6 +272,18 @@ def test_what_was_sent_stays_sent_when_files_are_put_together(letters, checkpoin
         due = state.split_due(state.make_plan(1, 0)).due["lines"]
     everyone = [f"id-{row}" for row in range(80)]
     assert sorted(ids(due)) == sorted([*everyone, *everyone[:10], *everyone[10:34]])
+
+
+def test_requests_stay_in_their_order_when_the_clock_is_set_back(letters, checkpoint, monkeypatch):
+    write(letters, 0, 1)
+    for now_ms, request in ((2_000_000, "one"), (1_000_000, "two"), (1_000_000, "three")):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda now_ms=now_ms: now_ms * 1_000_000)
+            replay(checkpoint, request=request, again=True)
+    notes = notes_of(letters.path)
+    assert [note.request for note in notes] == ["one", "two", "three"]
+    _, newest = sent_rows(np.zeros(2, np.int64), "lines", notes)
+    assert newest.tolist() == [2, 2]
 
 
 # -- where it is ----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pyspark.sql import types as T
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
 from ackcore.spark.base.checksummed import write_record
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
@@ -152,7 +152,9 @@ def replay(
             each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
         }
         if tables:
-            _send(directory, store, name, tables, rows)
+            # What was sent last goes by the times of the notes, and the clock may be set back.
+            at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
+            _send(directory, store, Note(name, at_ms, rows), tables)
         return Replay(name, _counted(rows))
     finally:
         lock.close()
@@ -169,23 +171,18 @@ def _finish(directory: Path) -> None:
 
 
 def _send(
-    directory: Path,
-    store: Path,
-    request: str,
-    tables: Mapping[str, Iterable[pa.Table]],
-    rows: Spans,
+    directory: Path, store: Path, note: Note, tables: Mapping[str, Iterable[pa.Table]]
 ) -> None:
-    note = make_directory(store / NOTES) / f"{request}.json"
+    path = make_directory(store / NOTES) / f"{note.request}.json"
     staged: list[str] = []
     try:
         for spout, some in tables.items():
-            staged.append(replays.stage(directory, request, spout, some, note))
+            staged.append(replays.stage(directory, note.request, spout, some, path))
     except BaseException:
         for name in staged:
             remove(directory / name)
         raise
-    about = {"request": request, "at_ms": time.time_ns() // 1_000_000, "rows": rows}
-    write_record(note, f"{NOTES}/{request}.json", about)
+    write_record(path, f"{NOTES}/{path.name}", note._asdict())
     # From here on it counts: if this dies, the next `replay` or query publishes it.
     for name in staged:
         replays.publish(directory, name)
