@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -42,8 +45,8 @@ def flying(work, place=PLACE, names=False, alone=None, isolates=True, timeout_s=
 
 def die(one):
     """What becomes of an attempt's files when its process dies."""
-    os.close(one._file._file)
-    os.close(one._executor)
+    one._file._file.close()
+    one._executor.close()
 
 
 def roots(*numbers):
@@ -56,7 +59,7 @@ def test_a_marker_tells_what_a_dead_attempt_had_in_flight(work):
     marker.set(ROOTS, 3, 10, roots(1, -2, 3))
     marker.set(ALONE, roots=roots(-2))
     assert markers.places(work) == [PLACE]
-    os.close(marker._file)
+    marker._file.close()
     assert markers.died(work) == [Marker(PLACE, ALONE, 0, 0, frozenset({-2}))]
     assert markers.died(work, (1, 1)) == []
     assert str(markers.died(work)[0]) == (
@@ -98,7 +101,7 @@ def test_a_marker_that_its_host_took_along_names_nobody(work, left):
     file = MarkerFile(work, PLACE)
     file.set(ROOTS, roots=np.array([1, 2]))
     os.truncate(PLACE.path(work), left)
-    os.close(file._file)
+    file._file.close()
     assert markers.died(work) == [Marker(PLACE, NOTHING)]
 
 
@@ -227,7 +230,7 @@ def timed_out(work, text):
 def test_a_time_out_tells_where_it_was(work):
     one = MarkerFile(work, PLACE)
     one.set(ALONE, roots=roots(5))
-    os.close(one._file)
+    one._file.close()
     found = timed_out(work, TRACE)
     where = 'File "/home/me/bolts.py", line 8 in ask'
     assert found == Reason("slow", "TimedOut", f"timed out in slow: {where}", True)
@@ -266,3 +269,50 @@ def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
     assert f"micro-batch 4: {text}" in caplog.text
     with pytest.raises(KeyboardInterrupt), deaths_logged(work, 5):
         raise KeyboardInterrupt  # who was cancelled for it is not dead
+
+
+FORKS = """
+import os, subprocess, sys, time
+import numpy as np
+from ackcore.spark.tasks.inflight import InFlight
+from ackcore.spark.tasks.markers import Place
+
+work, how = sys.argv[1:]
+one = InFlight(work, Place(1, 0, 7), False, {}, True, None)
+one.begin()
+with one.of_roots(np.array([5])):
+    if how == "subprocess":
+        subprocess.Popen(["cat"])  # it ends with its input, the test's pipe
+    elif os.fork() == 0:
+        one.end()  # what a child does with it is nothing to the worker's
+        print("forked", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    print("worker", flush=True)
+    while True:
+        time.sleep(9)
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "subprocess"])
+def test_a_process_that_a_bolt_forked_holds_no_lock_of_its_workers(work, how):
+    """It may live on: a pool, a daemon, a service; its worker died all the same."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", FORKS, work, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker, contextlib.ExitStack() as after:
+        after.callback(worker.kill)
+        for _ in range(2 if how == "fork" else 1):
+            worker.stdout.readline()
+        assert markers.places(work) == [PLACE]
+        assert markers.died(work) == []
+        worker.kill()
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        (found,) = markers.died(work)
+        assert (found.kind, found.roots) == (ALONE, {5})
+        (lock,) = (name for name in os.listdir(work) if name.endswith(".lock"))
+        with open(f"{work}/{lock}", "w") as executor:
+            fcntl.flock(executor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +164,7 @@ class World:
         try:
             reason = self.behaves(line, attempt)
         except BaseException:
-            os.close(marker._file)  # and with it goes the lock: its process is dead
+            marker._file.close()  # and with it goes the lock: its process is dead
             raise
         marker.remove()
         return reason

@@ -45,6 +45,7 @@ from ackcore.spark.tasks.markers import (
     died,
     places,
 )
+from ackcore.spark.tasks.process_lock import ProcessLock
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
 from ackcore.topology.stage_layout import Edge
@@ -142,7 +143,7 @@ class InFlight:
         self._isolates = isolates
         self._alone = alone
         self._file: MarkerFile | None = None
-        self._executor: int | None = None
+        self._executor: ProcessLock | None = None
         self._inside = False
         self._chunks = 0
         self.names = names
@@ -161,7 +162,7 @@ class InFlight:
                     self.evidence.add(marker)
                 self.names |= self.evidence.flushed
             self._file = MarkerFile(self._work, self._place)
-            self._executor = os.open(_executor_lock(self._work), os.O_RDWR | os.O_CREAT, 0o666)
+            self._executor = ProcessLock(_executor_lock(self._work))
         self._chunks += 1
         return self._chunks - 1
 
@@ -180,7 +181,7 @@ class InFlight:
         """Remove the marker: this attempt is through, or failed in a way that is told."""
         self.time_limit.end()
         if self._executor is not None:
-            os.close(self._executor)
+            self._executor.close()
             self._executor = None
         if self._file is not None:
             self._file.remove()
@@ -213,7 +214,7 @@ class InFlight:
     def _marked(self, kind: int, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
         assert self._file is not None
         assert self._executor is not None
-        fcntl.flock(self._executor, fcntl.LOCK_EX if kind == ALONE else fcntl.LOCK_SH)
+        self._executor.lock(fcntl.LOCK_EX if kind == ALONE else fcntl.LOCK_SH)
         self._file.set(kind, chunk, rows, roots)
         self._inside = True
         try:
@@ -221,7 +222,7 @@ class InFlight:
         finally:
             self._inside = False
             self._file.set(NOTHING)
-            fcntl.flock(self._executor, fcntl.LOCK_UN)
+            self._executor.lock(fcntl.LOCK_UN)
 
 
 class IsolatedBolts:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ackcore._records import Int64s
+from ackcore.spark.tasks.process_lock import ProcessLock
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
@@ -96,24 +97,28 @@ class MarkerFile:
         self._path = place.path(work)
         self._timed_out = place.path(work, TIMED_OUT)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # Under another name until it is locked: nobody is to find it unlocked.
+        # Under another name until it is locked: one that is not says that its process died.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
-        self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            os.remove(hidden)
+        self._file = ProcessLock(hidden)
+        self._file.lock(fcntl.LOCK_EX)
         self.set(NOTHING)
         os.replace(hidden, self._path)
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
         """Say what is in flight from now on."""
         named = b"" if roots is None else roots.tobytes()
-        os.pwrite(self._file, _HEAD.pack(kind, chunk, rows, len(named) // 8) + named, 0)
+        self._file.write(_HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
 
     def remove(self) -> None:
-        """End it: this attempt is not dead."""
+        """End it: this attempt has not died."""
+        if not self._file.is_open:
+            return  # a process that was forked has no part in it
         for path in (self._timed_out, self._path):
             with suppress(FileNotFoundError):  # the run's directory may be gone
                 os.remove(path)
-        os.close(self._file)
+        self._file.close()
 
 
 def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
