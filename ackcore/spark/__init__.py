@@ -38,7 +38,7 @@ from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.settle.parquet import settle_parquet
-from ackcore.spark.settle.shards import settle_partitions
+from ackcore.spark.settle.rdds import settle_partitions
 from ackcore.spark.settle.tables import combine, settle
 from ackcore.spark.sinks.parquet import to_parquet
 

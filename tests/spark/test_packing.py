@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ackcore.spark.settle import packing, wire
-from ackcore.spark.settle.shards import pack_entries, pack_events, read_events, settle_blobs
+from ackcore.spark.settle.event_batches import read_events
+from ackcore.spark.settle.shards import pack_entries, pack_events, settle_blobs
 
 SCHEMA = pa.schema(
     [

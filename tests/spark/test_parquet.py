@@ -15,6 +15,7 @@ import pytest
 
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet
+from ackcore.spark.settle.parquet_files import EventFile, ListedFile, read_footers
 from ackcore.spark.settle.settled import Narrow
 
 TYPES = {
@@ -85,8 +86,8 @@ def test_which_files_are_read_by_all(write):
     write("a.parquet", EVENT)
     directory = write("b.parquet", EVENT)
     below = pa.fs.SubTreeFileSystem(str(directory), pa.fs.LocalFileSystem())
-    near = [parquet._read_footer(s) for s in parquet._list_files(directory, None)]
-    far = [parquet._read_footer(s) for s in parquet._list_files("a.parquet", below)]
+    near = read_footers(directory, None)
+    far = read_footers("a.parquet", below)
     read_by_all = parquet._is_read_by_all
     assert read_by_all(near, 2, 1)
     assert read_by_all(near, 2, parquet.MOST_READERS)
@@ -106,7 +107,7 @@ def test_shares_of_many_roots_take_several_passes(
     events = random_events(47, 500)
     write("a.parquet", events[::2])
     directory = write("b.parquet", events[1::2])
-    files = [parquet._read_footer(s) for s in parquet._list_files(directory, None)]
+    files = read_footers(directory, None)
     settle_share = parquet.settle_shares(
         files, list(TYPES), shares, seed=1, now_ms=1000, timeout_ms=300, held_roots=held_roots
     )
@@ -348,8 +349,8 @@ def test_row_groups_are_dealt_out_evenly():
     rng = np.random.default_rng(1)
 
     def file(name, sizes):
-        source = parquet._Source(name, 0, 0, None)
-        return parquet._File(source, [], [1] * len(sizes), [int(size) for size in sizes])
+        source = ListedFile(name, 0, 0, None)
+        return EventFile(source, [], [1] * len(sizes), [int(size) for size in sizes])
 
     for cores in (1, 2, 7):
         for _ in range(20):
@@ -374,5 +375,5 @@ def test_a_source_travels(tmp_path):
     """Descriptors go to the workers with the function."""
     pickle = pytest.importorskip("pickle")
     pq.write_table(arrow_table(EVENT), tmp_path / "a.parquet")
-    (source,) = parquet._list_files(Path(tmp_path), None)
+    (source,) = read_footers(Path(tmp_path), None)
     assert pickle.loads(pickle.dumps(source)) == source

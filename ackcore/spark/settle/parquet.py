@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.fs
@@ -26,12 +24,13 @@ from ackcore._backend import Ledger
 from ackcore._records import Int64s
 from ackcore._row_parts import MAX_SHARDS
 from ackcore._shuffle import split_by_shard, take_shard
-from ackcore.arrow import is_text
 from ackcore.spark.base.session import refuse_session
+from ackcore.spark.settle.event_batches import read_events
 from ackcore.spark.settle.packing import HELD_ROOTS, Batches, Crowd, Packer, new_ledger
+from ackcore.spark.settle.parquet_files import EventFile, ListedFile, common_columns, read_footers
 from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.settle.settled import Narrow
-from ackcore.spark.settle.shards import MapInArrow, read_events, results
+from ackcore.spark.settle.shards import MapInArrow, results
 from ackcore.spark.settle.tables import Job
 from ackcore.spark.settle.wire import BLOB_DDL, Events
 
@@ -48,46 +47,14 @@ MOST_READERS = 4
 SHARE_ROWS = 1 << 24
 #: Tables of reasons that are kept until they are made into one, which has but one of each root.
 _READINGS = 64
-#: Footers that the driver reads at a time: it waits for storage, not for its core.
-_LISTING_THREADS = 16
 #: Bytes of one event in memory, as `default_shards` counts them.
 _EVENT_BYTES, _TIME_BYTES = 20, 8
-
-_TYPES = {
-    "root_id": pa.int64(),
-    "val": pa.int64(),
-    "task": pa.int32(),
-    "ts_ms": pa.int64(),
-    "reason": pa.string(),
-}
-_REQUIRED = ("root_id", "val", "task")
-
-_WILD = re.compile(r"[*?\[]")
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-
-
-class _Source(NamedTuple):
-    """A file as it was when it was listed."""
-
-    path: str
-    size: int
-    mtime_ns: int | None
-    filesystem: pa.fs.FileSystem
-
-
-class _File(NamedTuple):
-    """What the driver learns of a file."""
-
-    source: _Source
-    columns: list[str]
-    group_rows: list[int]
-    group_bytes: list[int]
 
 
 class _Piece(NamedTuple):
     """Row groups ``first`` to ``end`` (without it) of a file."""
 
-    source: _Source
+    source: ListedFile
     first: int
     end: int
     rows: int
@@ -138,10 +105,8 @@ def settle_parquet(
         As for `settle`, naming the file; or if a file is named twice or is not Parquet.
     """
     refuse_session(spark)
-    sources = _list_files(paths, filesystem)
-    with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
-        files = list(pool.map(_read_footer, sources))
-    names = _common_columns(files)
+    files = read_footers(paths, filesystem)
+    names = common_columns(files)
     timed = "ts_ms" in names
     rows = sum(sum(file.group_rows) for file in files)
     job = Job(
@@ -174,14 +139,14 @@ def settle_parquet(
     return job.settle(numbers.mapInArrow(pack, BLOB_DDL))
 
 
-def _is_read_by_all(files: list[_File], rows: int, cores: int) -> bool:
+def _is_read_by_all(files: list[EventFile], rows: int, cores: int) -> bool:
     """Whether each core had better read all files: they are near, and neither is too many."""
     near = all(isinstance(file.source.filesystem, pa.fs.LocalFileSystem) for file in files)
     return near and cores <= MOST_READERS and 0 < rows <= cores * SHARE_ROWS
 
 
 def settle_shares(
-    files: list[_File],
+    files: list[EventFile],
     names: list[str],
     shares: int,
     *,
@@ -279,7 +244,7 @@ def _read(piece: _Piece, names: list[str]) -> Batches:
         yield from parquet.iter_batches(_READ_ROWS, groups, columns=names, use_threads=False)
 
 
-def _deal_out(files: list[_File], cores: int) -> list[list[_Piece]]:
+def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
     """Deal row groups out to tasks: neighbours together, and so that all have about as much."""
     total = sum(sum(file.group_bytes) for file in files)
     if total == 0:
@@ -297,172 +262,3 @@ def _deal_out(files: list[_File], cores: int) -> list[list[_Piece]]:
             else:
                 task.append(_Piece(file.source, group, group + 1, rows))
     return [task for task in tasks if task]
-
-
-# Listing.
-
-
-def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[_Source]:
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    elif isinstance(paths, bytes) or not isinstance(paths, Iterable):
-        raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}")
-    found: dict[tuple[str, str], _Source] = {}
-    for given in paths:
-        if not isinstance(given, (str, os.PathLike)):
-            raise TypeError(f"paths must be paths, got {type(given).__name__}")
-        for source in _expand(os.fspath(given), filesystem):
-            key = (source.filesystem.type_name, source.path)
-            if key in found:
-                raise ValueError(
-                    f"paths name {source.path} twice, and its events would be counted twice"
-                )
-            found[key] = source
-    if not found:
-        raise ValueError("paths must name at least one file, got none")
-    return [found[key] for key in sorted(found)]
-
-
-def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[_Source]:
-    """Return the files that a path, a directory or a pattern stands for."""
-    wild = _WILD.search(given)
-    files, base, info = _look_at(given, filesystem)
-    if info is not None and info.type == pa.fs.FileType.File:
-        return [_source(info, files)]
-    if info is not None and info.type == pa.fs.FileType.Directory:
-        pattern = re.compile(".*")
-    elif wild is None:
-        raise FileNotFoundError(f"paths: {given} does not exist")
-    else:
-        start = given.rfind("/", 0, wild.start()) + 1
-        files, base = _resolve(given[:start] or ".", filesystem)
-        pattern = re.compile(_translate(given[start:].rstrip("/")))
-    below = pa.fs.FileSelector(base, recursive=True, allow_not_found=True)
-    found = []
-    for info in files.get_file_info(below):
-        parts = info.path[len(base) :].strip("/").split("/")
-        shown = not any(part.startswith(("_", ".")) for part in parts)
-        # A pattern may name a directory, and then all below it is meant.
-        heads = ("/".join(parts[:n]) for n in range(len(parts), 0, -1))
-        if info.type == pa.fs.FileType.File and shown and any(map(pattern.fullmatch, heads)):
-            found.append(_source(info, files))
-    if not found:
-        raise FileNotFoundError(f"paths: there are no files in {given}")
-    return found
-
-
-def _look_at(
-    given: str, filesystem: pa.fs.FileSystem | None
-) -> tuple[pa.fs.FileSystem, str, pa.fs.FileInfo | None]:
-    """Take a path as it is written: a name may have brackets in it."""
-    try:
-        files, path = _resolve(given, filesystem)
-    except pa.ArrowInvalid:
-        if _WILD.search(given) is None:
-            raise
-        return filesystem, given, None  # a URI must not have brackets, and then this is a pattern
-    return files, path, files.get_file_info(path)
-
-
-def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
-    """Return the file system that a path or URI belongs to, and the path within it."""
-    if filesystem is not None:
-        return filesystem, path.rstrip("/")
-    if _URI.match(path):
-        found, inner = pa.fs.FileSystem.from_uri(path)
-        return found, inner.rstrip("/")
-    return pa.fs.LocalFileSystem(), os.path.abspath(path)
-
-
-def _translate(pattern: str) -> str:
-    """Return the regular expression of a shell pattern whose ``*`` and ``?`` stop at ``/``."""
-    out = ""
-    while pattern:
-        bracket = re.match(r"\[(!?)([^\]]+)\]", pattern)
-        if pattern.startswith("**/"):
-            out, pattern = out + "(?:.*/)?", pattern[3:]
-        elif bracket:
-            members = re.sub(r"([\[\\^&~|])", r"\\\1", bracket[2])
-            out += f"[{'^' if bracket[1] else ''}{members}]"
-            pattern = pattern[bracket.end() :]
-        else:
-            out += {"*": "[^/]*", "?": "[^/]"}.get(pattern[0]) or re.escape(pattern[0])
-            pattern = pattern[1:]
-    return out
-
-
-def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> _Source:
-    return _Source(info.path, info.size, info.mtime_ns, filesystem)
-
-
-def _read_footer(source: _Source) -> _File:
-    """Return what a file says of itself, and refuse a file that does not hold events."""
-    path = source.path
-    for part in path.split("/"):
-        name = part.partition("=")[0]
-        if "=" in part and name in _TYPES:
-            raise ValueError(
-                f"{path}: {name} is told by a directory's name (Hive's partitioning), and only "
-                "what is in the files is read; use settle(spark.read.parquet(...))"
-            )
-    try:
-        with source.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
-            schema, metadata = parquet.schema_arrow, parquet.metadata
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from None
-    found = _check_schema(path, schema)
-    # Columns are numbered by their leaves, which differ from the schema's where one is nested.
-    numbers = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
-    group_rows, group_bytes = [], []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        size = 0
-        for name in found:
-            column = group.column(numbers[name])
-            size += column.total_compressed_size
-            statistics = column.statistics
-            nulls = statistics.null_count if statistics and statistics.has_null_count else 0
-            if nulls and name != "reason":
-                raise ValueError(
-                    f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} rows in "
-                    f"row group {number}; drop these rows or give them a value first"
-                )
-        group_rows.append(group.num_rows)
-        group_bytes.append(size)
-    return _File(source, found, group_rows, group_bytes)
-
-
-def _check_schema(path: str, schema: pa.Schema) -> list[str]:
-    """Return which columns of events a file has; refuse those of other types."""
-    found = []
-    for name, expected in _TYPES.items():
-        fields = [field for field in schema if field.name == name]
-        if len(fields) > 1:
-            raise ValueError(f"{path} has {len(fields)} columns {name}; it must have one")
-        if not fields:
-            if name in _REQUIRED:
-                raise ValueError(
-                    f"{path} must have a column {name} ({expected}), got {', '.join(schema.names)}"
-                )
-            continue
-        got = fields[0].type
-        if not (is_text(got) if name == "reason" else got == expected):
-            raise TypeError(
-                f"{path}: {name} must be {expected}, got {got}; cast it when the file is written, "
-                "or use settle(spark.read.parquet(...).withColumn(...))"
-            )
-        found.append(name)
-    return found
-
-
-def _common_columns(files: list[_File]) -> list[str]:
-    """Return the columns of all files, which must have the same ones."""
-    first, *others = files
-    for other in others:
-        for name in set(first.columns) ^ set(other.columns):
-            has, lacks = (first, other) if name in first.columns else (other, first)
-            raise ValueError(
-                f"{has.source.path} has a column {name} and {lacks.source.path} has none; all "
-                "files that are settled together must have it, or none"
-            )
-    return first.columns

@@ -12,22 +12,20 @@ Any number of packed tables may be unioned before the shuffle, if their shards a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
-from ackcore import _columns
 from ackcore._backend import Ledger
-from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
+from ackcore._records import OPEN, Entries, Int64s, Settled
 from ackcore._shuffle import sort_by_shard
-from ackcore.arrow import entries_from_batch, entries_to_batch, integers, settled_to_batch
+from ackcore.arrow import entries_from_batch, entries_to_batch, settled_to_batch
 from ackcore.spark.settle import wire
+from ackcore.spark.settle.event_batches import column_of, read_events
 from ackcore.spark.settle.packing import Batches, Packer, fold, new_ledger
-from ackcore.spark.settle.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.settle.reasons import SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import Events
 
@@ -44,9 +42,6 @@ _SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
 
 #: Rows of one batch of results.
 RESULT_ROWS = 1 << 17
-#: Rows of an RDD that are taken together.
-TUPLE_ROWS = 1 << 16
-
 MapInArrow = Callable[[Batches], Batches]
 
 
@@ -220,177 +215,17 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
     return combine
 
 
-def settle_partitions(
-    rows: Iterable[Any], *, now_ms: int | None = None, timeout_ms: int | None = None
-) -> Iterator[tuple[Any, ...]]:
-    """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
-
-    All messages of a root must be in one partition: ``rdd.partitionBy`` of its id sees to that.
-
-    Parameters
-    ----------
-    rows : iterable of tuple
-        ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
-        reason)``, all of one length; ``ts_ms`` may be None if it is None in all, ``reason`` in any.
-    now_ms, timeout_ms : int, optional
-        As for `ackcore.Ledger.settle`; they need times.
-
-    Yields
-    ------
-    tuple
-        ``(root_id, status, task, val, inits, flags, first_ms, last_ms, reason)``, for each root.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a row is not such a tuple.
-    """
-    if not isinstance(rows, Iterable):
-        raise TypeError(
-            f"rows must be an iterable of tuples, got {type(rows).__name__}; "
-            "rdd.mapPartitions(settle_partitions) hands it those of each partition"
-        )
-    ledger: Ledger | None = None
-    timed = False
-    texts = []
-    read = 0
-    for batch in _tuple_batches(rows):
-        if ledger is None:
-            timed = _has_times(batch)
-            # No bytes of this are ever compared, so a seed of its own will do.
-            ledger = new_ledger(None, timed)
-        if not timed and _has_times(batch):
-            raise ValueError(f"ts_ms must be None in all rows or in none, got both by row {read}")
-        with_reasons = "reason" in batch.schema.names
-        for events, found in read_events(iter([batch]), timed, with_reasons, "rows", read):
-            fold(ledger, events)
-            if found is not None:
-                texts.append(found)
-        read += len(batch)
-    if ledger is not None:
-        for batch in results(ledger, timed, earliest(texts), now_ms, timeout_ms):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-_TUPLE_SCHEMA = pa.schema(
-    [
-        ("root_id", pa.int64()),
-        ("val", pa.int64()),
-        ("task", pa.int32()),
-        ("ts_ms", pa.int64()),
-        ("reason", pa.string()),
-    ]
-)
-
-
-def _tuple_batches(rows: Iterable[Any]) -> Batches:
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == TUPLE_ROWS:
-            yield _tuple_batch(chunk)
-            chunk = []
-    if chunk:
-        yield _tuple_batch(chunk)
-
-
-def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
-    try:
-        widths = {len(row) for row in rows}
-    except TypeError as error:
-        raise TypeError(
-            f"rows must be tuples (root_id, val, task[, ts_ms[, reason]]): {error}"
-        ) from None
-    if len(widths) != 1 or not 3 <= min(widths) <= 5:
-        raise ValueError(
-            "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "
-            f"got lengths {sorted(widths)}"
-        )
-    columns = []
-    for field, values in zip(_TUPLE_SCHEMA, zip(*rows, strict=True), strict=False):
-        try:
-            columns.append(pa.array(values, field.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise TypeError(f"rows: {field.name} must be {field.type}: {error}") from None
-    return pa.RecordBatch.from_arrays(columns, _TUPLE_SCHEMA.names[: len(columns)])
-
-
-def _has_times(batch: pa.RecordBatch) -> bool:
-    if "ts_ms" not in batch.schema.names:
-        return False
-    times = batch.column("ts_ms")
-    return bool(times.null_count < len(times))
-
-
-def read_events(
-    batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
-) -> Iterator[tuple[Events, pa.Table | None]]:
-    """Return each batch's events and the reasons among them.
-
-    Parameters
-    ----------
-    batches : iterator of pyarrow.RecordBatch
-        With ``root_id``, ``val``, ``task``, in any order.
-    timed, reasons : bool
-        Whether there are a column ``ts_ms`` and ``reason``.
-    source : str, default "events"
-        What messages call the table.
-    first_row : int, default 0
-        Place of the first batch, for messages.
-
-    Raises
-    ------
-    ValueError
-        If a column has nulls, or a task stands for no message; it names the place.
-    """
-    row = first_row
-    for batch in batches:
-        try:
-            events = _events(batch, timed)
-        except ValueError as error:
-            raise ValueError(
-                f"{source}: {error} (counted from row {row} of partition {_partition()})"
-            ) from None
-        found = None
-        if reasons:
-            times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
-            found = reasons_of(events.root_ids, times, _column(batch, "reason"))
-        yield events, found
-        row += len(batch)
-
-
-def _events(batch: pa.RecordBatch, timed: bool) -> Events:
-    tasks = integers(_column(batch, "task"), "task", pa.int32())
-    if len(tasks) and tasks.min() < RESET:
-        _columns.check_kinds(tasks)
-    return Events(
-        integers(_column(batch, "root_id"), "root_id", pa.int64()),
-        integers(_column(batch, "val"), "val", pa.int64()),
-        tasks,
-        integers(_column(batch, "ts_ms"), "ts_ms", pa.int64()) if timed else None,
-    )
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    return batch.column(batch.schema.names.index(name))
-
-
-def _partition() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
-
-
 def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "status" not in batch.schema.names:
         return batch
-    return batch.filter(pc.equal(_column(batch, "status"), OPEN.name))
+    return batch.filter(pc.equal(column_of(batch, "status"), OPEN.name))
 
 
 def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
-    texts = _column(batch, "reason")
+    texts = column_of(batch, "reason")
     if "reason_ms" not in batch.schema.names:
         return reasons_of(root_ids, SHOWN_BEFORE, texts)
-    times = pc.fill_null(_column(batch, "reason_ms"), SHOWN_BEFORE)
+    times = pc.fill_null(column_of(batch, "reason_ms"), SHOWN_BEFORE)
     return reasons_of(root_ids, times.to_numpy(), texts)
 
 

@@ -1,0 +1,119 @@
+"""Settling the partitions of an RDD, each by itself: ``rdd.mapPartitions(settle_partitions)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore._backend import Ledger
+from ackcore.spark.settle.event_batches import read_events
+from ackcore.spark.settle.packing import Batches, fold, new_ledger
+from ackcore.spark.settle.reasons import earliest
+from ackcore.spark.settle.shards import results
+
+#: Rows that are taken together.
+TUPLE_ROWS = 1 << 16
+
+
+def settle_partitions(
+    rows: Iterable[Any], *, now_ms: int | None = None, timeout_ms: int | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
+
+    All messages of a root must be in one partition: ``rdd.partitionBy`` of its id sees to that.
+
+    Parameters
+    ----------
+    rows : iterable of tuple
+        ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
+        reason)``, all of one length; ``ts_ms`` may be None if it is None in all, ``reason`` in any.
+    now_ms, timeout_ms : int, optional
+        As for `ackcore.Ledger.settle`; they need times.
+
+    Yields
+    ------
+    tuple
+        ``(root_id, status, task, val, inits, flags, first_ms, last_ms, reason)``, for each root.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a row is not such a tuple.
+    """
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows must be an iterable of tuples, got {type(rows).__name__}; "
+            "rdd.mapPartitions(settle_partitions) hands it those of each partition"
+        )
+    ledger: Ledger | None = None
+    timed = False
+    texts = []
+    read = 0
+    for batch in _tuple_batches(rows):
+        if ledger is None:
+            timed = _has_times(batch)
+            # No bytes of this are ever compared, so a seed of its own will do.
+            ledger = new_ledger(None, timed)
+        if not timed and _has_times(batch):
+            raise ValueError(f"ts_ms must be None in all rows or in none, got both by row {read}")
+        with_reasons = "reason" in batch.schema.names
+        for events, found in read_events(iter([batch]), timed, with_reasons, "rows", read):
+            fold(ledger, events)
+            if found is not None:
+                texts.append(found)
+        read += len(batch)
+    if ledger is not None:
+        for batch in results(ledger, timed, earliest(texts), now_ms, timeout_ms):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+_TUPLE_SCHEMA = pa.schema(
+    [
+        ("root_id", pa.int64()),
+        ("val", pa.int64()),
+        ("task", pa.int32()),
+        ("ts_ms", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def _tuple_batches(rows: Iterable[Any]) -> Batches:
+    chunk: list[Any] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == TUPLE_ROWS:
+            yield _tuple_batch(chunk)
+            chunk = []
+    if chunk:
+        yield _tuple_batch(chunk)
+
+
+def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
+    try:
+        widths = {len(row) for row in rows}
+    except TypeError as error:
+        raise TypeError(
+            f"rows must be tuples (root_id, val, task[, ts_ms[, reason]]): {error}"
+        ) from None
+    if len(widths) != 1 or not 3 <= min(widths) <= 5:
+        raise ValueError(
+            "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "
+            f"got lengths {sorted(widths)}"
+        )
+    columns = []
+    for field, values in zip(_TUPLE_SCHEMA, zip(*rows, strict=True), strict=False):
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise TypeError(f"rows: {field.name} must be {field.type}: {error}") from None
+    return pa.RecordBatch.from_arrays(columns, _TUPLE_SCHEMA.names[: len(columns)])
+
+
+def _has_times(batch: pa.RecordBatch) -> bool:
+    if "ts_ms" not in batch.schema.names:
+        return False
+    times = batch.column("ts_ms")
+    return bool(times.null_count < len(times))
