@@ -1,4 +1,4 @@
-"""Which DataFrames are taken for events, told before any job runs, and what is known of them."""
+"""Which DataFrames are taken for events, checked before any job runs; their size and columns."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _ENTRY_OPTIONS = {"status": _STRING, "reason_ms": _LONG}
 _SHARD_BYTES = 32 << 20
 #: Less than this is not worth another task.
 _TASK_BYTES = 1 << 20
-#: Spark's estimate for what it knows nothing of is 8 EiB, and products of that.
+#: Spark's estimate for what it has no statistics of is 8 EiB, and products of that.
 _UNKNOWN_BYTES = 1 << 50
 
 
 class Columns(NamedTuple):
     """What is in a table of events besides root ids, values and tasks."""
 
-    #: None where only the rows can tell: those that `combine` made.
+    #: None where it depends on the rows: those that `combine` made.
     timed: bool | None
     reasons: bool
     #: Whether the rows were folded before, by `combine`.

@@ -26,7 +26,7 @@ Batches = Iterator[pa.RecordBatch]
 
 #: Rows that are taken together: 5 to 7 MiB, so that it is the same memory again and again.
 CHUNK_ROWS = 1 << 18
-#: How many roots there will be is told from the first rows, read in two halves.
+#: Rows from which the number of distinct roots is estimated, in two halves.
 PROBE_ROWS = 1 << 17
 #: Rows that a partition is taken to have where that is not known.
 LIKELY_ROWS = 1 << 22
@@ -70,7 +70,7 @@ class Packer:
         self._timed = timed
         self._fixed_order = fixed_order
         self._rows = rows
-        self._chunk: _Chunk | None = None
+        self._buffer: _EventBuffer | None = None
         self._ledger: Ledger | None = None
         self._most_roots = HELD_ROOTS
         self._rows_folded = 0
@@ -80,12 +80,12 @@ class Packer:
 
     def add(self, events: Events) -> Batches:
         """Take messages in; yields what is ready to be shipped."""
-        if self._chunk is None:
-            self._chunk = _Chunk(self._timed)
+        if self._buffer is None:
+            self._buffer = _EventBuffer(self._timed)
         while len(events.root_ids):
-            events = self._chunk.fill(events)
-            if self._chunk.is_full:
-                yield from self._take_in(self._chunk.take())
+            events = self._buffer.fill(events)
+            if self._buffer.is_full:
+                yield from self._take_in(self._buffer.take())
 
     def add_entries(self, entries: Entries) -> Batches:
         """Take folded rows in; yields what is ready to be shipped."""
@@ -110,8 +110,8 @@ class Packer:
 
     def finish(self) -> Batches:
         """Yield the rest."""
-        if self._chunk is not None:
-            last = self._chunk.take()
+        if self._buffer is not None:
+            last = self._buffer.take()
             self._rows = len(last.root_ids)
             yield from self._take_in(last)
         yield from self._ship_ledger()
@@ -144,16 +144,16 @@ class Packer:
     def _choose_table(self, events: Events) -> Ledger | None:
         """Open a ledger of the size that suits, going by the first rows; None if none does."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
-        crowd = Crowd.among(events, self._seed, self._timed)
+        estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:
-            return self._open_ledger(HELD_ROOTS, crowd.roots_in(likely))
+            return self._open_ledger(HELD_ROOTS, estimate.roots_in(likely))
         costs = {0: float(SHIP_NS)}
         for most_roots, root_ns in TABLES:
-            rows = max(1.0, min(likely, crowd.rows_with(most_roots)))
-            roots = crowd.roots_in(rows)
+            rows = max(1.0, min(likely, estimate.rows_with(most_roots)))
+            roots = estimate.roots_in(rows)
             costs[most_roots] = FOLD_NS + roots / rows * (root_ns + SHIP_NS)
         best = min(costs, key=lambda size: costs[size])
-        return self._open_ledger(best, crowd.roots_in(likely)) if best else None
+        return self._open_ledger(best, estimate.roots_in(likely)) if best else None
 
     def _open_ledger(self, most_roots: int, roots: float) -> Ledger:
         self._most_roots = most_roots
@@ -178,7 +178,7 @@ class Packer:
         self._reasons, self._reason_rows = [], 0
 
 
-class _Chunk:
+class _EventBuffer:
     """Messages copied together: cut by their number, whatever batches they came in."""
 
     def __init__(self, timed: bool) -> None:
@@ -214,11 +214,12 @@ class _Chunk:
         return Events(self._roots[:rows], self._vals[:rows], self._tasks[:rows], times)
 
 
-class Crowd(NamedTuple):
-    """How roots meet again: rows are draws from ``pool`` roots, or from no end of them.
+class CardinalityEstimate(NamedTuple):
+    """An estimate of the distinct roots among rows, by capture and recapture (Lincoln-Petersen).
 
-    Rows of a root that lie together count as one draw.  Among n halves of a sample there are
-    ``pool * (1 - again ** n)`` roots then, which the counts in one half and in both settle.
+    The first half of a sample is the capture, the second the recapture: of ``pool`` roots, or of
+    infinitely many.  Rows of a root that lie together count as one draw.  Among n halves there
+    are ``pool * (1 - again ** n)`` roots then, which the counts in one half and in both settle.
     """
 
     half: int
@@ -227,18 +228,18 @@ class Crowd(NamedTuple):
     again: float
 
     @classmethod
-    def among(cls, events: Events, seed: int, timed: bool) -> Crowd:
-        """Go by the first of these rows."""
+    def of_sample(cls, events: Events, seed: int, timed: bool) -> CardinalityEstimate:
+        """Estimate from the first of these rows."""
         half = min(PROBE_ROWS, len(events.root_ids)) // 2
         probe = new_ledger(seed, timed, 2 * half)
         fold(probe, events, 0, half)
         first = len(probe)
         fold(probe, events, half, 2 * half)
-        return cls.guess(half, first, len(probe))
+        return cls.from_counts(half, first, len(probe))
 
     @classmethod
-    def guess(cls, half: int, first: int, both: int) -> Crowd:
-        """Go by ``first`` roots among the first ``half`` rows, and ``both`` among twice as many."""
+    def from_counts(cls, half: int, first: int, both: int) -> CardinalityEstimate:
+        """Estimate from ``first`` roots among ``half`` rows, and ``both`` among twice as many."""
         met_again = 2 * first - both
         pool = first * first / met_again if met_again > 0 else math.inf
         return cls(half, first, pool, both / first - 1 if first else 1.0)
@@ -261,7 +262,7 @@ class Crowd(NamedTuple):
 def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
     """Return a ledger to fold about so many roots into.
 
-    One that keeps times has a clock, which nobody asks.
+    One that keeps times has a clock, which is never read.
     """
     return Ledger(max(1024, roots), buckets=2, clock=_no_clock if timed else None, seed=seed)
 

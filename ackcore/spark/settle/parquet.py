@@ -26,7 +26,13 @@ from ackcore._row_parts import MAX_SHARDS
 from ackcore._shuffle import split_by_shard, take_shard
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.settle.event_batches import read_events
-from ackcore.spark.settle.packing import HELD_ROOTS, Batches, Crowd, Packer, new_ledger
+from ackcore.spark.settle.packing import (
+    HELD_ROOTS,
+    Batches,
+    CardinalityEstimate,
+    Packer,
+    new_ledger,
+)
 from ackcore.spark.settle.parquet_files import EventFile, ListedFile, common_columns, read_footers
 from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.settle.settled import Narrow
@@ -70,7 +76,7 @@ def settle_parquet(
     now_ms: int | None = None,
     timeout_ms: int | None = None,
 ) -> DataFrame:
-    """Tell of each root in Parquet files of ack events what became of it.
+    """Settle the roots in Parquet files of ack events.
 
     Several times as fast as `settle` of a DataFrame of the same files, whose rows are made in the
     JVM and handed to Python.
@@ -175,7 +181,7 @@ def settle_shares(
             texts: list[pa.Table] = []
             for events, found in _events_of(everything, names):
                 if ledger is None:
-                    roots = Crowd.among(events, seed, timed).roots_in(rows) / of
+                    roots = CardinalityEstimate.of_sample(events, seed, timed).roots_in(rows) / of
                     ledger = new_ledger(seed, timed, math.ceil(min(roots, held_roots)))
                 ledger.fold(*take_shard(*events, share, of))
                 if found is not None:

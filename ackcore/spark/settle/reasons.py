@@ -30,12 +30,12 @@ ENGINE = "ackcore"
 
 
 def killed_worker(final: bool) -> Reason:
-    """Return why a record failed that no worker survived."""
+    """Return why a record that crashed its workers failed."""
     return Reason(ENGINE, "KilledWorker", "killed its worker", final)
 
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
-    """Return why a record failed that its source calls nothing."""
+    """Return why a record without a message id failed."""
     text = f"its message id, {', '.join(columns)}, is null; drop or name such records in the source"
     return Reason(spout, "NullMessageId", text, final=True)
 

@@ -90,7 +90,7 @@ def pack_entries(
         As for `pack_events`.
     timed : bool, optional
         Whether the events that these rows are settled with have times; the rows are refused if
-        they differ.  By default they themselves tell.
+        they differ.  By default the rows decide.
     name : str, default "entries"
         What messages call the table.
 
@@ -237,7 +237,12 @@ def results(
     timeout_ms: int | None,
     narrow: Narrow | None = None,
 ) -> Batches:
-    """Return batches of `SETTLED_DDL` or of a narrow form: what is decided, and what is not."""
+    """Return batches of `SETTLED_DDL` or of a narrow form: what is decided, and what is not.
+
+    They come in the order of the table, which differs between kinds of processors.  That is no
+    order to rely on, and Spark's checksum of a shuffle behind them does not depend on any
+    (``spark.sql.shuffle.orderIndependentChecksum``): a row is a root here, and no blob.
+    """
     if timeout_ms is not None and not timed:
         raise ValueError(
             "timeout_ms was given and the events have no times; give them ts_ms, or leave it out"

@@ -75,7 +75,7 @@ def settle(
     now_ms: int | None = None,
     timeout_ms: int | None = None,
 ) -> DataFrame:
-    """Tell of each root in a table of ack events what became of it.
+    """Settle the roots in a table of ack events.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
     for dest in dests:
         rows = reasons.slice(start, counts[dest])
         start += counts[dest]
-        # as_py, not Arrow's buffers: what lies between a slice's texts is nobody's business.
+        # as_py, not Arrow's buffers: those hold what lies outside the slice as well.
         texts = [text.encode() for text in rows["text"].to_pylist()]
         ends = np.cumsum([len(text) for text in texts], dtype=np.uint32)
         head = _HEADER.pack(VERSION, REASONS, 0, True, len(rows))

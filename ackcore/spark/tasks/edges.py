@@ -154,7 +154,7 @@ def draw_edges(
     key : int
         The micro-batch's.
     way : str
-        Who sends what to whom: names the edges beside the parent's.
+        Emitter, stream and destination: names the edges beside the parent's.
     rows : AnchoredRows
         What is sent.
     order, counts

@@ -15,8 +15,8 @@ there.  ``origin`` is the task that sent the row, ``seq`` its place in that task
 
 Bytes depend on what is sent and nothing else, since Spark gives a job up if a task that runs again
 writes others: rows are cut by position, opened in the order of (origin, seq), and the fingerprint
-in a trailer is of everything its task emitted, to whichever destination, and of its files.  Who
-decides accepts a run only if all who got something from a task saw one and the same fingerprint.
+in a trailer is of everything its task emitted, to whichever destination, and of its files.  A run
+is accepted only if all tasks that got something from a task saw one and the same fingerprint.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RootRuns(NamedTuple):
     """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
 
     ``offsets`` is None where each run has exactly one root; else run i has the roots
-    ``offsets[i]:offsets[i + 1]``, none for rows that nobody tracks.
+    ``offsets[i]:offsets[i + 1]``, none for untracked rows.
     """
 
     rows: Int32s
@@ -116,7 +116,7 @@ class RootRuns(NamedTuple):
 
 
 def untracked(rows: int) -> RootRuns:
-    """Return the runs of rows that nobody tracks."""
+    """Return the runs of untracked rows."""
     nothing = np.empty(0, np.int64)
     return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
 
@@ -340,7 +340,7 @@ class Inbox:
                 )
 
     def sightings(self, seer: int) -> bytes:
-        """Return what this task has seen, for who decides."""
+        """Return which trailers this task has seen, for the driver to compare."""
         found = [
             (seer, origin, seal)
             for origin, trailers in self._trailers.items()

@@ -153,23 +153,24 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
     """
     if not len(batch):
         return
-    whose = np.full(len(batch), -1)
+    spout_of = np.full(len(batch), -1)
     for i in range(batch.num_columns):
-        whose[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
-    if whose.min() < 0:
-        raise RuntimeError(f"row {int(whose.argmin())} of a batch is of no spout")
-    starts = np.flatnonzero(np.diff(whose, prepend=-1)).tolist()
+        spout_of[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
+    if spout_of.min() < 0:
+        raise RuntimeError(f"row {int(spout_of.argmin())} of a batch is of no spout")
+    starts = np.flatnonzero(np.diff(spout_of, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
-        column = batch.column(int(whose[start])).slice(start, end - start)
+        column = batch.column(int(spout_of[start])).slice(start, end - start)
         fields = [column.type.field(j) for j in range(column.type.num_fields)]
         rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
-        yield spouts[whose[start]], rows
+        yield spouts[spout_of[start]], rows
 
 
 def sampled(batch: pa.RecordBatch, before: int) -> int:
     """Return a fingerprint of a partition's rows so far: where its chunks end, and with which rows.
 
-    At hardly any cost it tells a source that is cut into other partitions when it is read again.
+    It costs hardly anything, and differs where a source is cut into other partitions when it is
+    read again.
     """
     ends = [
         _sample(column.slice(row, 1)) for row in (0, len(batch) - 1) for column in batch.columns
@@ -178,12 +179,12 @@ def sampled(batch: pa.RecordBatch, before: int) -> int:
 
 
 def _sample(value: pa.Array) -> int | str:
-    """Return what tells a column of one row from others, whatever it holds."""
+    """Return what the value of one row is recognised by, whatever it is."""
     try:
         return int(hash_columns([value], 1)[0])
     except TypeError:
         # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
-        # Python knows no year beyond 9999, nor what some bytes of text mean.
+        # Python has no year beyond 9999, and cannot decode some bytes of text.
         return str(value.to_string())
 
 

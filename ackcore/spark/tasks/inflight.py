@@ -1,19 +1,20 @@
-"""What a task does about records that end its process: it marks what is in flight, and isolates.
+"""What is in flight in a task, and the isolation of what was when earlier attempts at it died.
 
-An attempt reads the markers of the attempts at the same task that died before it in this run, and
-works on the records that were in flight by themselves:
+An attempt reads the in-flight markers of the attempts at its task that died before it in this run:
 
-1. those of a chunk, or of a set of more than a thousand, in groups;
-2. those of a smaller one, or that the plan suspects, one at a time, with nothing beside them in
-   flight on the whole executor;
-3. one that was alone when two attempts died is rejected: it fails, and the others go on.
+1. roots of a chunk, or a set, of more than 1,024 are run 256 at a time;
+2. those of a smaller one, and suspects of the plan, one at a time: no bolt of another worker of
+   the same Python daemon, which is one per executor, has rows in flight meanwhile;
+3. a root that was alone when two attempts died is rejected: it fails, and the others are run.
 
-So a job that may try a task four times gets past such a record by itself; where tasks are not
-tried again the driver concludes the same from one run to the next (`suspects`).  What is done is a
-function of the rows and of these markers, which stay as long as the run does: a task whose output
-is lost, and which runs again, makes the same bytes.
+So where Spark tries a task four times, a run rejects one crashing record of a chunk of up to 1,024
+by itself.  A larger chunk costs a death more, and the next run goes on from there, as where tasks
+are not tried again: the driver draws the same conclusions from run to run (`suspects`).
 
-Twice, since a process may also be killed from outside, with an innocent record in flight.
+What is done depends on the rows and these markers alone.  They stay as long as the run: a task that
+runs again because its output was lost makes the same bytes, unless another attempt died since.
+
+Two attempts, since a process may also be killed from outside, whatever is in flight.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 
 @dataclass
 class Evidence:
-    """What is known of a task's records from attempts that died.
+    """What attempts that died had in flight.
 
     ``alone`` says of how many each root was alone in; ``suspects`` are run alone, those in ``many``
     and of ``chunks`` (place and rows) in groups first; ``reasons`` are of time-outs.
@@ -97,7 +98,7 @@ class Evidence:
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
-        # Who was alone comes first: what has grown in the process meanwhile is not its fault.
+        # Those that were alone come first: not when other rows have made the process grow.
         singles = sorted(set(suspects.tolist()) - set(rejected.tolist()), key=self._order)
         more = roots if (chunk, rows) in self.chunks else np.intersect1d(roots, _array(self.many))
         more = np.setdiff1d(more, suspects)
@@ -170,7 +171,7 @@ class InFlight:
         """Attempts at this task that died."""
         until = time.monotonic() + _DYING_S
         while True:
-            # Spark may be told of an executor's end before its workers have come to theirs.
+            # Spark may try the task again before the workers of a lost executor have ended.
             found = died(self._work, self._place.task)
             there = [place for place in places(self._work) if place.task == self._place.task]
             if len(found) >= len(there) or time.monotonic() > until:
@@ -178,7 +179,7 @@ class InFlight:
             time.sleep(_LOOK_S)
 
     def end(self) -> None:
-        """Remove the marker: this attempt is through, or failed in a way that is told."""
+        """Remove the marker: this attempt has ended, if with an exception."""
         self.time_limit.end()
         if self._executor is not None:
             self._executor.close()
@@ -191,19 +192,19 @@ class InFlight:
 
     @contextmanager
     def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
-        """Have a chunk, or roots of it, in flight beside whatever others have."""
+        """Mark a chunk, or roots of it, as in flight."""
         with self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots):
             yield
 
     @contextmanager
     def of_roots(self, roots: Int64s) -> Iterator[None]:
-        """Have suspects in flight: if it is one, with nothing beside it on this executor."""
+        """Mark suspects as in flight: a single one with no bolt of another worker at work."""
         with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
             yield
 
     @contextmanager
     def of_flush(self, roots: Int64s | None) -> Iterator[None]:
-        """Have in flight what bolts hold open; nothing new inside one of the others."""
+        """Mark what bolts hold open as in flight, unless a marker is set already."""
         if self._inside or (roots is not None and not len(roots)):
             yield
             return

@@ -1,4 +1,4 @@
-"""The last stage: settles what all others have left, and says who saw which trailers."""
+"""The last stage: settles the ledger rows of all others, and reports which trailers were seen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LastStage:
             else:
                 reasons.append(part)
         expected = sum(int((part.tasks >= 0).sum()) for part in events)
-        # Blobs hold roots in no order of this table's, whose seed nothing else has.
+        # A seed of its own: rows in the order of a table with the same seed would cluster in it.
         ledger = new_ledger(self.spec.key ^ 1, False, expected)
         for part in events:
             fold(ledger, part)

@@ -1,10 +1,10 @@
-"""In-flight markers: files that tell which records a task had in flight when it died.
+"""In-flight markers: files that name the records that a task had in flight when it died.
 
 Each attempt at a task that may be suspected later keeps one, ``in-flight/<level>-<partition>-
 <attempt>.marker`` in its run's directory, and removes it when it ends, however it does as long as
 its process lives.  It holds an exclusive lock on it: a marker that is there and not locked is that
 of a process that died.  One that is locked belongs to an attempt that runs elsewhere, a copy for
-speculation or one that Spark has given up, and says nothing.
+speculation or one that Spark has given up, and is passed over.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> l
 
 
 def places(work: str | os.PathLike[str]) -> list[Place]:
-    """Return whose markers there are, of those that live too."""
+    """Return which attempts have markers, those that live among them."""
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
         names = os.listdir(os.path.join(work, DIRECTORY))

@@ -126,7 +126,7 @@ def _reads(arrow_type: pa.DataType) -> bool:
 def _values(column: pa.Array) -> list[Any]:
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
-    except (OverflowError, ValueError):  # Python knows no year beyond 9999
+    except (OverflowError, ValueError):  # Python has no year beyond 9999
         return [column.slice(row, 1).to_string() for row in range(len(column))]
 
 

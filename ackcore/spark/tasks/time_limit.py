@@ -1,4 +1,4 @@
-"""The time limit of a bolt: the end of its process, and a file that tells what it was at.
+"""The time limit of a bolt: it ends the process, and leaves a file with a traceback.
 
 The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
 is ended as well.  The traceback that it leaves is read when the attempt is found to have died.

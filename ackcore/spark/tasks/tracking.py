@@ -72,8 +72,8 @@ class AnchoredRows:
     batch : pyarrow.RecordBatch
         The rows.
     owners : Owners, or callable that returns them
-        What they hang from.  It is called when somebody asks, if ever: of rows that stay in a
-        stage and do not fail nobody does.
+        What they hang from.  It is called when they are asked for, if ever: not for rows that
+        stay in a stage and do not fail.
     identity : Identity, optional
         Which records they are, where that is carried.
     home : Chunk, optional

@@ -1,7 +1,7 @@
 """Files that tasks leave for the sinks: rows, and the roots that they hang from.
 
 A file is an Arrow IPC stream of the emitted columns and one more, by which rows of records that
-are not ACKED are taken out again: ``_ackcore_root``, null where nobody tracks the row; or, in a
+are not ACKED are taken out again: ``_ackcore_root``, null for an untracked row; or, in a
 file of its own, ``_ackcore_roots`` for rows that hang from several.  It is written under a random
 name, and renamed when the task is done to its partition and the fingerprint of its content: a task
 that runs again and answers alike leaves the same file, one that answers otherwise another.
@@ -32,7 +32,7 @@ from ackcore.spark.base.errors import StateError, WorkFileDamaged
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
-#: By which rows for sinks, and records that are read again, tell their root.
+#: Columns with the root of a row for sinks, and of a record that is read again.
 ROOT = "_ackcore_root"
 ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
@@ -190,13 +190,13 @@ def read_schema(file: WorkFile) -> pa.Schema:
 
 
 def has_several_roots(path: str) -> bool:
-    """Whether the rows of a file may hang from several roots each; its name tells."""
+    """Whether the rows of a file may hang from several roots each, by its name."""
     named = _NAME.fullmatch(os.path.basename(path))
     return named is None or named[2] == "many"
 
 
 def damage_in(error: BaseException | None) -> WorkFileDamaged | None:
-    """Return what an error tells of a damaged file, found here or in a worker."""
+    """Return the damaged file that an error is about, found here or in a worker."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
