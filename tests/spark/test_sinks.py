@@ -160,6 +160,17 @@ def test_a_repetition_replaces(spark, files, tmp_path, by):
     assert os.listdir(tmp_path / "out") == ["_ackcore.json"]  # no row is left
 
 
+def test_a_repetition_of_the_same_rows_leaves_them_in_place(spark, files, tmp_path, by):
+    """Readers may be at them, and a driver that dies amid a repetition takes nothing away."""
+    sink = to_parquet(tmp_path / "out")
+    write_sink(sink, accepted(spark, files, [10]))
+    place = tmp_path / "out" / "batch_id=0"
+    before = {path.name: path.stat().st_ino for path in place.iterdir()}
+    write_sink(sink, accepted(spark, files, [10]))
+    assert {path.name: path.stat().st_ino for path in place.iterdir()} == before
+    assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0"]
+
+
 def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypatch):
     sink = to_parquet(tmp_path / "out")
 
@@ -189,8 +200,8 @@ def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, 
     (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 1
     monkeypatch.setattr(sinks, "_GROUP_ROWS", 2)
-    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
-    (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
+    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files, batch_id=1))
+    (part,) = (tmp_path / "out" / "batch_id=1").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 4  # of two, one, two and one rows, as they came
 
 

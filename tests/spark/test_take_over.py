@@ -6,19 +6,25 @@ It is made to stand still within one process: where it stands, the other driver 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from contextvars import Context
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, Killer, decision, roots
+from checkpoints import OPEN, Killed, Killer, decision, roots
 
 from ackcore.spark.base import atomic
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
+from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.tasks.workfiles import ROOT, RowFile, WorkFile
 from ackcore.topology.tuples import Reason
 
 STEPS = [
@@ -136,10 +142,13 @@ def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
 
 
 class Pauser(Killer):
-    """Has something happen at the n-th operation that changes a file, before it."""
+    """Has something happen at the n-th operation that changes a file, before it.
+
+    The operation is done then; ``dies`` tells whether the next one is the death of it.
+    """
 
     def __init__(self):
-        self.then = None
+        self.then, self.dies = None, False
         super().__init__()
 
     def step(self):
@@ -147,6 +156,9 @@ class Pauser(Killer):
         if self.count == self.left:
             self.disarm()
             self.then()
+            self.active = self.dies
+        elif self.left is not None and self.count > self.left:
+            raise Killed
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +200,54 @@ def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser):
         ended[kind] += 1
         story.check()
     assert ended[None] < operations // 5  # only at the end of what it has to do
+
+
+def accepted(directory, number, *words):
+    schema = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
+    file = RowFile(str(directory), schema, 0, number)
+    file.write(pa.record_batch([list(words), list(range(len(words)))], schema=schema))
+    name, rows, _ = file.finish()
+    files = (WorkFile(str(directory / name), rows),)
+    return Accepted(None, "count", "abc", number, files, np.empty(0, np.int64))
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after one write"])
+def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, dies):
+    """Though tasks of its own write to its stage still, which thus cannot be removed."""
+    monkeypatch.setattr(sinks.shutil, "rmtree", lambda path, **more: None)
+    monkeypatch.setattr(pauser, "dies", dies)
+    rows = [accepted(tmp_path, 0, "a", "b"), accepted(tmp_path, 1, "c")]
+    taken = []
+
+    def fence():
+        if taken:
+            raise CheckpointInUse("was taken over")
+
+    def take_over():
+        taken.append(True)
+        for each in rows:
+            Context().run(sink.write_accepted, each)
+
+    def write(name, left):
+        sink = to_parquet(tmp_path / name)
+        sink.claim("count", "abc")
+        taken.clear()
+        pauser.arm(left)
+        with fenced(fence), suppress(Killed, CheckpointInUse, OSError):
+            sink.write_accepted(rows[0])
+        pauser.disarm()
+
+    pauser.then = take_over
+    write("undisturbed", None)
+    operations = pauser.count
+    assert operations >= 7
+    for left in range(1, operations + 1):
+        sink = to_parquet(tmp_path / str(left))
+        write(str(left), left)
+        assert taken
+        for number, words in enumerate([["a", "b"], ["c"]]):
+            (part,) = (tmp_path / str(left) / f"batch_id={number}").iterdir()
+            assert pq.ParquetFile(part).read()["word"].to_pylist() == words, left
 
 
 def test_a_record_that_is_written_once_is_never_replaced(checkpoint, monkeypatch):

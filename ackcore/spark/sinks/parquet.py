@@ -118,19 +118,25 @@ class ParquetSink:
                 stage, compression, (as_spark_types(each, schema) for each in batches)
             )
 
-        self._finish(batch_id, stage, frame.mapInArrow(write, "name string").collect())
+        names = frame.mapInArrow(write, "name string").collect()
+        self._publish(batch_id, stage, names, secrets.token_hex(8))
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
         self.claim(accepted.sink, accepted.deployment)
+        batch_id, content = accepted.batch_id, accepted.fingerprint()
+        stage = self._stage(batch_id)
+        names = [] if self._holds(batch_id, content) else self._write_parts(accepted, stage)
+        self._publish(batch_id, stage, names, content)
+
+    def _write_parts(self, accepted: Accepted, stage: str) -> Iterable[Any]:
+        """Write the rows below a stage; return rows that name the files that count."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
-        stage = self._stage(accepted.batch_id)
         size = sum(os.path.getsize(file.path) for file in files)
         if accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
             all_rows = (batch for file in files for batch in read_accepted(file, nonacked))
             name = _write_part(stage, "part", compression, all_rows)
-            self._finish(accepted.batch_id, stage, [] if name is None else [(name,)])
-            return
+            return [] if name is None else [(name,)]
         tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -139,7 +145,7 @@ class ParquetSink:
             yield from _write_in_task(stage, compression, rows)
 
         jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
-        self._finish(accepted.batch_id, stage, jobs.collect())
+        return jobs.collect()
 
     def claim(self, sink: str, deployment: str) -> None:
         """Take the directory for one sink of one checkpoint; once more does no harm.
@@ -186,21 +192,50 @@ class ParquetSink:
         # What was not there before the look is none of another driver's that has taken over.
         check_fence()
         for one in left:
-            shutil.rmtree(one, ignore_errors=True)
-        stage = os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
+            # Renamed first: whoever made it, and wakes, finds all of it by its name or nothing, and
+            # so puts nothing in place once its successor has begun.
+            swept = self._stage_name(batch_id)
+            os.rename(one, swept)
+            shutil.rmtree(swept, ignore_errors=True)
+        stage = self._stage_name(batch_id)
         os.makedirs(os.path.join(stage, "whole"))
         os.makedirs(os.path.join(stage, "parts"))
         return stage
 
-    def _finish(self, batch_id: int, stage: str, names: Iterable[Any]) -> None:
-        """Move the files of tasks that counted into place."""
-        # Files of other attempts, or of a task that goes on though given up, stay behind.
-        whole = os.path.join(stage, "whole")
+    def _stage_name(self, batch_id: int) -> str:
+        return os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
+
+    def _holds(self, batch_id: int, content: str) -> bool:
+        """Whether a micro-batch's directory is in place with such rows."""
+        try:
+            names = os.listdir(self._final(batch_id))
+        except FileNotFoundError:
+            return False
+        return any(name.endswith(f"-{content}.parquet") for name in names)
+
+    def _final(self, batch_id: int) -> str:
+        return os.path.join(self.path, f"batch_id={batch_id}")
+
+    def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
+        """Move the files of tasks that counted into place, unless the same rows are there.
+
+        Parameters
+        ----------
+        batch_id : int
+            The micro-batch.
+        stage : str
+            As `_stage` made it.
+        names : iterable of (str,)
+            The files that count; those of other attempts, or of a task that goes on though given
+            up, stay behind.
+        content : str
+            What tells these rows from others; part of the files' names.
+        """
+        whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)
         for i, name in enumerate(written):
-            os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}.parquet")
+            os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}-{content}.parquet")
         failpoint("in-sink", batch_id)
-        final = os.path.join(self.path, f"batch_id={batch_id}")
         if written:
             sync_directory(Path(whole))
         try:
@@ -208,12 +243,13 @@ class ParquetSink:
         except CheckpointInUse:
             shutil.rmtree(stage, ignore_errors=True)
             raise
-        # A driver that is cut off from here on has the decision that its successor acts upon: what
-        # it puts in place late, if that is possible still, are the same rows.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(final, os.path.join(stage, "replaced"))
-        if written:
-            os.rename(whole, final)
+        if not self._holds(batch_id, content):
+            # A driver that is cut off from here on finds its stage gone as soon as its successor
+            # has begun to write, and neither of these can be done any more.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(final, os.path.join(stage, "replaced"))
+            if written:
+                os.rename(whole, final)
         sync_directory(Path(self.path))
         shutil.rmtree(stage, ignore_errors=True)
 
