@@ -252,7 +252,7 @@ class Query:
 
     @property
     def spark_query(self) -> StreamingQuery | None:
-        """Spark's own query, None while it is being started; stop it through `stop`."""
+        """Spark's own query, None while it is being started; to stop it stops this one."""
         return self._stream.spark_query
 
     @property

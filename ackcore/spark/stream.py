@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ class Stream:
         if self._available_now and self._is_owed():
             # Retries, which no new data may come with.
             self._beats.advance()
-        return self._writer.start()
+        return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
 
     def _each(self, frame: DataFrame, number: int) -> None:
         """What Spark calls with each micro-batch."""
@@ -214,6 +214,9 @@ class Stream:
             if self.error is None and not self._leaving.is_set():
                 self.error = error
         finally:
+            with self._changed:
+                # The checkpoint is locked for as long as anything here may write to it.
+                self._changed.wait_for(lambda: self._at_work is None)
             if isinstance(self.error, Stopped):
                 self.error = None
             if self._pacemaker is not None:
@@ -302,11 +305,8 @@ class Stream:
 
     def stop(self, finish: bool) -> None:
         """End it, as `Query.stop` says."""
-        self._leaving.set()
-        if not finish:
-            self._stopping.set()
+        self._leave(finish)
         with self._changed:
-            self._changed.notify_all()
             if self._at_work is threading.current_thread():
                 threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
                 return
@@ -317,6 +317,14 @@ class Stream:
             with contextlib.suppress(Py4JError, OSError):  # of a JVM that is gone
                 spark_query.stop()
         self._thread.join()
+
+    def _leave(self, finish: bool) -> None:
+        """Begin nothing new, and give up what runs unless it is to finish."""
+        self._leaving.set()
+        if not finish:
+            self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def _finish(self) -> None:
         """Wait until no micro-batch runs, and until Spark has noted the end of the last one."""
@@ -335,6 +343,27 @@ class Stream:
                     if self._stopping.wait(0.01) or time.monotonic() > until:
                         break
         self._stopping.set()
+
+
+class _SparkQuery(StreamingQuery):
+    """Spark's query, which ends ours when its user stops it: else records that wait start it again.
+
+    Parameters
+    ----------
+    query : StreamingQuery
+        As Spark started it.
+    leave : callable
+        Called before it is stopped.
+    """
+
+    def __init__(self, query: StreamingQuery, leave: Callable[[], object]) -> None:
+        super().__init__(query._jsq)
+        self._leave = leave
+
+    def stop(self) -> None:
+        """Stop it, and the query that it is a part of."""
+        self._leave()
+        super().stop()
 
 
 def _united(topology: Topology) -> tuple[DataFrame, str | None]:

@@ -29,7 +29,31 @@ ValueError: no such word
         ("\n  plain\nand more", "plain"),
         ("", "RuntimeError"),
         ("x" * 1000, "x" * 500),
+        (
+            "An error occurred while calling o7.collect.\n: org.apache.spark.SparkException: "
+            "Exception thrown in awaitResult: \n\tat somewhere\nCaused by: java.util.concurrent."
+            "ExecutionException: SparkException: Exception thrown in awaitResult: \n"
+            "Caused by: java.io.IOException: No space left on device\n\tat somewhere",
+            "java.io.IOException: No space left on device",
+        ),
     ],
 )
 def test_what_was_wrong_is_one_line(said, line):
     assert one_line(RuntimeError(said)) == line
+
+
+class Captured(RuntimeError):
+    """As PySpark keeps the cause of an error of Java's."""
+
+    def __init__(self, said, cause=None):
+        super().__init__(said)
+        self._cause = cause
+
+
+def test_what_another_thread_raised_is_told_by_its_cause():
+    hollow = "Exception thrown in awaitResult: "
+    cause = Captured(hollow, Captured("[CANNOT_READ_FILE] it is gone.\nmore"))
+    assert one_line(Captured(f"[STREAM_FAILED] Query terminated: {hollow}", cause)) == (
+        "[CANNOT_READ_FILE] it is gone."
+    )
+    assert one_line(Captured(hollow)) == hollow.strip()

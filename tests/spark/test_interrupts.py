@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import Killer
 from py4j.protocol import Py4JError
-from worlds import fails
+from worlds import World, fails
 
 from ackcore.spark import RunCancelled
 from ackcore.spark.base.atomic import check_fence, fenced
@@ -116,6 +117,36 @@ def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
     assert (world.rows, world.parked, books.balanced) == (["A"], ["b"], True)
     assert (books.acked, books.dead, books.retried) == (1, 1, 0)
     assert plan_of(world).deaths == 0
+
+
+class Presser(Killer):
+    """Presses Ctrl-C at the n-th operation that changes a file, before it."""
+
+    def step(self):
+        self.count += 1
+        if self.count == self.left:
+            self.disarm()
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_at_any_write_costs_nothing(tmp_path):
+    presser, operations = Presser(), 1
+    left = 0
+    while left < operations:
+        world = World(tmp_path / str(left), behaves=fails("b", "poison", final=True))
+        presser.arm(left or None)
+        try:
+            books = world.process(0, ["a", "b", "poison"])[1]
+        except KeyboardInterrupt:
+            presser.disarm()
+            books = world.process(0, ["a", "b", "poison"])[1]
+        presser.disarm()
+        assert plan_of(world).deaths == 0, left
+        assert (world.rows, world.parked, books.balanced) == (["A"], ["b", "poison"], True)
+        assert (books.acked, books.dead, books.retried) == (1, 2, 0)
+        operations = operations if left else presser.count
+        left += 1
+    assert operations > 20
 
 
 def test_an_interrupt_amid_careful_runs_leaves_them_as_they_are(world):

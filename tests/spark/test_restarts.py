@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.base.lock import Lock
 from ackcore.spark.protocol.act import SinkError, Stopped
 from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
@@ -192,6 +193,36 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     on.stop()
     assert (began, on.exception) == ([None], None)
     assert "started again" in caplog.text
+
+
+def test_the_lock_is_held_until_a_lost_call_has_returned(spark, tmp_path, folder, running):
+    """Else a sink would be at its rows still when the next driver gives it the same."""
+    store = CutOff()
+    folder.add("a")
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    assert store.came.wait(60)
+    first = on.spark_query
+    until(lambda: not first.isActive, on)
+    stopping = threading.Thread(target=on.stop)
+    stopping.start()
+    assert not on.await_termination(1)
+    with pytest.raises(CheckpointInUse, match="in use by another query"):
+        Lock(tmp_path / "cp/ackcore/lock")
+    store.let_go.set()
+    stopping.join(60)
+    assert (on.is_active, on.exception) == (False, None)
+    Lock(tmp_path / "cp/ackcore/lock").close()
+
+
+def test_who_stops_sparks_query_stops_ours(spark, tmp_path, store, folder, running):
+    """Though a record waits, and all that is available now has been read."""
+    folder.add("a bad")
+    topology = word_count(folder.stream, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    until(lambda: on.books.waiting == 1, on)
+    on.spark_query.stop()
+    assert on.await_termination(60)
+    assert (on.exception, on.books.waiting) == (None, 1)
 
 
 def test_who_was_taken_over_leaves_sparks_part_alone(spark, tmp_path, running):

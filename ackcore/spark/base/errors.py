@@ -50,8 +50,25 @@ def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> 
 _LONGEST = 500
 
 
+#: What Spark says of an error of another thread; the cause says what was wrong.
+_HOLLOW = "Exception thrown in awaitResult"
+_CAUSE = "Caused by: "
+
+
 def one_line(error: BaseException) -> str:
     """Return the line of an error that says what was wrong; Spark's go on for pages."""
+    line = _telling_line(error)
+    cause: BaseException | None = error
+    while _HOLLOW in line:
+        # Of an error of Java's, PySpark keeps the cause in an attribute of its own.
+        cause = getattr(cause, "_cause", None)
+        if cause is None:
+            break
+        line = _telling_line(cause)
+    return line[:_LONGEST]
+
+
+def _telling_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names its own object
@@ -59,5 +76,8 @@ def one_line(error: BaseException) -> str:
     for line in reversed(lines):
         name, colon, _ = line.partition(": ")
         if colon and name.isidentifier() and name.endswith(("Error", "Exception")):
-            return line[:_LONGEST]
-    return lines[0][:_LONGEST]
+            return line
+    if _HOLLOW in lines[0]:
+        causes = [line for line in lines if line.startswith(_CAUSE) and _HOLLOW not in line]
+        return causes[0].removeprefix(_CAUSE) if causes else lines[0]
+    return lines[0]

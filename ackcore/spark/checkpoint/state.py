@@ -347,6 +347,15 @@ class State:
             ownership.write_meta(self.path, self._meta | {"begun": True})
             self._meta["begun"] = True
 
+    def record_interrupt(self, number: int) -> None:
+        """Note that the driver was told to end, and did not die of a micro-batch that is planned.
+
+        An interrupt comes anywhere, in the midst of `write_plan` as well: what counts is the file.
+        """
+        plan = self.plan(number)
+        if plan is not None and self.decision(number) is None:
+            self._archive.write_plan(replace(plan, interrupted=True), first=False)
+
     def split_due(self, plan: Plan) -> Retries:
         """Part the parent's waiting rows by what is due, and add the requests the plan took.
 

@@ -234,9 +234,7 @@ class Engine:
         if isinstance(error, RunCancelled) and error.shut_down:
             return  # the JVM may have died of a record
         with suppress(StateError):
-            plan = self.state.plan(number)
-            if plan is not None and self.state.decision(number) is None:
-                self.state.write_plan(replace(plan, interrupted=True))
+            self.state.record_interrupt(number)
 
     # --------------------------------------------------------------------------------- progress
 
