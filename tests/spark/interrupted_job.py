@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from ackcore.spark import RunCancelled, run_batch, to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -26,24 +27,27 @@ LINES = 40
 class Slow(BasicBolt):
     outputs = pa.schema([("line", pa.int64())])
 
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, directory, number):
+        self.directory, self.begun = directory, f"begun-{number}"
 
-    def execute(self, tuple, collector):
-        Path(self.directory, "begun").touch()
+    def wait(self):
+        # Tasks of one that was interrupted before may come to this line late.
+        Path(self.directory, self.begun).touch()
         until = time.monotonic() + 60
         while Path(self.directory, "slow").exists() and time.monotonic() < until:
             time.sleep(0.02)
+
+    def execute(self, tuple, collector):
+        self.wait()
         collector.emit((tuple["id"],))
 
 
-def once_begun(directory, then):
-    """Do something in another thread when a bolt is at work; return when that was, in a list."""
-    Path(directory, "begun").unlink(missing_ok=True)
+def once_begun(slow, then):
+    """Do something in another thread when it is at work; return when that was, in a list."""
     when = []
 
     def run():
-        while not Path(directory, "begun").exists():
+        while not Path(slow.directory, slow.begun).exists():
             time.sleep(0.02)
         when.append(time.monotonic())
         then()
@@ -52,15 +56,60 @@ def once_begun(directory, then):
     return when
 
 
+class PassOn(BasicBolt):
+    outputs = pa.schema([("line", pa.int64())])
+
+    def execute(self, tuple, collector):
+        collector.emit((tuple["id"],))
+
+
+def sinks_that_are_interrupted(directory, spark, ways):
+    """Ctrl-C while a sink waits for a job of its own: how long they took, and the end of it."""
+
+    def topology(slow, act):
+        def hold(batches):
+            slow.wait()
+            yield from batches
+
+        builder = TopologyBuilder()
+        builder.spout("lines", spark.range(1))
+        builder.bolt("pass", PassOn()).shuffle("lines")
+        builder.sink("pass", lambda frame, n: act(frame.mapInArrow(hold, "line long")))
+        return builder.build()
+
+    took = []
+    # The one waits for its job as it is interrupted, and the other leaves it behind.
+    acts = [DataFrame.toArrow, DataFrame.toArrow, DataFrame.collect]
+    tracker = spark.sparkContext.statusTracker()
+    for number, ((handler, press), act) in enumerate(zip(ways, acts, strict=True), 10):
+        signal.signal(signal.SIGINT, handler)
+        slow = Slow(directory, number)
+        when = once_begun(slow, press)
+        try:
+            run_batch(topology(slow, act), spark, f"{directory}/other")
+        except KeyboardInterrupt:
+            while tracker.getActiveJobsIds() and time.monotonic() < when[0] + 10:
+                time.sleep(0.02)
+            took.append(time.monotonic() - when[0])
+        assert signal.getsignal(signal.SIGINT) is handler
+    Path(directory, "slow").rename(Path(directory, "fast"))
+    books = run_batch(topology(slow, act), spark, f"{directory}/other")
+    Path(directory, "fast").rename(Path(directory, "slow"))
+    return took, books.acked
+
+
 def main(directory):
     from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
     with spark_session("local[2]", {}) as (spark, _):
-        builder = TopologyBuilder()
-        builder.spout("lines", spark.range(LINES))
-        builder.bolt("slow", Slow(directory)).shuffle("lines")
-        builder.sink("slow", to_parquet(f"{directory}/sink"))
-        topology = builder.build()
+
+        def topology(slow):
+            builder = TopologyBuilder()
+            builder.spout("lines", spark.range(LINES))
+            builder.bolt("slow", slow).shuffle("lines")
+            builder.sink("slow", to_parquet(f"{directory}/sink"))
+            return builder.build()
+
         plan = Path(directory, "checkpoint", "ackcore", "batches", "0.plan")
 
         def press():
@@ -82,19 +131,21 @@ def main(directory):
             (pyspark_handler, cancel_group),
         ]
         spark.sparkContext.setJobGroup("mine", "")
-        for handler, then in ways:
+        for number, (handler, then) in enumerate(ways):
             signal.signal(signal.SIGINT, handler)
-            when = once_begun(directory, then)
+            slow = Slow(directory, number)
+            when = once_begun(slow, then)
             try:
-                run_batch(topology, spark, f"{directory}/checkpoint")
+                run_batch(topology(slow), spark, f"{directory}/checkpoint")
             except (KeyboardInterrupt, RunCancelled) as error:
                 took = time.monotonic() - when[0]
                 body = json.loads(plan.read_text().splitlines()[0])
                 said.append([type(error).__name__, str(error), took, body])
+        in_sinks = sinks_that_are_interrupted(directory, spark, [ways[0], ways[1], ways[1]])
         Path(directory, "slow").unlink()
-        books = run_batch(topology, spark, f"{directory}/checkpoint")
+        books = run_batch(topology(slow), spark, f"{directory}/checkpoint")
         rows = sorted(row.line for row in spark.read.parquet(f"{directory}/sink").collect())
-        result = {"said": said, "books": books.to_json(), "rows": rows}
+        result = {"said": said, "books": books.to_json(), "rows": rows, "in_sinks": in_sinks}
         Path(directory, "result.json").write_text(json.dumps(result))
 
 

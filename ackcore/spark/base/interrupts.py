@@ -2,17 +2,21 @@
 
 PySpark's handler of SIGINT cancels all jobs and raises `KeyboardInterrupt`, which its own cleaning
 up then replaces by the error of the cancelled job.  Jupyter's only raises, and that cleaning up
-waits for the job to end.  So what is called in the main thread runs its jobs in another one,
-where no interrupt comes, and cancels them by itself.
+waits for the job to end.  So in the main thread jobs of ours are run in another one, where no
+interrupt comes, and cancelled from here; those of a user's sink, which stays where it is, are
+cancelled by a thread that the signal starts.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from types import FrameType
 from typing import TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -24,10 +28,14 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import set_active
 
 T = TypeVar("T")
+#: Of a signal: called with its number and what was running.
+Handler = Callable[[int, FrameType | None], object]
 
 #: How long an interrupt waits for the jobs that it cancelled, and how often it cancels meanwhile:
 #: a job may begin after the first time.
 _PATIENCE_S, _AGAIN_S = 4.0, 0.2
+#: How long the handler of a signal may take that is no interrupt.
+_HANDLER_S = 0.5
 
 _CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|\bJob \d+ cancelled\b")
 _FAILED = "Job aborted due to stage failure"
@@ -96,6 +104,69 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     return results[0]
 
 
+@contextmanager
+def cancelling(session: SparkSession | None) -> Iterator[None]:
+    """Within, an interrupt of the main thread cancels the Spark jobs that were begun in it.
+
+    For code of the user's, a sink's: it may have to stay in the thread that it was made in, so it
+    cannot be called as `interruptible` calls; but what it runs on Spark would be waited for.
+
+    Parameters
+    ----------
+    session : SparkSession or None
+        Where the jobs run; None for what is none of Spark's.
+    """
+    if session is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    context = session.sparkContext
+    tag = f"ackcore-{uuid.uuid4()}"
+    interrupted, over = threading.Event(), threading.Event()
+
+    def cancel(returned: threading.Event) -> None:
+        if not returned.wait(_HANDLER_S) and not over.is_set():
+            _cancel(context, tag, over)
+
+    def watched(handler: Handler) -> Handler:
+        def handle(number: int, frame: FrameType | None) -> None:
+            returned = threading.Event()
+            thread = threading.Thread(target=cancel, args=(returned,), daemon=True)
+            if number == signal.SIGINT:
+                # PySpark's handler calls Spark, and waits for the job itself before it raises.
+                thread.start()
+            try:
+                handler(number, frame)
+            except BaseException as error:
+                interrupted.set()
+                if number != signal.SIGINT:
+                    thread.start()
+                if isinstance(error, Py4JError):  # the cancelled job has answered its call
+                    raise KeyboardInterrupt from error
+                raise
+            returned.set()
+
+        return handle
+
+    handlers: dict[int, tuple[Handler, Handler]] = {}
+    for each in signal.valid_signals():
+        handler = signal.getsignal(each)
+        if callable(handler):
+            handlers[each] = handler, watched(handler)
+            signal.signal(each, handlers[each][1])
+    try:
+        context.addJobTag(tag)
+        yield
+    finally:
+        over.set()
+        for number, (handler, ours) in handlers.items():
+            if signal.getsignal(number) is ours:
+                signal.signal(number, handler)
+        with suppress(Py4JError, PySparkException, OSError):  # of a Spark that is gone
+            if interrupted.is_set():  # and did not wait for its job, which would run on
+                context.cancelJobsWithTag(tag)
+            context.removeJobTag(tag)
+
+
 def _cancel(context: SparkContext, tag: str, ended: threading.Event) -> None:
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
@@ -154,4 +225,4 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["RunCancelled", "interruptible", "raise_if_interrupted"]
+__all__ = ["RunCancelled", "cancelling", "interruptible", "raise_if_interrupted"]

@@ -354,7 +354,7 @@ class State:
         """
         plan = self.plan(number)
         if plan is not None and self.decision(number) is None:
-            self._archive.write_plan(replace(plan, interrupted=True), first=False)
+            self._records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
 
     def split_due(self, plan: Plan) -> Retries:
         """Part the parent's waiting rows by what is due, and add the requests the plan took.

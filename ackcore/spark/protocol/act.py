@@ -13,7 +13,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, WorkFileDamaged, one_line
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.interrupts import raise_if_interrupted
+from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.sinks.interface import Accepted, write_sink
@@ -82,7 +82,8 @@ def act(
 
         def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
             try:
-                write_sink(writer, accepted)
+                with cancelling(spark):
+                    write_sink(writer, accepted)
             except Exception as error:
                 _refuse_damaged(accepted, error)
                 raise
