@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from checkpoints import ask, records
-from worlds import Killed, World, fails
+from worlds import Killed, Source, Upper, World, fails
 
-from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.protocol.act import SinkError
 from ackcore.spark.protocol.runs import RunFailed
+from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
 
 REASON = Reason("upper", "ValueError", "no")
@@ -243,6 +244,25 @@ def test_a_decision_is_not_made_again(world, dying_at):
     assert books.waiting == 1
 
 
+def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at):
+    """A bolt of another name, and its sink with it: the rows on record are of the former one."""
+    with dying_at("decided"):
+        world.process(0, ["a", "b"])
+    former, builder = world.topology, TopologyBuilder()
+    builder.spout("lines", Source())
+    builder.bolt("loud", Upper()).shuffle("lines")
+    builder.sink("loud", world)
+    world.topology = builder.build()
+    state, engine = world.driver(accept_changes=True)
+    with state, pytest.raises(CheckpointForeign, match=r"2 rows of 'upper' .* no sink .*'upper'"):
+        engine.process(0, [])
+    world.topology = former
+    state, engine = world.driver(accept_changes=True)
+    with state:
+        engine.process(0, [])
+    assert world.rows == ["A", "B"]
+
+
 def test_a_plan_is_kept_with_its_time(world, dying_at):
     world.behaves = fails("b", times=2)
     world.process(0, ["a", "b"])
@@ -396,6 +416,48 @@ def test_a_sink_that_is_down_for_a_while(world):
     assert world.rows == ["A"]
     assert (len(world.runs), books.acked) == (1, 1)
     assert world.paused == [1.0, 2.0]
+
+
+class MuteError(Exception):
+    """An error that cannot even be told."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "kind", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit, StopIteration, MuteError]
+)
+def test_whatever_a_sink_raises_its_rows_come_once(world, kind):
+    good, world.behaves = world.write_accepted, fails("b")
+
+    def write(accepted):
+        world.written[accepted.batch_id] = ["half of it"]
+        world.write_accepted = good
+        raise kind
+
+    world.write_accepted = write
+    if kind in (KeyboardInterrupt, GeneratorExit):
+        with pytest.raises(kind):
+            world.process(0, ["a", "b"])
+    _, books = world.process(0, ["a", "b"])
+    assert world.rows == ["A"]
+    assert (len(world.runs), books.acked, books.waiting) == (1, 1, 1)
+    assert books.balanced
+
+
+def test_fewer_attempts_at_the_restart_than_have_been_made(tmp_path):
+    """What waits for its fourth attempt gets it, and no further one."""
+    world = World(tmp_path, {"max_attempts": 5}, behaves=fails("b", "c", times=3))
+    world.process(0, ["a", "b", "c"])
+    for number in (1, 2):
+        world.now_ms += 400_000
+        world.process(number)
+    fewer = World(tmp_path, {"max_attempts": 2}, behaves=fails("c", times=9), now_ms=world.now_ms)
+    fewer.written = world.written
+    books = fewer.drain(3)
+    assert len(fewer.runs) == 1
+    assert (fewer.rows, fewer.parked, books.balanced) == (["A", "B"], ["c"], True)
 
 
 def test_a_sink_that_is_down_for_ever_and_then_is_not(world):

@@ -205,13 +205,14 @@ class World:
             self.paused.append(seconds)
         return self.stopping
 
-    def driver(self):
+    def driver(self, **changes):
         state = State.open(
             self.path,
             self.topology,
             sources=dict.fromkeys(self.spouts, LINES),
             kind="batch",
             clock_ms=self.now_ms,
+            **changes,
         )
         engine = Engine(
             self.topology,

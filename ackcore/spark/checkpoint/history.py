@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from ackcore.spark.base.atomic import remove, remove_temporaries, sync_directory
+from ackcore.spark.base.atomic import remove, remove_temporaries, sync_directory, writing
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint import replays
@@ -80,7 +80,8 @@ def remove_plans(batches: Path, requests: Path, number: int, plan_of: ReadPlan) 
         remove(requests / name)
         remove(replays.withdrawn(requests / name))  # too late: it was taken
     if taken and requests.is_dir():
-        sync_directory(requests)
+        with writing(requests):
+            sync_directory(requests)
     for ending in (".plan", ".done"):
         for old in numbered(batches, ending):
             if old < number - 1:

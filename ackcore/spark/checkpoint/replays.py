@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import sync_directory
+from ackcore.spark.base.atomic import sync_directory, writing
 from ackcore.spark.base.checksummed import read_table, read_table_schema, write_batches
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
@@ -52,11 +52,12 @@ def stage(directory: Path, request: str, spout: str, tables: Iterable[pa.Table],
 
 def publish(directory: Path, staged: str) -> None:
     """Make a staged file visible to queries, unless another process has done so already."""
-    try:
-        os.rename(directory / staged, directory / staged.removesuffix(_STAGED))
-    except FileNotFoundError:
-        return
-    sync_directory(directory)
+    with writing(directory / staged):
+        try:
+            os.rename(directory / staged, directory / staged.removesuffix(_STAGED))
+        except FileNotFoundError:
+            return
+        sync_directory(directory)
 
 
 def staged(directory: Path) -> list[str]:

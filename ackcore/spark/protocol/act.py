@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
@@ -11,7 +12,13 @@ from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, WorkFileDamaged, one_line
+from ackcore.spark.base.errors import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    WorkFileDamaged,
+    one_line,
+)
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
@@ -19,6 +26,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.sinks.interface import Accepted, write_sink
 from ackcore.spark.tasks.workfiles import WorkFile, damage_in
 from ackcore.topology.builder import Topology
+from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.settings import Settings
 
 _log = logging.getLogger("ackcore")
@@ -53,6 +61,8 @@ def act(
         If one of them failed as often as the settings allow; it is named.
     CheckpointCorrupt
         If a file with the rows is not as the run left it.
+    CheckpointForeign
+        If there are rows of a stream that has no sink any more.
     CheckpointInUse
         If another driver has taken over.
     Stopped
@@ -61,6 +71,7 @@ def act(
         If a job of a sink was cancelled from outside.
     """
     number = decision.number
+    _refuse_left_rows(topology, decision)
     work = state.runs.of(decision)
     nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
     for sink in topology.sinks.values():
@@ -98,6 +109,23 @@ def act(
             failpoint("in-dead-letters", number)
 
         _insist("the dead-letter store", number, park, topology.settings, pause)
+
+
+def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
+    """Raise `CheckpointForeign` rather than drop rows with the sink that they were accepted for."""
+    taken = {(sink.component, sink.stream) for sink in topology.sinks.values()}
+    left = Counter[str]()
+    for file in decision.files:
+        if (file.component, file.stream) not in taken:
+            stream = "" if file.stream == DEFAULT_STREAM else f", stream {file.stream!r}"
+            left[f"{file.component!r}{stream}"] += file.rows
+    for name, rows in (+left).items():
+        raise CheckpointForeign(
+            f"micro-batch {decision.number} is decided, its {rows} rows of {name} are not written "
+            "yet, and the topology has no sink for them any more. Let the former one finish the "
+            f"micro-batch (accept_changes=True), then change it; or give {name} a sink, a function "
+            "that does nothing if the rows are not wanted"
+        )
 
 
 def _refuse_damaged(accepted: Accepted, error: Exception) -> None:

@@ -38,6 +38,8 @@ _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 _OWNER = "_ackcore.json"
 #: Where a micro-batch is written before it is whole; the token is a later addition.
 _STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
+#: A file in place: how many of them belong together, and what tells their rows from others.
+_PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
 
 def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> ParquetSink:
@@ -211,7 +213,9 @@ class ParquetSink:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
             return False
-        return any(name.endswith(f"-{content}.parquet") for name in names)
+        # All of them: not every file system that can be mounted renames a directory in one go.
+        found = [part for part in map(_PART.fullmatch, names) if part and part[2] == content]
+        return bool(found) and len(found) == int(found[0][1])
 
     def _final(self, batch_id: int) -> str:
         return os.path.join(self.path, f"batch_id={batch_id}")
@@ -233,8 +237,9 @@ class ParquetSink:
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)
+        of = f"of-{len(written):05}-{content}.parquet"
         for i, name in enumerate(written):
-            os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}-{content}.parquet")
+            os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}-{of}")
         failpoint("in-sink", batch_id)
         if written:
             sync_directory(Path(whole))

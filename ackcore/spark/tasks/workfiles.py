@@ -90,11 +90,11 @@ class RowFile:
 
     def finish(self) -> tuple[str, int, int]:
         """Close the file and give it its name; return that, its rows and its fingerprint."""
-        self._write(_END)
-        self._file.flush()
-        if self._synced:
-            os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:
+            self._write(_END)
+            self._file.flush()
+            if self._synced:
+                os.fsync(self._file.fileno())
         name = f"{self._partition}-{self._seal & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
         os.replace(self._path, os.path.join(self._directory, name))
         if self._synced:
