@@ -36,7 +36,7 @@ _log = logging.getLogger("ackcore")
 
 #: What a glob reads as anything but itself.
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-#: Beats whose files Spark still knows, by their times, which are a second apart.
+#: Beats whose files Spark keeps note of, by their times, which are a second apart.
 _KNOWN = "60s"
 #: In Spark's offset log, format 1: a source that has nothing yet, and the heartbeat's offset, which
 #: was a number in a file at first.
@@ -70,7 +70,7 @@ class Beats:
     def advance(self) -> None:
         """Have Spark run a micro-batch."""
         number = next(self._numbers)
-        # Whoever sweeps temporary directories takes one that has been empty for days.
+        # A sweeper of temporary directories removes one that has been empty for days.
         self.directory.mkdir(parents=True, exist_ok=True)
         hidden = self.directory / f".{number}"
         hidden.touch()
@@ -99,7 +99,7 @@ def with_heartbeat(spark: SparkSession, frame: DataFrame, directory: Path) -> Da
     spark : SparkSession
         The one that the query will run in.
     frame : DataFrame
-        Streaming.  Its columns stay as they are, but may be null for all that Spark knows.
+        Streaming.  Its columns stay as they are, but are nullable in its schema.
     directory : Path
         Of the beats.
     """
@@ -176,7 +176,7 @@ def trim_log(log: Path) -> None:
     """Remove from Spark's log of a file source what it read before its last compact file.
 
     Nothing may be reading or writing there.  A compact file has a line for every file that the
-    source ever read; the last one is left, by which `find_log` knows the log.
+    source ever read; the last one is left, by which `find_log` finds the log.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class Pacemaker:
     poll_ms : int
         How often to look at the clock while something waits.
     called : callable, optional
-        Tells whether someone asks for a micro-batch now: looked at once a second.
+        Whether a replay waits for a micro-batch: called once a second.
     """
 
     #: How often what other processes ask for is looked at.
@@ -269,8 +269,8 @@ class Pacemaker:
             if self._called is not None and not self._answered and now >= look_at:
                 look_at = now + self.CALLED_S
                 with contextlib.suppress(OSError, RuntimeError):
-                    # One beat for each call: the next micro-batch answers it and says so, and it
-                    # tells of what is damaged, too.
+                    # One beat for each replay: the next micro-batch takes it, and raises what is
+                    # raised here.
                     self._answered = self._called()
                     beat = beat or self._answered
             if beat:

@@ -308,7 +308,7 @@ class Query:
     def stop(self, finish: bool = False) -> None:
         """End it and wait until it has ended; what is not done goes on at the next start.
 
-        From within a sink it is only asked for: the sink is part of what ends.
+        Called by a sink it returns at once: the sink is part of what ends.
 
         Parameters
         ----------

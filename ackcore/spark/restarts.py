@@ -1,4 +1,4 @@
-"""What ends a stream: whether it is started again, and what Spark is told of an error of ours."""
+"""What ends a stream: whether it is started again, and how an error of ours is passed to Spark."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def end_of(spark: SparkSession) -> str | None:
 
 
 def is_active(spark_query: StreamingQuery) -> bool | None:
-    """Whether Spark's query has not ended; None if nobody can say, so that nothing can be run."""
+    """Whether Spark's query has not ended; None if that cannot be told."""
     try:
         return bool(spark_query.isActive)
     except (Py4JError, OSError):
@@ -80,7 +80,7 @@ def is_active(spark_query: StreamingQuery) -> bool | None:
 
 
 class SaidElsewhere(RuntimeError):
-    """What Spark is told of an error that the query reports itself."""
+    """Stands for an error that the query itself reports, towards Spark and Py4J."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -93,11 +93,11 @@ for _name in ("py4j.clientserver", "py4j.java_gateway"):
 
 
 def for_spark(error: Exception) -> Exception:
-    """Return what Spark is told of an error; `Query.exception` has the error itself.
+    """Return what is raised to Spark for an error; `Query.exception` has the error itself.
 
     Spark searches the text for an interruption, by a pattern that overflows the stack on a long
-    one, and logs the text several times.  What it finds in that of a query that was told to stop
-    it takes for the end that it asked for.
+    one, and logs the text several times.  An interruption in the text of a query that was stopped
+    is taken for the end of it.
     """
     if isinstance(error, Stopped):
         return SaidElsewhere(f"{_INTERRUPTED} ({one_line(error)})")

@@ -104,7 +104,7 @@ class Stream:
         self._available_now = available_now
         #: Nothing new is begun; and what runs is given up.
         self._leaving, self._stopping = threading.Event(), threading.Event()
-        #: The thread that a micro-batch runs in, and what tells that it has ended.
+        #: The thread that a micro-batch runs in; notified when that or anything here changes.
         self._at_work: threading.Thread | None = None
         self._changed = threading.Condition()
         self._restarts = 0
@@ -199,7 +199,7 @@ class Stream:
                 self._changed.notify_all()
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; True if the query, or Spark's own, was told to stop."""
+        """Wait; True if the query, or Spark's own, is being stopped."""
         if self._stopping.wait(seconds):
             return True
         spark_query = self.spark_query
@@ -258,7 +258,7 @@ class Stream:
             # due, and the heartbeat gives it a micro-batch.
             if not self._available_now or not self._is_owed() or self._wait_until_due():
                 return False
-        self.spark_query = None  # the one that has ended says nothing of the next
+        self.spark_query = None  # that one's end is not the next one's
         return True
 
     def _may_begin_again(self, error: Exception) -> bool:
@@ -287,7 +287,7 @@ class Stream:
         return not self._leaving.wait(waits / 1000)
 
     def _is_owed(self) -> bool:
-        """Whether a record waits, or somebody asked for dead letters to be sent again."""
+        """Whether a record waits for a retry, or a replay for a micro-batch."""
         return self._engine.next_due_ms is not None or bool(self._state.pending_replays())
 
     def _wait_until_due(self) -> bool:

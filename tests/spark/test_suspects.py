@@ -23,7 +23,7 @@ from ackcore.topology.tuples import Reason
 PLAN = Plan(0, 0, None, 0, careful=True)
 
 
-def test_a_record_that_kills_its_worker_is_found_and_buried(world):
+def test_a_crashing_record_is_found_and_rejected(world):
     """Two deaths, then careful: suspects, alone once, alone twice; and then without it."""
 
     def behaves(line, attempt):
@@ -68,16 +68,16 @@ def suspicious(world):
         return state.runs.snapshot(0)
 
 
-def test_marks_that_a_dead_driver_found_are_not_held_against_anybody(world, suspicious):
-    # The plan on record knows suspects of the death that was seen; what the last worker had in
-    # hand when the driver died is nobody's fault.
+def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
+    # The plan on record has the suspects of the death that was seen; what was in flight when the
+    # driver died is not among them.
     _, books = world.process(0, ["a", "b"])
     assert (books.acked, books.dead) == (2, 0)
     assert world.runs[-1].rejected == ()
 
 
 def test_suspects_are_of_rows_that_are_kept(world, suspicious):
-    """Who has come under suspicion is asked for among the same rows, or not at all."""
+    """Suspects are run among the same rows, or not at all."""
     # The source is other rows now, as a bounded one may be; those of before are run.
     _, books = world.process(0, ["c"])
     assert (world.rows, books.acked) == (["A", "B"], 2)
@@ -106,7 +106,7 @@ def of(*deaths):
     return sorted(found, key=lambda marker: marker.place)
 
 
-def test_nobody_is_suspected_without_a_marker():
+def test_there_is_no_suspect_without_a_marker():
     assert update_suspects(PLAN, [], None) == PLAN
     assert update_suspects(PLAN, of((0, 3)), 3) == PLAN
     assert set(update_suspects(PLAN, of((0, 3, 1, 2)), None).suspects) == {1, 2}
@@ -144,8 +144,8 @@ def test_crashing_records_do_not_hide_each_other():
     assert stuck == 0
 
 
-def test_who_was_not_alone_on_the_cluster_is_held_back_and_not_rejected_for_good():
-    """Two tasks had one record each in flight, and nothing tells whose process died."""
+def test_a_record_that_was_not_alone_on_the_cluster_is_not_rejected_for_good():
+    """Two tasks had one record each in flight, and which process died is unknown."""
     markers = of((0, 3, 1), (1, 4, 2))
     found = update_suspects(update_suspects(PLAN, markers, None), markers, None)
     assert set(found.rejected) == set(found.suspects) == {1, 2}

@@ -42,7 +42,7 @@ class SinkError(RuntimeError):
 
 
 class Stopped(Exception):
-    """The query was told to stop while a micro-batch was under way; it goes on at the restart."""
+    """The query is being stopped while a micro-batch is under way; it goes on at the restart."""
 
 
 def act(
@@ -66,7 +66,7 @@ def act(
     CheckpointInUse
         If another driver has taken over.
     Stopped
-        If the query was told to stop in between.
+        If the query is being stopped.
     RunCancelled
         If a job of a sink was cancelled from outside.
     """
@@ -141,7 +141,7 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
 
 
 def _insist(
-    who: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
+    what: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
 ) -> None:
     """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
     handled = sys.exception()
@@ -155,16 +155,16 @@ def _insist(
         except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):
-                raise Stopped(f"stopped while {who} was failing: {said}") from error
+                raise Stopped(f"stopped while {what} was failing: {said}") from error
             raise_if_interrupted(
                 error,
                 handled,
-                f"micro-batch {number}, in {who},",
+                f"micro-batch {number}, in {what},",
                 "What is decided is recorded: start again on the same checkpoint to go on",
             )
             if attempt == settings.sink_attempts:
                 raise SinkError(
-                    f"{who} failed {attempt} times with micro-batch {number}, the last time with "
+                    f"{what} failed {attempt} times with micro-batch {number}, the last time with "
                     f"{said}. What is decided is recorded: when the cause is gone, start again on "
                     "the same checkpoint, and it goes on there"
                 ) from error
@@ -172,7 +172,7 @@ def _insist(
             waits = min(settings.sink_backoff_ms << min(attempt - 1, 63), settings.max_backoff_ms)
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
-                who,
+                what,
                 number,
                 attempt,
                 settings.sink_attempts,
@@ -180,4 +180,4 @@ def _insist(
                 said,
             )
             if pause(waits / 1000):
-                raise Stopped(f"stopped while {who} was failing: {said}") from error
+                raise Stopped(f"stopped while {what} was failing: {said}") from error

@@ -4,7 +4,7 @@
 plan    the time, and with it the retries that are due, are recorded
 run     one Spark action; what it leaves is of no consequence until it is accepted
 check   its parts agree with each other, and the payloads of what failed were found
-decide  who waits, who is dead and which rows the sinks get are recorded, in one rename
+decide  which records wait or are dead and which rows the sinks get is recorded, by one rename
 act     sinks and dead letters; repeated after a crash, under the same number
 mark    it is done
 ======  ==========================================================================================
@@ -230,7 +230,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Note that the driver was told to end, so that the next one counts no death."""
+        """Record that the driver was interrupted, so that the next one counts no death."""
         if isinstance(error, RunCancelled) and error.shut_down:
             return  # the JVM may have died of a record
         with suppress(StateError):

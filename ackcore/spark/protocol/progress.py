@@ -1,4 +1,4 @@
-"""What a query says of itself: the progress of each micro-batch, and the books since it began.
+"""The figures of a query: the progress of each micro-batch, and the books since it began.
 
 A record of the books is in one of three places, always: it was ACKED, it waits for a retry, or it
 is DEAD.  ``records + replayed == acked + waiting + dead`` for every tracked spout, at the end of
@@ -37,7 +37,7 @@ class Account:
     retried : int
         Executions beyond each record's first.
     resolved : int
-        Of the replayed: ACKED.  (Counted since ackcore knows who was replayed; a checkpoint of
+        Of the replayed: ACKED.  (Counted since it is recorded which are replayed; a checkpoint of
         the first version has none of before.)
     """
 

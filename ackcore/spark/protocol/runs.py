@@ -236,7 +236,7 @@ class Runs:
         )
         markers = died(work)
         if not plan.careful:
-            # Only that one was alone tells which record it was; more is worth a snapshot later.
+            # Only a record that was alone in flight is certain; for more, runs have to be careful.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]

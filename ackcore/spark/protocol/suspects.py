@@ -1,15 +1,15 @@
-"""Which record crashes its process: what the driver concludes when a run has failed.
+"""Crashing records: which of those in flight crash their process, concluded from runs that failed.
 
-Tasks isolate such a record by themselves where Spark tries them again (`inflight`).  From the
-in-flight markers of the attempts that died the driver learns the same for the runs to come:
+Tasks isolate such a record by themselves where Spark tries them again (`inflight`).  For the runs
+to come the driver concludes the same from the in-flight markers of the attempts that died:
 
-1. all roots that were in flight become suspects, beside those who are, and run one at a time;
-2. when a suspect was alone in flight as an attempt died, those who never were are let off;
+1. all roots that were in flight become suspects, beside those of before, and run one at a time;
+2. when a suspect was alone in flight as an attempt died, those that never were are cleared;
 3. when it was alone a second time it is rejected: not run any more, and decided DEAD.
 
-So whoever has been found alone stays a suspect, though other tasks die faster.
+So a record that was alone once stays a suspect, though other tasks die faster.
 
-Twice, since a process may also be killed by something outside, with an innocent record in flight.
+Twice, since a process may also be killed from outside, with any record in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOST = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID (\d+)
 
 
 def failed_attempt(error: BaseException) -> int | None:
-    """Return Spark's number of the task attempt that a job gave up at, if its error tells."""
+    """Return Spark's number of the task attempt that a job gave up at, None if it is not named."""
     found = _LOST.search(str(error))
     return None if found is None else int(found[1])
 
@@ -100,7 +100,7 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     counts |= {root: max(times[root], 2) for root in rest}
     suspects = [root for root, n in counts.items() for _ in range(n)]
     if len(in_flight) > 1:
-        # One of them did it, and nothing tells which: they stay suspects, who are tried again.
+        # One of them did it, and which is unknown: they stay suspects, and are tried again.
         suspects += rejected
     reasons = {
         str(root): marker.timed_out.encode()
@@ -119,8 +119,8 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
 def rejections(plan: Plan) -> dict[int, Reason]:
     """Return the roots that are not run, and why: finally, unless others may have done it.
 
-    Who is still among the suspects was not alone when an attempt died: it is tried again, in a
-    later micro-batch and perhaps in other company.
+    A root that is still a suspect was not alone when an attempt died: it is tried again, in a later
+    micro-batch and perhaps beside others.
     """
     reasons = {}
     for root in plan.rejected:

@@ -117,7 +117,7 @@ def read_accepted(file: WorkFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
 
 
 def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Give a batch the types by which Spark knows its columns."""
+    """Cast a batch to the types that Spark has for its columns."""
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [
@@ -160,7 +160,7 @@ def check_sink(
     try:
         signature = inspect.signature(write)
     except (TypeError, ValueError):
-        signature = None  # a builtin tells nothing
+        signature = None  # of a builtin
     if signature is not None:
         try:
             signature.bind(None, 0)

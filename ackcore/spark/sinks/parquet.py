@@ -183,7 +183,7 @@ class ParquetSink:
     def _stage(self, batch_id: int) -> str:
         """Make an empty directory for files in the making; readers do not look into it.
 
-        It is nobody else's: tasks of a driver that is gone may go on writing into theirs.
+        Each has its own: tasks of a driver that is gone may go on writing into an older one.
         """
         os.makedirs(self.path, exist_ok=True)
         left = [
@@ -194,8 +194,8 @@ class ParquetSink:
         # What was not there before the look is none of another driver's that has taken over.
         check_fence()
         for one in left:
-            # Renamed first: whoever made it, and wakes, finds all of it by its name or nothing, and
-            # so puts nothing in place once its successor has begun.
+            # Renamed first: a driver that was cut off and goes on finds all of its stage or none
+            # of it, and so publishes nothing once its successor has begun.
             swept = self._stage_name(batch_id)
             os.rename(one, swept)
             shutil.rmtree(swept, ignore_errors=True)
