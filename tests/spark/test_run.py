@@ -566,20 +566,20 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
         fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
 
 
-def test_sources_in_no_fixed_order_are_spilled(spark, execute):
+def test_sources_in_no_fixed_order_leave_a_snapshot(spark, execute):
     result = execute(by_word(spark, TEXTS))
-    assert result.run.spilled  # a range partitioning is a shuffle
+    assert result.run.snapshot  # a range partitioning is a shuffle
     ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
     builder = TopologyBuilder()
     builder.spout("lines", ranged)
     builder.bolt("split", Split()).shuffle("lines")
     result = execute(builder.build())
-    assert not result.run.spilled
+    assert not result.run.snapshot
     assert [row["text"] for _, row in result.failed.values()] == ["bad"]
 
 
 @pytest.mark.parametrize("kind", ["python", "time"])
-def test_sources_that_may_compute_other_rows_are_spilled(spark, execute, kind):
+def test_sources_that_may_compute_other_rows_leave_a_snapshot(spark, execute, kind):
     """A record that fails is the one that was run, though there is no such row any more."""
     ranged = spark.range(4, numPartitions=2)
     if kind == "python":
@@ -592,7 +592,7 @@ def test_sources_that_may_compute_other_rows_are_spilled(spark, execute, kind):
     builder.spout("lines", frame)
     builder.bolt("split", Split()).shuffle("lines")
     result = execute(builder.build())
-    assert result.run.spilled
+    assert result.run.snapshot
     ((_, row),) = result.failed.values()
     assert row["id"] == 2
     assert row["text"].endswith(" bad")
@@ -617,7 +617,7 @@ def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
     result = execute(builder.build())
     ((_, row),) = result.failed.values()
     assert (row["id"], row["text"]) == (1, "bad")
-    assert result.run.spilled
+    assert result.run.snapshot
 
 
 def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):

@@ -225,13 +225,13 @@ class Simulation:
         return self.read([row for task in sent for row in task])
 
     def read(self, rows):
-        parts = types.SimpleNamespace(
+        setup = types.SimpleNamespace(
             sources={"spout": self.source},
-            work=self.work,
+            spec=self.work,
             plan=types.SimpleNamespace(work=self.directory),
         )
         table = pa.Table.from_pylist(rows, schema=RESULT_SCHEMA)
-        return read_results(parts, self.layout, table)
+        return read_results(setup, self.layout, table)
 
     def records_of(self, done):
         """The records that failed: their roots are those of their places."""

@@ -65,23 +65,23 @@ def run(
         If so many records failed that Spark does not hand them to the driver.
     """
     setup = RunSetup(topology, layout, inputs, plan)
-    work = setup.work
+    spec = setup.spec
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
-        one.map_in_arrow(FirstStage(work, setup.sources, one.spout), columns) for one in inputs
+        one.map_in_arrow(FirstStage(spec, setup.sources, one.spout), columns) for one in inputs
     ]
     slices = setup.slices()
     if slices:
         numbers = setup.spark.range(len(slices), numPartitions=len(slices))
-        stage = RetryStage(work, setup.sources, None, slices)
+        stage = RetryStage(spec, setup.sources, None, slices)
         frames.append(numbers.mapInArrow(stage, columns))
     frame = reduce(DataFrame.union, frames)
     if layout.settles:
         for level in range(2, layout.depth + 1):
-            stages = repartition_by_id(frame, work.dests, "dest")
-            frame = stages.mapInArrow(NextStage(work, level), ROW_TYPE)
-        shards = repartition_by_id(frame, work.dests, "dest")
-        frame = shards.mapInArrow(LastStage(work), RESULT_TYPE)
+            stages = repartition_by_id(frame, spec.dests, "dest")
+            frame = stages.mapInArrow(NextStage(spec, level), ROW_TYPE)
+        shards = repartition_by_id(frame, spec.dests, "dest")
+        frame = shards.mapInArrow(LastStage(spec), RESULT_TYPE)
     return read_results(setup, layout, collected(frame))
 
 
@@ -103,7 +103,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
             acked.update({int(number): count for number, count in json.loads(blob).items()})
     failed, claims, stray = _failed(pa.concat_tables(unsettled), list(setup.sources))
     result = _summed(setup, reports, failed)
-    problems = trailer_problems(setup.work, layout, reports, sightings)
+    problems = trailer_problems(setup.spec, layout, reports, sightings)
     problems += file_problems(result.files, setup.plan.work)
     if stray:
         problems.append(f"{stray} roots were acked or failed that no spout of this run sent")
@@ -120,8 +120,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
     """Add up what the tasks reported."""
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
-    spilled: dict[str, list[WorkFile]] = {
-        name: [] for name, source in setup.sources.items() if source.spilled
+    snapshot: dict[str, list[WorkFile]] = {
+        name: [] for name, source in setup.sources.items() if source.snapshot
     }
     raised: dict[str, Raised] = defaultdict(Raised)
     for report in reports:
@@ -130,8 +130,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in report["files"]]
-        for spout, path, rows in report.get("spilled", ()):
-            spilled[spout].append(WorkFile(path, rows))
+        for spout, path, rows in report.get("snapshot", ()):
+            snapshot[spout].append(WorkFile(path, rows))
     return RunResult(
         records=records,
         retried=retried,
@@ -139,7 +139,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         files=tuple(sorted(files)),
         problems=(),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
-        spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
+        snapshot={name: tuple(sorted(paths)) for name, paths in snapshot.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         raised=dict(raised),
     )

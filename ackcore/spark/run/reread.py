@@ -1,11 +1,16 @@
-"""Reading records of a run again: the payloads of those that failed, message ids that repeat."""
+"""Reading records of a run again: the payloads of those that failed, message ids that repeat.
+
+Records are read by (partition, place): those that were due from their file, those of a source that
+can be read again by position from it, and those of any other from the snapshot that the first stage
+wrote as it read them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 
@@ -23,7 +28,8 @@ from ackcore.spark.tasks.first import FirstStage, SourceRecords
 from ackcore.spark.tasks.pick import PickStage, pick
 from ackcore.spark.tasks.results import ABOUT, RESULT_TYPE, from_stream
 from ackcore.spark.tasks.retry import due_records
-from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, read_rows, read_whole
+from ackcore.spark.tasks.source import RETRIES
+from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, partition_in, read_rows, read_whole
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
@@ -63,7 +69,7 @@ def fetch(
         If there are so many that Spark does not hand them to the driver.
     """
     # Asking Spark again would take time, and might have another answer.
-    setup = RunSetup(topology, layout, inputs, plan, accepted.spilled)
+    setup = RunSetup(topology, layout, inputs, plan, accepted.snapshot)
     spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
     unknown = failed["spout"].is_null().to_numpy()
@@ -91,53 +97,68 @@ def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
 def _fetch(
     setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
 ) -> dict[str, pa.Table]:
+    """Get records by their roots, or by their claims, from where each spout's can be read again."""
     tables: dict[str, list[pa.Table]] = defaultdict(list)
     wanted = {*roots, *claims}
-    plan, number = setup.plan, setup.plan.number
-    for name, file in plan.retries.items():
-        source = setup.sources[name]
-        due = read_whole(file)
-        if name not in wanted or not len(due):
-            continue
-        # These make no claims.
-        picked = [pick(some, roots, {}, number) for some in due_records(source, due)]
-        tables[name].append(pa.Table.from_batches(picked))
-    for name in sorted(wanted):
-        for path, rows_in_it in accepted.spilled.get(name, ()):
-            place = os.path.join(plan.work, path)
-            partition = int(os.path.basename(path).split("-")[0])
-            first = 0
-            for batch in read_rows(WorkFile(place, rows_in_it)):
-                some = SourceRecords(setup.sources[name], batch, partition, first)
-                tables[name].append(pa.Table.from_batches([pick(some, roots, claims, number)]))
-                first += len(batch)
+    for some in _in_files(setup, accepted, wanted):
+        # What is due makes no claims.
+        claimed = {} if some.partition == RETRIES else claims
+        picked = pick(some, roots, claimed, setup.plan.number)
+        tables[some.source.name].append(pa.Table.from_batches([picked]))
     sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
     there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
-    if (claims or there < len(sought)) and not all(setup.sources[name].spilled for name in wanted):
-        again = [
-            one.map_in_arrow(
-                PickStage(FirstStage(setup.work, setup.sources, one.spout), roots, claims),
-                RESULT_TYPE,
-            )
-            for one in setup.inputs
-        ]
-        rows = collected(reduce(DataFrame.union, again))
-        content = {}
-        for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
-            if kind == ABOUT:
-                about = json.loads(blob)
-                content[about["partition"]] = about["content"]
-                continue
-            table = from_stream(blob)
-            name = table.schema.metadata[b"spout"].decode()
-            if not setup.sources[name].spilled:
-                tables[name].append(table)
-        _check_content(setup, accepted.content, content)
+    # Sources are read again for what is in no file: it takes a job.
+    if (claims or there < len(sought)) and not wanted <= accepted.snapshot.keys():
+        for name, table in _in_sources(setup, accepted, roots, claims):
+            tables[name].append(table)
     return {
         name: found
         for name, some in tables.items()
         if len(found := pa.concat_tables(some, promote_options="none"))
     }
+
+
+def _in_files(
+    setup: RunSetup, accepted: RunResult, wanted: Collection[str]
+) -> Iterator[SourceRecords]:
+    """The records of these spouts that were due, and those in the run's snapshot."""
+    for name, file in setup.plan.retries.items():
+        if name in wanted:
+            yield from due_records(setup.sources[name], read_whole(file))
+    for name, files in accepted.snapshot.items():
+        for path, rows in files if name in wanted else ():
+            partition, first = partition_in(path), 0
+            for batch in read_rows(WorkFile(os.path.join(setup.plan.work, path), rows)):
+                yield SourceRecords(setup.sources[name], batch, partition, first)
+                first += len(batch)
+
+
+def _in_sources(
+    setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
+) -> Iterator[tuple[str, pa.Table]]:
+    """Records of spouts without a snapshot, and whose they are: one Spark job.
+
+    Raises `RuntimeError` if a partition holds other rows than it did in the run.
+    """
+    stages = [
+        one.map_in_arrow(
+            PickStage(FirstStage(setup.spec, setup.sources, one.spout), roots, claims), RESULT_TYPE
+        )
+        for one in setup.inputs
+    ]
+    rows = collected(reduce(DataFrame.union, stages))
+    content, picked = {}, []
+    for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
+        if kind == ABOUT:
+            about = json.loads(blob)
+            content[about["partition"]] = about["content"]
+        else:
+            picked.append(from_stream(blob))
+    _check_content(setup, accepted.content, content)
+    for table in picked:
+        name = table.schema.metadata[b"spout"].decode()
+        if name not in accepted.snapshot:
+            yield name, table
 
 
 def _check_content(
@@ -151,7 +172,7 @@ def _check_content(
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
-            if source.spilled:
+            if source.snapshot:
                 continue
             if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
                 raise RuntimeError(

@@ -29,8 +29,8 @@ class RunSetup:
     ----------
     topology, layout, inputs, plan
         As `run` has them.
-    spilled : collection of str, optional
-        The spouts whose rows the run has spilled; by default Spark is asked which must be.
+    snapshot : collection of str, optional
+        The spouts of whose rows the run has a snapshot; by default Spark is asked which need one.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RunSetup:
         layout: Layout,
         inputs: Sequence[InputFrame],
         plan: RunPlan,
-        spilled: Collection[str] | None = None,
+        snapshot: Collection[str] | None = None,
     ) -> None:
         self.plan = plan
         self.inputs = inputs
@@ -59,10 +59,10 @@ class RunSetup:
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
                 claims=spout.tracked and bool(spout.message_id) and not spout.unique,
-                spilled=(
+                snapshot=(
                     spout.tracked and not all(_reads_alike(one, spout) for one in frames)
-                    if spilled is None
-                    else spout.name in spilled
+                    if snapshot is None
+                    else spout.name in snapshot
                 ),
                 key=spout_key(plan.key, spout.name, "", plan.number),
             )
@@ -72,7 +72,7 @@ class RunSetup:
                 schemas[bolt.name, stream] = schema
         tasks = settings.parallelism or self.spark.sparkContext.defaultParallelism
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
-        self.work = TaskSpec(
+        self.spec = TaskSpec(
             layout=layout,
             components={bolt.name: bolt.component for bolt in topology.bolts.values()},
             schemas=schemas,
@@ -86,7 +86,7 @@ class RunSetup:
             suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
             rejected=frozenset(plan.rejected),
             # Where rows may come in another order, a root of one attempt is not that of the next.
-            isolates=not any(source.spilled for source in self.sources.values())
+            isolates=not any(source.snapshot for source in self.sources.values())
             and self.spark.conf.get("spark.speculation", "false") != "true",
             timeout_s=settings.message_timeout_s,
         )
@@ -96,7 +96,7 @@ class RunSetup:
         found = []
         for spout, file in sorted(self.plan.retries.items()):
             rows = len(read_whole(file))
-            pieces = max(1, min(self.work.dests, -(-rows // self.work.chunk_rows)))
+            pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             size = -(-rows // pieces)
             found += [
                 Slice(spout, file, first, min(size, rows - first))
@@ -107,7 +107,7 @@ class RunSetup:
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:
     """Whether rows are the same, in the same order, each time that they are read."""
-    return one.kept or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
+    return one.from_snapshot or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
 
 
 def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:

@@ -57,7 +57,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFr
         _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
         return None
     return [
-        InputFrame(_frame(one.frame, files), one.spout, kept=True)
+        InputFrame(_frame(one.frame, files), one.spout, from_snapshot=True)
         for one, files in zip(inputs, found, strict=True)
     ]
 

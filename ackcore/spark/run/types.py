@@ -21,13 +21,13 @@ class InputFrame:
     """Rows for the first stage.
 
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
-    order of the topology, and each partition has rows of one of them.  ``kept`` rows are in files
-    of ours, so that they are there again whatever the source does.
+    order of the topology, and each partition has rows of one of them.  Rows
+    ``from_snapshot`` are in files of ours, and there again whatever the source does.
     """
 
     frame: DataFrame
     spout: str | None
-    kept: bool = False
+    from_snapshot: bool = False
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """``frame.mapInArrow``, where columns have any names.
@@ -90,7 +90,7 @@ class RunResult:
         Why the run must not be accepted; empty if it may be.
     untracked_failures : int
         Tuples that failed and that nobody tracks.
-    spilled : mapping from str to tuple of WorkFile
+    snapshot : mapping from str to tuple of WorkFile
         By spout of which rows cannot be read again by position: the files that have them,
         relative to the run's directory.
     content : mapping from int to mapping from str to int
@@ -105,7 +105,7 @@ class RunResult:
     files: tuple[SinkFile, ...]
     problems: tuple[str, ...]
     untracked_failures: int
-    spilled: Mapping[str, tuple[WorkFile, ...]]
+    snapshot: Mapping[str, tuple[WorkFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
 

@@ -69,27 +69,27 @@ class FirstStage:
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
         content: dict[str, int] = {}
-        spills: dict[str, RowFile] = {}
+        snapshot: dict[str, RowFile] = {}
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
             if not retried:
                 content[source.name] = sampled(some.batch, content.get(source.name, 0))
-            if source.spilled and not retried:
-                _spill(spills, task, source, some.batch)
+            if source.snapshot and not retried:
+                _keep(snapshot, task, source, some.batch)
             self._take_in(task, some)
             yield from task.outbox.taken()
         files = task.finish()
-        spilled = []
-        for name, file in sorted(spills.items()):
+        kept = []
+        for name, file in sorted(snapshot.items()):
             path, rows, seal = file.finish()
             task.seal(seal)
-            spilled.append((name, f"source/{name}/{path}", rows))
+            kept.append((name, f"source/{name}/{path}", rows))
         about = {
             "retried" if retried else "read": read,
             "content": content,
             "files": files,
-            "spilled": spilled,
+            "snapshot": kept,
         }
         yield from task.end(about)
 
@@ -188,10 +188,11 @@ def _sample(value: pa.Array) -> int | str:
         return str(value.to_string())
 
 
-def _spill(spills: dict[str, RowFile], task: Task, source: Source, batch: pa.RecordBatch) -> None:
-    file = spills.get(source.name)
+def _keep(snapshot: dict[str, RowFile], task: Task, source: Source, batch: pa.RecordBatch) -> None:
+    """Append rows to the snapshot of a source that cannot be read again by position."""
+    file = snapshot.get(source.name)
     if file is None:
         directory = f"{task.spec.directory}/source/{source.name}"
         file = RowFile(directory, source.schema, task.place.partition, task.place.attempt)
-        spills[source.name] = file
+        snapshot[source.name] = file
     file.write(batch)

@@ -2,8 +2,8 @@
 
 A root id is a function of (partition, place in the partition, attempt) under a key of its own for
 each micro-batch and spout, so two records never share one.  Where a partition's rows come in the
-same order when it is read again, a place is enough to find the row again; other sources are
-spilled by the first stage as it reads them.
+same order when it is read again, a place is enough to find the row again; of other sources the
+first stage writes a *snapshot* as it reads them.
 
 A message id is what the source calls the record.  It is the values of the columns that the spout
 names, as text; without any it is ``micro-batch-partition-place``, stamped when the record is first
@@ -49,7 +49,7 @@ class Source:
     message_id: tuple[str, ...]
     tracked: bool
     claims: bool
-    spilled: bool
+    snapshot: bool
     key: int
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -195,6 +195,11 @@ def has_several_roots(path: str) -> bool:
     return named is None or named[2] == "many"
 
 
+def partition_in(path: str) -> int:
+    """Return the partition that wrote a file; its name tells."""
+    return int(os.path.basename(path).partition("-")[0])
+
+
 def damage_in(error: BaseException | None) -> WorkFileDamaged | None:
     """Return the damaged file that an error is about, found here or in a worker."""
     seen = set()
