@@ -196,6 +196,14 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, caplog)
     assert "stay many files" in told
     assert "batch-3.parquet is damaged" in told
     assert len(active(letters)) == 20
+    # It costs no checkpoint.
+    with pytest.raises(CheckpointCorrupt, match=r"batch-3\.parquet is damaged") as caught:
+        list(letters.reasons())
+    assert "move it out of the store" in str(caught.value)
+    assert "Restore" not in str(caught.value)
+    path.unlink()
+    assert sum(deaths for _, deaths in letters.reasons()) == 38
+    assert len(numbers(letters.path)) == 38
 
 
 @pytest.fixture(scope="module")

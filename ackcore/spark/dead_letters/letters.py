@@ -37,6 +37,11 @@ _WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
 #: What goes into one row group, so that no more of a file is in memory.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 16, 1 << 25
 
+_WAY_OUT = (
+    "Put the file back from a backup; or move it out of the store, which gives up the letters that "
+    "only it holds, and nothing else"
+)
+
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
@@ -116,7 +121,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise corrupt(path, f"is damaged: {error}") from error
+        raise corrupt(path, f"is damaged: {error}", _WAY_OUT) from error
 
 
 def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:

@@ -55,11 +55,11 @@ def dead_letters(
     pyspark.sql.DataFrame
         ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
         ``last_ms`` (timestamps: when the record was first seen and when it died), ``batch_id``,
-        ``replayed`` (how often the letter was sent again), ``replay_request`` (by which request
-        at last; null if by none) and ``payload``.  Where spouts differ in columns, or a source
-        has changed, the payload has all columns, each of the widest of its types, and null where
-        a letter has not the column.  (An interval is in microseconds, since Parquet has
-        none; `replay` sends it as it was.)
+        ``replayed`` (how often the letter was sent again; a request that was withdrawn does not
+        count), ``replay_request`` (by which request at last; null if by none) and ``payload``.
+        Where spouts differ in columns, or a source has changed, the payload has all columns, each
+        of the widest of its types, and null where a letter has not the column.  (An interval is
+        in microseconds, since Parquet has none; `replay` sends it as it was.)
 
         It reads the files that there are at the call: call again for what came later, and
         rather than keep it for more than an hour.
