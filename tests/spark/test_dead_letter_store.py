@@ -28,6 +28,14 @@ from ackcore.spark.dead_letters.store import DeadLetters
 VALUE = pa.schema([("value", pa.string())])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_syncing():
+    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def letters(checkpoint):
     """The store of a checkpoint whose one micro-batch is done."""

@@ -412,8 +412,10 @@ def test_a_file_cut_or_changed_anywhere_is_told(checkpoint, name):
     root = made(checkpoint)
     path = found(root, name)
     whole = path.read_bytes()
-    wrong = [whole[:size] for size in range(len(whole))]
-    wrong += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(len(whole))]
+    # Not every byte of a table: one checksum is over all of them.
+    places = range(0, len(whole), 1 + len(whole) // 400)
+    wrong = [whole[:size] for size in places]
+    wrong += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
     wrong += [whole + b"\n", whole + whole, b"\0" * len(whole)]
     read = checksummed.read_table if name in TABLES else partial(checksummed.read_record, name=name)
     for n, data in enumerate(wrong):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,14 @@ from ackcore.spark.checkpoint import history, segments, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
 # -- columns ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_syncing():
+    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 def with_numbers(table, kind):
