@@ -1,7 +1,8 @@
 """Build the one extension module, ackcore._native, from pyx/.
 
-Environment: ACKCORE_CHECKED=1 checks bounds, ACKCORE_SANITIZE=1 adds ASan and UBSan,
-ACKCORE_ANNOTATE=1 leaves Cython's annotated listing beside the generated C.
+Environment: ACKCORE_CHECKED=1 checks bounds and the kernel's invariants (pyx/check.h),
+ACKCORE_SANITIZE=1 those invariants under ASan and UBSan, ACKCORE_ANNOTATE=1 leaves Cython's
+annotated listing beside the generated C.
 """
 
 import os
@@ -28,7 +29,10 @@ native = Extension(
     ["pyx/_native.pyx", *sorted(glob("pyx/kernel_*.c"))],
     include_dirs=["pyx", np.get_include()],
     depends=sorted(glob("pyx/*.h") + glob("pyx/*.pxd")),
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    define_macros=[
+        ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+        *([("ACKCORE_CHECKED", "1")] if CHECKED or SANITIZE else []),
+    ],
     extra_compile_args=cflags,
     extra_link_args=sanitizers if SANITIZE else [],
 )

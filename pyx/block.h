@@ -241,6 +241,7 @@ COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t
             out->root_ids[m] = (int64_t)w->ids[j];
             out->tasks[m] = ~w->not_tasks[j];
             if (out->elapsed) out->elapsed[m] = w->elapsed[j];
+            ASSERT(w->left_stamps[j] <= STAMPS);
             l->counts[w->left_stamps[j]]--;
             m++;
         }
@@ -321,6 +322,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             const uint32_t is_new = slot / FREE_BITS;
             const int32_t was_stamp = (int8_t)b->stamps[s]; /* 0 of a free slot, as all else */
             const int32_t was_not_task = b->not_tasks[s];
+            ASSERT(s < SLOTS && (is_new ? was_stamp == 0 && was_not_task == 0 && b->vals[s] == 0 : b->keys[s] == w.ids[j]));
+            ASSERT(!(slots & DISPLACED) || (b[-1].stamps[0] && b[-1].stamps[1] && b[-1].stamps[2]));
             if (UNLIKELY((was_stamp | (was_not_task & init)) < 0)) { /* marks, or a second init */
                 apply_apart(l, &w, in, p, j, decide, out);
                 continue;

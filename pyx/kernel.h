@@ -8,6 +8,7 @@
 #define ACKCORE_KERNEL_H
 
 #include "block.h"
+#include "check.h"
 
 /* ---- a batch ----------------------------------------------------------------------------- */
 
@@ -55,6 +56,7 @@ static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes
         after_block(l);
     }
     consider_shrink(l);
+    check_after(l, n);
     return m;
 }
 static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t now,
@@ -64,6 +66,7 @@ static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int
     m = apply_message(l, key, val, task, now, 1, out, 0);
     after_block(l);
     consider_shrink(l);
+    check_after(l, 1);
     return m;
 }
 /* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows that have no
@@ -126,6 +129,7 @@ static void merge_rows(ledger_t *l, const columns_t *in, size_t n) {
         after_block(l);
     }
     consider_shrink(l);
+    check_after(l, n);
 }
 static size_t list_ages(ledger_t *l, const columns_t *out, int youngest, int oldest) {
     size_t m = 0;
@@ -172,6 +176,7 @@ static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
                 }
         if (m < most && ++l->take_at >= l->old.n + l->cur.n) l->take_at = 0;
     }
+    check_after(l, m);
     return m;
 }
 /* Decide every entry once; what is decided leaves. */
@@ -194,6 +199,7 @@ static size_t settle_all(ledger_t *l, const columns_t *out, int timed_out, int64
                 ledger_erase(l, at);
             }
     }
+    check_after(l, m);
     return m;
 }
 /* Entries that expired without an init and have not been counted as they left. */
@@ -209,15 +215,24 @@ static int64_t waiting_orphans(ledger_t *l) {
     return orphans;
 }
 
+static void rotate(ledger_t *l) {
+    ledger_rotate(l);
+    check_after(l, 0);
+}
+static void install(ledger_t *l, table_t t) {
+    ledger_install(l, t);
+    check_after(l, 0);
+}
+
 const kernel_t KERNEL = {
     .open = ledger_open,
     .close = ledger_close,
     .reserve_needed = ledger_reserve_needed,
     .add_reserve = ledger_add_reserve,
     .desired_size = ledger_desired_size,
-    .install = ledger_install,
+    .install = install,
     .next_retired = next_retired,
-    .rotate = ledger_rotate,
+    .rotate = rotate,
     .run_batch = run_batch,
     .run_one = run_one,
     .lowest_task = lowest_task,

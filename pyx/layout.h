@@ -58,6 +58,17 @@
 #define COLD static __attribute__((noinline))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* What a step relies on; tested in checked builds (check.h), which setup.py makes. */
+#ifdef ACKCORE_CHECKED
+#define CHECKED 1
+#undef NDEBUG /* Python's own flags have it */
+#include <assert.h>
+#define ASSERT(x) assert(x)
+#else
+#define CHECKED 0
+#define ASSERT(x) ((void)0)
+#endif
+
 enum {
     SLOTS = 3,
     /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one that
@@ -173,6 +184,9 @@ typedef struct {
     size_t work, peak;          /* rows since `peak` was last reset, and most entries since */
     size_t shrink_to;           /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;
+#if CHECKED
+    size_t unchecked; /* of check_after */
+#endif
 } ledger_t;
 
 typedef struct { /* where outcomes go */

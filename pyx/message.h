@@ -11,6 +11,7 @@
 
 static void set_stamp(ledger_t *l, place_t at, int stamp) {
     uint8_t *was = &at.table->buckets[at.i].stamps[at.s];
+    ASSERT(*was != 0 && stamp >= 1 && stamp <= STAMPS);
     l->counts[*was & ~MARKED]--;
     l->counts[stamp]++;
     *was = (uint8_t)((*was & MARKED) | stamp);

@@ -100,6 +100,7 @@ INLINE void overflow_inc(table_t *t, size_t i) {
 }
 INLINE void overflow_dec(table_t *t, size_t i) {
     bucket_t *b = &t->buckets[i];
+    ASSERT(b->overflow_count > 0);
     if (UNLIKELY(b->overflow_count == OVERFLOW_MAX && t->marks[i].overflow_excess))
         t->marks[i].overflow_excess--;
     else
@@ -127,6 +128,7 @@ INLINE entry_t entry_at(const table_t *t, size_t i, unsigned s) {
 }
 INLINE void entry_put(table_t *t, size_t i, unsigned s, entry_t e) {
     bucket_t *b = &t->buckets[i];
+    ASSERT(s < SLOTS && b->stamps[s] == 0 && e.stamp >= 1 && e.stamp <= STAMPS);
     b->keys[s] = e.key;
     b->vals[s] = e.val;
     b->not_tasks[s] = e.not_task;
@@ -150,6 +152,7 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     for (;; i = next_bucket(t, i), distance++) {
         probe(&t->buckets[i], e.key, &match, &free_);
         if (free_) break;
+        ASSERT(distance < t->n);
         overflow_inc(t, i);
     }
     place->table = t;
@@ -162,6 +165,7 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
  * later entry that probed past that bucket, which frees that entry's slot, and so on. */
 static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     size_t home = home_bucket(t->n, hash_of(seed, t->buckets[i].keys[s]));
+    ASSERT(t->buckets[i].stamps[s] != 0);
     for (size_t j = home; j != i; j = next_bucket(t, j)) overflow_dec(t, j);
     slot_clear(&t->buckets[i], s);
     while (UNLIKELY(t->buckets[i].overflow_count != 0)) {
@@ -170,6 +174,7 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
         while (q == 0) { /* ends: overflow_count > 0 says that there is one */
             j = next_bucket(t, j);
             distance++;
+            ASSERT(distance < t->n);
             const bucket_t *b = &t->buckets[j];
             for (unsigned k = 0; k < SLOTS; k++) {
                 const size_t from = home_bucket(t->n, hash_of(seed, b->keys[k]));
