@@ -46,10 +46,15 @@ test-core: .venv/.built ## the kernel and all that stands below Spark, in a minu
 
 build: .venv/.built ## compile ackcore._native in place
 
-lint: .venv/.built .venv/.lint ## ruff, cython-lint, mypy --strict, and the stubs against the built module
+lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, mypy --strict, stubs against the module
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
+	.venv/bin/clang-format --dry-run -Werror pyx/*.h pyx/*.c
+	for c in pyx/kernel_*.c pyx/lock.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
+	    $(CC) -O1 -Wall -Wextra -Werror $$flag -isystem "$$($(PY) -c \
+	        'import sysconfig; print(sysconfig.get_path("include"))')" \
+	        -x c -S -o /dev/null $$c || exit 1; done; done
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest ackcore._native
 

@@ -1,25 +1,25 @@
 /* block.h - columns of messages: the loop that nearly all time is spent in.
  *
- * `run_block` applies, or folds, up to BLOCK rows.  Its straight path is for an INIT or an ACK whose
- * entry is in its home bucket or the next, or goes there, and has no marks and no second init.  Every
- * other row is applied apart, by `apply_message`, which is also what the straight path is tested
- * against.  What makes it fast, in order of effect (measured; bench/README.md):
+ * `run_block` applies, or folds, up to BLOCK rows.  Its straight path is for an INIT or an ACK
+ * whose entry is in its home bucket or the next, or goes there, and has no marks and no second
+ * init.  Every other row is applied apart, by `apply_message`, which is also what the straight path
+ * is tested against.  What makes it fast, in order of effect (measured; bench/README.md):
  *
  *  1. No branch that depends on data.  Found or new, init or not, complete or not are masks: a
- *     mispredicted branch costs as much as a whole row.  A row only notes that its tree is complete;
- *     `collect_outcomes` writes the outcomes.  `value_barrier` keeps the compiler from turning masks
- *     back into branches.
+ *     mispredicted branch costs as much as a whole row.  A row only notes that its tree is
+ *     complete; `collect_outcomes` writes the outcomes.  `value_barrier` keeps the compiler from
+ *     turning masks back into branches.
  *  2. A bucket is a cache line and is probed whole, so there is no walk of unpredictable length.
- *  3. Buckets are prefetched a fixed distance ahead, across blocks; in a table beyond the caches the
- *     next one too where there is overflow (PEEK_AHEAD), for the probes that go past it.
- *  4. A row's bucket is probed PROBE_AHEAD rows early.  A probe begins a long chain of dependent loads,
- *     of which the out-of-order window holds two when each row starts its own.  A row that has a
- *     read-after-write hazard with a preceding row is probed in its turn.
- *  5. Few instructions and few registers: what a row needs is in one struct, `block_t`, into which the
- *     columns are copied and from which outcomes are collected.
+ *  3. Buckets are prefetched a fixed distance ahead, across blocks; in a table beyond the caches
+ *     the next one too where there is overflow (PEEK_AHEAD), for the probes that go past it.
+ *  4. A row's bucket is probed PROBE_AHEAD rows early.  A probe begins a long chain of dependent
+ *     loads, of which the out-of-order window holds two when each row starts its own.  A row that
+ *     has a read-after-write hazard with a preceding row is probed in its turn.
+ *  5. Few instructions and few registers: what a row needs is in one struct, `block_t`, into which
+ *     the columns are copied and from which outcomes are collected.
  *
- * There is a build of the loop for each of the ledgers it meets, so that the common ones do not test
- * for what they do not have.
+ * There is a build of the loop for each of the ledgers it meets, so that the common ones do not
+ * test for what they do not have.
  */
 #ifndef ACKCORE_BLOCK_H
 #define ACKCORE_BLOCK_H
@@ -58,24 +58,28 @@ typedef struct { /* the rows of a block; [BLOCK] and on are fillers, for what is
     /* in */
     uint64_t ids[BLOCK + PROBE_AHEAD];
     uint64_t vals[BLOCK];
-    int32_t inits[BLOCK]; /* ~task: negative for an INIT, 0 for an ACK, positive for FAIL and RESET */
+    int32_t inits[BLOCK]; /* ~task: negative for INIT, 0 for ACK, positive for FAIL, RESET */
     /* where: */
-    bucket_t *buckets[BLOCK + PREFETCH_AHEAD_LARGE]; /* that `slots` are of: home bucket or, displaced, the next */
-    uint16_t early[BLOCK + PROBE_AHEAD];             /* slots that a probe may find early: ANY_SLOT or none */
-    uint16_t slots[BLOCK + PROBE_AHEAD];             /* found, and taken by the straight path; none: applied apart */
+    /* The bucket that `slots` is of: the home bucket or, DISPLACED, the next one. */
+    bucket_t *buckets[BLOCK + PREFETCH_AHEAD_LARGE];
+    /* Slots that an early probe may find: ANY_SLOT or 0. */
+    uint16_t early[BLOCK + PROBE_AHEAD];
+    /* Slots found for the straight path; 0: none yet, or the row is applied apart. */
+    uint16_t slots[BLOCK + PROBE_AHEAD];
     /* out */
-    int32_t not_tasks[BLOCK];       /* of the entry */
-    int64_t elapsed[BLOCK];         /* since its first message; with a clock only */
-    uint8_t left_stamps[BLOCK + 64]; /* of the entry, if the row completed it and it left; else 0 */
-    size_t collected;               /* rows whose outcomes were written */
-    size_t outcomes;                /* written so far, with those of earlier blocks */
-    size_t erased;                  /* entries of those rows that left on the straight path */
+    int32_t not_tasks[BLOCK];        /* of the entry */
+    int64_t elapsed[BLOCK];          /* since its first message; with a clock only */
+    uint8_t left_stamps[BLOCK + 64]; /* the entry's, if it was complete and left; else 0 */
+    size_t collected;                /* rows whose outcomes were written */
+    size_t outcomes;                 /* written so far, with those of earlier blocks */
+    size_t erased;                   /* entries of those rows that left on the straight path */
 } block_t;
 
 /* ---- before the rows: their columns and home buckets --------------------------------------- */
 
-/* Copy the rows in.  What matters is read once (`find_next_homes` only prefetches): should another thread
- * write to the caller's columns, an id must still go to its own home bucket, or the invariant breaks. */
+/* Copy the rows in.  What matters is read once (`find_next_homes` only prefetches): should another
+ * thread write to the caller's columns, an id must still go to its own home bucket, or the
+ * invariant breaks. */
 INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const int has_tasks) {
     memcpy(w->ids, in->root_ids + p, n * sizeof *w->ids);
     memset(w->ids + n, 0, PROBE_AHEAD * sizeof *w->ids);
@@ -86,10 +90,11 @@ INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const i
     if (has_tasks)
         for (size_t j = 0; j < n; j++) w->inits[j] = ~in->tasks[p + j];
 }
-/* The rows' home buckets, and which rows may be probed early: not those with a read-after-write hazard (one
- * of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those of the last bucket,
- * whose next one is the first, and not FAILs and RESETs.  While a reseed is due, none, so that only
- * `apply_message` makes an overflow count greater than the slots of PROBE_LIMIT buckets. */
+/* The rows' home buckets, and which rows may be probed early: not those with a read-after-write
+ * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
+ * of the last bucket, whose next one is the first, and not FAILs and RESETs.  While a reseed is
+ * due, none, so that only `apply_message` makes an overflow count greater than the slots of
+ * PROBE_LIMIT buckets. */
 INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, const int has_tasks,
                        const int mode) {
     uint32_t padded[PROBE_AHEAD + BLOCK], *const homes = padded + PROBE_AHEAD;
@@ -115,13 +120,16 @@ INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, con
     for (size_t j = 0; j < n; j++) {
         uint32_t hazard = (homes[j] == last) | (homes[j] == last_old);
         if (has_tasks) hazard |= w->inits[j] > 0;
-        for (size_t k = 1; k <= PROBE_AHEAD; k++) hazard |= homes[j] - padded[PROBE_AHEAD + j - k] + 1 <= 2;
+        for (size_t k = 1; k <= PROBE_AHEAD; k++)
+            hazard |= homes[j] - padded[PROBE_AHEAD + j - k] + 1 <= 2;
         w->early[j] = (uint16_t)((hazard - 1) & any);
     }
     memset(w->early + n, 0, PROBE_AHEAD * sizeof *w->early);
 }
-/* The home buckets of the rows that follow the block, to be prefetched; for want of rows, the last row's. */
-INLINE void find_next_homes(block_t *w, ledger_t *l, const uint64_t *ids, size_t n, size_t rest, size_t ahead) {
+/* The home buckets of the rows that follow the block, to be prefetched; for want of rows, the last
+ * row's. */
+INLINE void find_next_homes(block_t *w, ledger_t *l, const uint64_t *ids, size_t n, size_t rest,
+                            size_t ahead) {
     const size_t known = rest < ahead ? rest : ahead;
     for (size_t j = 0; j < known; j++) {
         size_t i;
@@ -131,7 +139,7 @@ INLINE void find_next_homes(block_t *w, ledger_t *l, const uint64_t *ids, size_t
     for (size_t j = known; j < ahead; j++) w->buckets[n + j] = w->buckets[n - 1];
 }
 
-/* ---- ahead of a row: prefetching and probing ------------------------------------------------ */
+/* ---- ahead of a row: prefetching and probing ----------------------------------------------- */
 
 /* The columns come from memory as well, and hardware prefetches no further than a page. */
 INLINE void prefetch_columns(const batch_t *in, size_t p) {
@@ -141,10 +149,12 @@ INLINE void prefetch_columns(const batch_t *in, size_t p) {
 }
 /* The times beside a bucket of either table. */
 INLINE times_t *times_of(const ledger_t *l, const bucket_t *b) {
-    const table_t *t = (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
+    const table_t *t =
+        (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
     return &t->times[b - t->buckets];
 }
-INLINE void prefetch_ahead(const ledger_t *l, const block_t *w, size_t j, const int mode, const int large) {
+INLINE void prefetch_ahead(const ledger_t *l, const block_t *w, size_t j, const int mode,
+                           const int large) {
     const bucket_t *const b = w->buckets[j + (large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD)];
     if (large) {
         const bucket_t *const near = w->buckets[j + PEEK_AHEAD];
@@ -196,7 +206,8 @@ INLINE int is_last_bucket(const table_t *t, const bucket_t *b) { /* t may be emp
 INLINE uint32_t probe_in_turn(const ledger_t *l, block_t *w, size_t j, const int mode) {
     const bucket_t *const b = w->buckets[j];
     uint32_t slots = probe_each_slot(l, b, w->ids[j], mode);
-    if (slots == 0 && !l->needs_reseed && !is_last_bucket(&l->cur, b) && !is_last_bucket(&l->old, b)) {
+    if (slots == 0 && !l->needs_reseed && !is_last_bucket(&l->cur, b) &&
+        !is_last_bucket(&l->old, b)) {
         slots = probe_each_slot(l, b + 1, w->ids[j], mode);
         if (slots) {
             w->buckets[j]++;
@@ -214,7 +225,7 @@ INLINE void reprobe(const ledger_t *l, block_t *w, size_t j) {
     }
 }
 
-/* ---- after rows: outcomes -------------------------------------------------------------------- */
+/* ---- after rows: outcomes ------------------------------------------------------------------ */
 
 /* Which of up to 64 rows completed a tree, as bits. */
 INLINE uint64_t completed_rows(const uint8_t *left_stamps, size_t n) {
@@ -224,19 +235,21 @@ INLINE uint64_t completed_rows(const uint8_t *left_stamps, size_t n) {
 #elif SIMD >= 1
     for (int k = 0; k < 64; k += 16) {
         const __m128i some = _mm_loadu_si128((const __m128i *)(left_stamps + k));
-        none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128())) << k;
+        none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()))
+                << k;
     }
 #else
     for (int k = 0; k < 64; k++) none |= (uint64_t)(left_stamps[k] == 0) << k;
 #endif
     return n < 64 ? ~none & (((uint64_t)1 << n) - 1) : ~none;
 }
-/* Write the outcomes of the trees that rows before `end` completed, and count their entries out.  The
- * exit of the inner loop is mispredicted, which costs less than doing all 64 rows. */
+/* Write the outcomes of the trees that rows before `end` completed, and count their entries out.
+ * The exit of the inner loop is mispredicted, which costs less than doing all 64 rows. */
 COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t *out) {
     size_t m = w->outcomes;
     for (size_t start = w->collected; start < end; start += 64)
-        for (uint64_t done = completed_rows(w->left_stamps + start, end - start); done; done &= done - 1) {
+        for (uint64_t done = completed_rows(w->left_stamps + start, end - start); done;
+             done &= done - 1) {
             const size_t j = start + (size_t)__builtin_ctzll(done);
             out->root_ids[m] = (int64_t)w->ids[j];
             out->tasks[m] = ~w->not_tasks[j];
@@ -250,7 +263,7 @@ COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t
     w->collected = end;
 }
 
-/* ---- rows off the straight path ----------------------------------------------------------------- */
+/* ---- rows off the straight path ------------------------------------------------------------ */
 
 COLD void apply_apart(ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j, int decide,
                       const outcomes_t *out) {
@@ -271,11 +284,11 @@ COLD void erase_shifting(ledger_t *l, block_t *w, size_t j, unsigned s) {
     reprobe(l, w, j);
 }
 
-/* ---- a block ---------------------------------------------------------------------------------------- */
+/* ---- a block ------------------------------------------------------------------------------- */
 
 /* First and last time of the entry in a slot, and how long its tree has taken. */
-INLINE void set_times(const ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j, size_t s,
-                      uint32_t is_new, const int decide) {
+INLINE void set_times(const ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j,
+                      size_t s, uint32_t is_new, const int decide) {
     times_t *const t = times_of(l, w->buckets[j]);
     const int64_t time = in->times ? in->times[p + j] : in->now;
     const int64_t first = is_new ? time : t->first[s], last = is_new ? time : t->last[s];
@@ -285,13 +298,14 @@ INLINE void set_times(const ledger_t *l, block_t *w, const batch_t *in, size_t p
 }
 /* Run rows p to p + n, which `rest` more will follow; returns how many outcomes there are now. */
 INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size_t rest,
-                        const outcomes_t *out, size_t outcomes, const int has_tasks, const int decide,
-                        const int mode, const int large) {
+                        const outcomes_t *out, size_t outcomes, const int has_tasks,
+                        const int decide, const int mode, const int large) {
     const size_t ahead = large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD;
     const uint32_t now = (uint32_t)l->stamp;
     const int timed = mode == GENERAL && l->cur.times;
     const int restamp = !decide || (mode == GENERAL && l->refresh_on_ack);
-    const int count_now = !decide || mode == GENERAL; /* else inserts after the block, erasures when collected */
+    /* If not, entries are counted in after the block, and out with their outcomes. */
+    const int count_now = !decide || mode == GENERAL;
     uint32_t inserted = 0;
     block_t w;
     w.collected = w.erased = 0;
@@ -312,7 +326,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             /* The entry's slot, or a free one. */
             const int32_t init = has_tasks ? w.inits[j] : ~in->kind;
             uint32_t slots = w.slots[j];
-            if (UNLIKELY(slots == 0) && (init > 0 || (slots = probe_in_turn(l, &w, j, mode)) == 0)) {
+            if (UNLIKELY(slots == 0) &&
+                (init > 0 || (slots = probe_in_turn(l, &w, j, mode)) == 0)) {
                 apply_apart(l, &w, in, p, j, decide, out);
                 continue;
             }
@@ -322,7 +337,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             const uint32_t is_new = slot / FREE_BITS;
             const int32_t was_stamp = (int8_t)b->stamps[s]; /* 0 of a free slot, as all else */
             const int32_t was_not_task = b->not_tasks[s];
-            ASSERT(s < SLOTS && (is_new ? was_stamp == 0 && was_not_task == 0 && b->vals[s] == 0 : b->keys[s] == w.ids[j]));
+            ASSERT(s < SLOTS && (is_new ? was_stamp == 0 && was_not_task == 0 && b->vals[s] == 0
+                                        : b->keys[s] == w.ids[j]));
             ASSERT(!(slots & DISPLACED) || (b[-1].stamps[0] && b[-1].stamps[1] && b[-1].stamps[2]));
             if (UNLIKELY((was_stamp | (was_not_task & init)) < 0)) { /* marks, or a second init */
                 apply_apart(l, &w, in, p, j, decide, out);
@@ -330,7 +346,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             }
 
             /* Fold the message in. */
-            const uint64_t val = value_barrier64(b->vals[s] ^ w.vals[j]); /* else it is compared before the XOR */
+            /* The barrier: the two would be compared, instead of their XOR with 0. */
+            const uint64_t val = value_barrier64(b->vals[s] ^ w.vals[j]);
             const int32_t not_task = was_not_task | init;
             const uint32_t stamp = restamp ? now : (uint32_t)was_stamp | (now & (0 - is_new));
             b->keys[s] = w.ids[j];
@@ -368,14 +385,15 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
     return w.outcomes;
 }
 
-/* ---- which build of the loop ------------------------------------------------------------------------- */
+/* ---- which build of the loop --------------------------------------------------------------- */
 
 typedef size_t (*run_block_t)(ledger_t *, const batch_t *, size_t p, size_t n, size_t rest,
                               const outcomes_t *, size_t outcomes);
-#define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, LARGE)                                             \
-    static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, size_t n, \
-                                                 size_t rest, const outcomes_t *out, size_t m) {   \
-        return run_block(l, in, p, n, rest, out, m, HAS_TASKS, DECIDE, MODE, LARGE);               \
+#define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, LARGE) \
+    static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, \
+                                                 size_t n, size_t rest, const outcomes_t *out, \
+                                                 size_t m) { \
+        return run_block(l, in, p, n, rest, out, m, HAS_TASKS, DECIDE, MODE, LARGE); \
     }
 BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
 BLOCK_OF(apply_large, 1, 1, PLAIN, 1)

@@ -1,8 +1,8 @@
 /* check.h - all invariants of layout.h and ledger.h, looked at in checked builds.
  *
- * With ACKCORE_CHECKED=1 or ACKCORE_SANITIZE=1, ASSERT tests what one step relies on, and `check_after`
- * goes through the whole ledger after calls; without, both are empty.  A failure prints the expression
- * and aborts.
+ * With ACKCORE_CHECKED=1 or ACKCORE_SANITIZE=1, ASSERT tests what one step relies on, and
+ * `check_after` goes through the whole ledger after calls; without, both are empty.  A failure
+ * prints the expression and aborts.
  */
 #ifndef ACKCORE_CHECK_H
 #define ACKCORE_CHECK_H
@@ -22,7 +22,8 @@ static void check_entry(ledger_t *l, table_t *t, size_t i, unsigned s) {
     ASSERT((t->buckets[i].stamps[s] & MARKED) == (e.mark ? MARKED : 0));
     ASSERT(e.not_task < 0 || !(e.mark & (MARK_INITS | MARK_TASKS_DIFFER)));
     ASSERT(find_home(l, hash_of(l->seed, e.key), &home) == t); /* on its side of the migration */
-    ASSERT(dead || (ledger_find(l, e.key, &found) && found.table == t && found.i == i && found.s == s));
+    ASSERT(dead ||
+           (ledger_find(l, e.key, &found) && found.table == t && found.i == i && found.s == s));
 }
 /* One table: slots, entries, and overflow counts against a recount. */
 static void check_table(ledger_t *l, table_t *t, int64_t *counts) {
@@ -37,7 +38,8 @@ static void check_table(ledger_t *l, table_t *t, int64_t *counts) {
             }
             check_entry(l, t, i, s);
             counts[b->stamps[s] & ~MARKED]++;
-            for (size_t j = home_bucket(t->n, hash_of(l->seed, b->keys[s])); j != i; j = next_bucket(t, j))
+            for (size_t j = home_bucket(t->n, hash_of(l->seed, b->keys[s])); j != i;
+                 j = next_bucket(t, j))
                 overflow[j]++;
         }
     for (size_t i = 0; i < t->n; i++) {
@@ -63,8 +65,8 @@ static void check_ledger(ledger_t *l) {
     ASSERT(l->old.n ? l->migrated < l->old.n : l->cur.n != 0);
     for (size_t k = 1; k < l->n_reserves; k++) ASSERT(l->reserves[k - 1].n < l->reserves[k].n);
 }
-/* After a call that did so many rows: look at the whole ledger, unless it is large and that was done
- * recently, so that checks cost a row no more than 8 buckets. */
+/* After a call that did so many rows: look at the whole ledger, unless it is large and that was
+ * done recently, so that checks cost a row no more than 8 buckets. */
 static void check_after(ledger_t *l, size_t rows) {
     l->unchecked += 64 + 8 * rows;
     if (l->unchecked < l->cur.n + l->old.n) return;

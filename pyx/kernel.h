@@ -1,4 +1,5 @@
-/* kernel.h - what a kernel offers: batches of messages, listing, merging, taking and settling entries.
+/* kernel.h - what a kernel offers: batches of messages, listing, merging, taking and settling
+ * entries.
  *
  * A batch runs in blocks of up to BLOCK rows (block.h).  Between blocks, and only there, the ledger
  * migrates, sweeps, grows into a reserve and reseeds, so within a block no entry changes tables.
@@ -32,10 +33,12 @@ static size_t next_block(ledger_t *l, size_t rest) {
         else if (take_reserve(l, l->used + rows, &t)) {
             start_migration(l, t);
             l->growths++;
-            ledger_migrate(l, rows * 2); /* two home buckets a row: done before the new table is full */
+            /* Two home buckets a row: done before the new table is full. */
+            ledger_migrate(l, rows * 2);
         }
     }
-    /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill it. */
+    /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill
+     * it. */
     ledger_sweep(l, l->used + l->limit / 8 < l->limit ? (rows + 1) / 2 : rows * 4);
     if (UNLIKELY(l->needs_reseed)) {
         table_t t;
@@ -47,7 +50,8 @@ static size_t next_block(ledger_t *l, size_t rest) {
 static void after_block(ledger_t *l) {
     if (l->used > l->peak) l->peak = l->used;
 }
-static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes_t *out, int decide) {
+static size_t run_batch(ledger_t *l, const batch_t *in, size_t n, const outcomes_t *out,
+                        int decide) {
     size_t m = 0;
     if (decide) memset(out->kinds, STATUS_ACKED, n); /* `apply_message` writes the others */
     for (size_t p = 0, rows; p < n; p += rows) {
@@ -72,7 +76,7 @@ static size_t run_one(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int
 /* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows that have no
  * entry now could take the ledger past `most` entries (-1: no bound). */
 static size_t ledger_reserve_needed(ledger_t *l, size_t n, int64_t most, const uint64_t *ids,
-                           size_t *missing, int frugal) {
+                                    size_t *missing, int frugal) {
     if (most >= 0 && live(l) + n > (size_t)most) {
         place_t at;
         *missing = 0;
@@ -121,7 +125,8 @@ static void merge_rows(ledger_t *l, const columns_t *in, size_t n) {
         for (size_t j = p; j < p + rows; j++) {
             if (j + PREFETCH_AHEAD < p + rows) {
                 size_t i;
-                table_t *t = find_home(l, hash_of(l->seed, (uint64_t)in->root_ids[j + PREFETCH_AHEAD]), &i);
+                table_t *t =
+                    find_home(l, hash_of(l->seed, (uint64_t)in->root_ids[j + PREFETCH_AHEAD]), &i);
                 prefetch(&t->buckets[i]);
             }
             merge_entry(l, in, j);
@@ -163,7 +168,8 @@ static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
     size_t m = 0;
     const int stamp = stamp_of(l, l->turns);
     while (m < most && l->counts[stamp] > 0) {
-        if (l->take_at < l->migrated && l->old.n && l->old.buckets[l->old.n - 1].overflow_count == 0)
+        if (l->take_at < l->migrated && l->old.n &&
+            l->old.buckets[l->old.n - 1].overflow_count == 0)
             l->take_at = l->migrated; /* what is before has migrated */
         const int in_old = l->take_at < l->old.n;
         place_t at = {in_old ? &l->old : &l->cur, l->take_at - (in_old ? 0 : l->old.n), 0};

@@ -3,7 +3,9 @@
 #if HAS_X86_KERNELS
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,bmi,bmi2"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,bmi,bmi2")
 #endif

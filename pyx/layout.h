@@ -13,12 +13,12 @@
  *     keys[3] | stamps[3] overflow_count | not_tasks[3] | vals[3]       24 + 3 + 1 + 12 + 24 = 64
  *
  * stamps[s] is 0 when slot s is free - occupancy is a field of its own, so key 0 and value 0 are
- * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros.  Its
+ * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros. Its
  * low seven bits are the turn (1..127) in which the entry was last put; its high bit says that the
  * entry has bits in the side array `marks` (a second init, a fail, ...).  not_tasks[s] is ~task,
  * negative once the init was seen, and 0 before.  The buckets are followed by `times`, only in a
- * ledger with a clock, and by `marks`, four bytes a bucket which INITs and ACKs do not touch (a page
- * of zeros that is never written takes no memory).
+ * ledger with a clock, and by `marks`, four bytes a bucket which INITs and ACKs do not touch (a
+ * page of zeros that is never written takes no memory).
  *
  * Lookup.  A key's home bucket is its hash scaled to 0..n-1.  Its entry is there or, if that was
  * full, in a later bucket (the first follows the last).  `overflow_count` of a bucket is the number
@@ -43,9 +43,9 @@
  * Load factor and cost.  A table sized up front is filled to 92 entries in 64 buckets (load factor
  * 0.48, 48 bytes an entry, marks included), one that grew to 70 (0.36; 62 to 94 bytes an entry
  * until entries leave).  An operation touches one cache line; for up to three entries in a hundred,
- * eight when a table sized up front is full, the next one too.  The hash has a secret seed.  A probe
- * of more than PROBE_LIMIT buckets, which chance does not bring about, sets `needs_reseed`: the
- * table is correct all the same, and is rebuilt under another seed as soon as there is memory.
+ * eight when a table sized up front is full, the next one too.  The hash has a secret seed.  A
+ * probe of more than PROBE_LIMIT buckets, which chance does not bring about, sets `needs_reseed`:
+ * the table is correct all the same, and is rebuilt under another seed as soon as there is memory.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -71,14 +71,15 @@
 
 enum {
     SLOTS = 3,
-    /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one that
-     * is larger than that. */
+    /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one
+     * that is larger than that. */
     MAX_LOAD_SIZED = 92,
     MAX_LOAD_GROWN = 70,
     PROBE_LIMIT = 32, /* buckets from home */
     STAMPS = 127,
     MARKED = 0x80,
     MARK_BITS = 4,
+    ALL_MARK_BITS = MARK_BITS * SLOTS,
     OVERFLOW_MAX = 255 /* of overflow_count; the straight path of block.h never reaches it */
 };
 /* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
@@ -93,8 +94,8 @@ typedef struct {
 } bucket_t;
 
 typedef struct {
-    uint32_t marks : MARK_BITS * SLOTS;
-    uint32_t overflow_excess : 32 - MARK_BITS * SLOTS; /* overflow beyond OVERFLOW_MAX */
+    uint32_t marks : ALL_MARK_BITS;
+    uint32_t overflow_excess : 32 - ALL_MARK_BITS; /* overflow beyond OVERFLOW_MAX */
 } marks_t;
 
 typedef struct {
@@ -151,7 +152,8 @@ typedef struct {
 /* ---- the ledger ---------------------------------------------------------------------------- */
 
 enum { TASK_ACK = -1, TASK_FAIL = -2, TASK_RESET = -3 };
-enum { /* Status of _records.py */
+/* Status of _records.py. */
+enum {
     STATUS_OPEN = 0,
     STATUS_ACKED = 1,
     STATUS_FAILED = 2,
@@ -164,25 +166,26 @@ enum { MAX_RESERVES = 64, LOW_WATER = 8, SLICE = 32768 };
 #define WHOLE ((size_t)1 << 60) /* as a number of buckets: all */
 
 typedef struct {
-    table_t cur;     /* the table */
-    table_t old;     /* the one that migrates into it; n = 0: none */
-    size_t migrated; /* home buckets of `old` before this one are in `cur` */
-    size_t released; /* bytes of `old` that were returned to the system already */
+    table_t cur;                    /* the table */
+    table_t old;                    /* the one that migrates into it; n = 0: none */
+    size_t migrated;                /* home buckets of `old` before this one are in `cur` */
+    size_t released;                /* bytes of `old` that were returned to the system already */
     table_t reserves[MAX_RESERVES]; /* preallocated for growth, smallest first */
     size_t n_reserves;
-    struct retired *retired;    /* tables that the Ledger may free */
-    size_t used, limit;         /* entries, the dead included; how many before growth */
-    size_t min_buckets;         /* it never shrinks below: what was asked for */
+    struct retired *retired; /* tables that the Ledger may free */
+    size_t used, limit;      /* entries, the dead included; how many before growth */
+    size_t min_buckets;      /* it never shrinks below: what was asked for */
     uint64_t secret;
     seed_t seed;
     int64_t counts[STAMPS + 1]; /* entries by stamp; [0] is scratch */
     int64_t dead;               /* entries of age >= turns */
     int stamp, turns;
     int refresh_on_ack;
-    int needs_reseed;           /* a probe was longer than PROBE_LIMIT */
-    size_t sweep_at, take_at;   /* next bucket to sweep, and to take expired entries from (old, then cur) */
-    size_t work, peak;          /* rows since `peak` was last reset, and most entries since */
-    size_t shrink_to;           /* buckets that would do; 0: fits */
+    int needs_reseed; /* a probe was longer than PROBE_LIMIT */
+    /* The next bucket to sweep, and to take expired entries from (old, then cur). */
+    size_t sweep_at, take_at;
+    size_t work, peak; /* rows since `peak` was last reset, and most entries since */
+    size_t shrink_to;  /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;
 #if CHECKED
     size_t unchecked; /* of check_after */
@@ -210,9 +213,9 @@ enum { ROWS_BAD, ROWS_ENTRIES, ROWS_PLAIN }; /* of kernel_t.check_rows */
 
 typedef struct { /* columns of messages; without `tasks` all are of one kind */
     const uint64_t *root_ids;
-    const uint64_t *vals;  /* NULL where the kind ignores them */
-    const int32_t *tasks;  /* NULL: `kind` */
-    const int64_t *times;  /* NULL: `now` */
+    const uint64_t *vals; /* NULL where the kind ignores them */
+    const int32_t *tasks; /* NULL: `kind` */
+    const int64_t *times; /* NULL: `now` */
     int64_t now;
     int32_t kind;
 } batch_t;
@@ -223,14 +226,16 @@ typedef struct retired { /* written over the table that it retires */
 } retired_t;
 
 /* n * times / by, for numbers whose product would be too large. */
-INLINE size_t scaled(size_t n, size_t times, size_t by) { return n / by * times + n % by * times / by; }
-/* Entries that a table of n buckets takes.  A lower load factor is faster and costs memory: a table sized up
- * front keeps to its size, those that follow have room. */
+INLINE size_t scaled(size_t n, size_t times, size_t by) {
+    return n / by * times + n % by * times / by;
+}
+/* Entries that a table of n buckets takes.  A lower load factor is faster and costs memory: a table
+ * sized up front keeps to its size, those that follow have room. */
 INLINE size_t limit_of(size_t n, size_t min_buckets) {
     return scaled(n, n <= min_buckets ? MAX_LOAD_SIZED : MAX_LOAD_GROWN, 64);
 }
-/* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger still
- * takes blocks of rows whole; a small one is four times as large, and so much the faster. */
+/* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger
+ * still takes blocks of rows whole; a small one is four times as large, and so much the faster. */
 INLINE size_t buckets_for(size_t entries) {
     const size_t roomy = entries < 1024 ? 4 * entries : 4096;
     const size_t tight = entries + (entries < 1024 ? 64 : 1024);
@@ -255,8 +260,8 @@ INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
 typedef struct {
     void (*open)(ledger_t *, table_t, int turns, int refresh_on_ack, uint64_t secret);
     void (*close)(ledger_t *);
-    size_t (*reserve_needed)(ledger_t *, size_t n, int64_t most, const uint64_t *ids, size_t *missing,
-                    int frugal);
+    size_t (*reserve_needed)(ledger_t *, size_t n, int64_t most, const uint64_t *ids,
+                             size_t *missing, int frugal);
     void (*add_reserve)(ledger_t *, table_t);
     size_t (*desired_size)(const ledger_t *);
     void (*install)(ledger_t *, table_t);

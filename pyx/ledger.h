@@ -3,15 +3,15 @@
  * Lookup.  The home bucket decides in which of `cur` and `old` a key is probed for (`find_home`).
  * Dead entries never match.
  *
- * Growth.  When `used` would pass `limit`, the smallest reserve that suffices becomes `cur`, and the
- * former table `old`; each block then migrates two home buckets a row, so `old` is empty before a
- * table half as large again is full.  Shrinking is the same into a smaller table, when the most
+ * Growth.  When `used` would pass `limit`, the smallest reserve that suffices becomes `cur`, and
+ * the former table `old`; each block then migrates two home buckets a row, so `old` is empty before
+ * a table half as large again is full.  Shrinking is the same into a smaller table, when the most
  * entries seen in a long time (`peak`) were less than an eighth of the limit.  A reseed moves all
  * entries at once.
  *
  * Memory.  Nothing here allocates: before a batch the Ledger adds reserves until the last one is
- * sure to suffice (`reserve_size`, `ledger_add_reserve`), so no row can fail; after it, it frees the
- * retired tables and allocates the one that would suit better (`ledger_desired_size`,
+ * sure to suffice (`reserve_size`, `ledger_add_reserve`), so no row can fail; after it, it frees
+ * the retired tables and allocates the one that would suit better (`ledger_desired_size`,
  * `ledger_install`).  A reserve that is not used is never written, and takes address space only.
  *
  * Expiry.  A stamp, 1..127, is the turn in which an entry was last put; `rotate` advances the
@@ -20,9 +20,9 @@
  * lookups, and keep their slots.  Those of age N can be taken (`take_expired`); older ones are
  * swept, a few buckets with each block.  What is visible is what an eager sweep would leave.
  *
- * Invariants.  used = sum of counts[1..127] = occupied slots of both tables; dead = sum of counts of
- * age >= N; home buckets of `old` before `migrated` have no entry; there is one entry at most that is
- * not dead per key.
+ * Invariants.  used = sum of counts[1..127] = occupied slots of both tables; dead = sum of counts
+ * of age >= N; home buckets of `old` before `migrated` have no entry; there is one entry at most
+ * that is not dead per key.
  */
 #ifndef ACKCORE_LEDGER_H
 #define ACKCORE_LEDGER_H
@@ -147,9 +147,9 @@ static void migrate_home(ledger_t *l, size_t i) {
         if (b->overflow_count == 0) break;
     }
 }
-/* Return the memory of migrated buckets a piece at a time: to unmap a large table at once takes tens
- * of milliseconds.  Returned pages read as zeros, that is, as free slots; so there must be no entry,
- * and while the last bucket has overflow, its displaced entries may be in the first ones. */
+/* Return the memory of migrated buckets a piece at a time: to unmap a large table at once takes
+ * tens of milliseconds.  Returned pages read as zeros, that is, as free slots; so there must be no
+ * entry, and while the last bucket has overflow, its displaced entries may be in the first ones. */
 static void release_migrated(ledger_t *l) {
 #if defined(__linux__)
     enum { PIECE = 2 << 20 };
@@ -211,16 +211,18 @@ static size_t buckets_after_growth(const ledger_t *l, size_t entries) {
     const size_t n = scaled(entries + entries / 32 + 64, 64, MAX_LOAD_GROWN) + 1;
     return n < l->min_buckets ? l->min_buckets : n;
 }
-/* Buckets of the reserve to add before n more rows; 0: there is enough.  Each is half as large again as the
- * one before (twice a table sized up front), so growth stops near what the rows turn out to need; the
- * last one suffices whatever they are.  A long batch also gets one to reseed into.  `frugal`, when an
- * allocation failed: only what n rows may need. */
+/* Buckets of the reserve to add before n more rows; 0: there is enough.  Each is half as large
+ * again as the one before (twice a table sized up front), so growth stops near what the rows turn
+ * out to need; the last one suffices whatever they are.  A long batch also gets one to reseed into.
+ * `frugal`, when an allocation failed: only what n rows may need. */
 static size_t reserve_size(const ledger_t *l, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
-    const size_t limit = l->n_reserves ? limit_of(l->reserves[l->n_reserves - 1].n, l->min_buckets) : l->limit;
+    const size_t limit =
+        l->n_reserves ? limit_of(l->reserves[l->n_reserves - 1].n, l->min_buckets) : l->limit;
     const size_t next = scaled(limit, 11, 8);
     if (l->used + n <= limit) return n >= LONG_BATCH && l->n_reserves == 0 && !frugal ? next : 0;
-    return frugal || l->n_reserves == MAX_RESERVES - 1 ? buckets_after_growth(l, l->used + n) : next;
+    return frugal || l->n_reserves == MAX_RESERVES - 1 ? buckets_after_growth(l, l->used + n)
+                                                       : next;
 }
 static void ledger_add_reserve(ledger_t *l, table_t t) {
     if (l->n_reserves == MAX_RESERVES || (l->n_reserves && l->reserves[l->n_reserves - 1].n >= t.n))
@@ -232,11 +234,12 @@ static void ledger_add_reserve(ledger_t *l, table_t t) {
 static void consider_shrink(ledger_t *l) {
     if (l->work < 4 * l->limit || l->old.n) return;
     l->shrink_to = 0;
-    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->min_buckets) l->shrink_to = buckets_after_growth(l, 2 * l->peak);
+    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->min_buckets)
+        l->shrink_to = buckets_after_growth(l, 2 * l->peak);
     l->work = 0;
     l->peak = l->used;
 }
-/* Buckets of a table that would suit better than the present one (another seed, or smaller), or 0. */
+/* Buckets of a table that would suit better than the present one, to reseed or to shrink, or 0. */
 static size_t ledger_desired_size(const ledger_t *l) {
     return l->needs_reseed ? (l->old.n > l->cur.n ? l->old.n : l->cur.n) : l->shrink_to;
 }
@@ -244,7 +247,8 @@ static size_t ledger_desired_size(const ledger_t *l) {
 static void ledger_install(ledger_t *l, table_t t) {
     if (l->needs_reseed && (t.n == l->cur.n || limit_of(t.n, l->min_buckets) >= l->used))
         reseed_into(l, t);
-    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n, l->min_buckets) >= 2 * l->used && l->old.n == 0) {
+    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n, l->min_buckets) >= 2 * l->used &&
+             l->old.n == 0) {
         for (size_t k = 0; k < l->n_reserves; k++) retire(l, &l->reserves[k]);
         l->n_reserves = 0;
         start_migration(l, t);
@@ -297,8 +301,8 @@ static void ledger_sweep(ledger_t *l, size_t buckets) {
         if (UNLIKELY(overflow_before | b->overflow_count | older)) {
             if (gone) sweep_bucket(l, i);
         } else if (gone) {
-            /* No overflow in this bucket or the one before, so nothing is displaced and no count changes;
-             * and all are of one age.  Masks, as which slots they are is unpredictable. */
+            /* No overflow in this bucket or the one before, so nothing is displaced and no count
+             * changes; and all are of one age.  Masks, as which slots they are is unpredictable. */
             const int n = __builtin_popcount(gone);
             for (unsigned s = 0; s < SLOTS; s++) {
                 const uint32_t keep = (gone >> s & 1) - 1;

@@ -1,9 +1,9 @@
 /* lock.h - the ledger's lock: uncontended it costs a few nanoseconds.
  *
- * From Python 3.13 on it is the interpreter's PyMutex.  Before that, the interpreter's locks read the
- * clock at each acquisition, which costs a third of an ack; here it is a pthread mutex.  There is one
- * form for callers with the GIL, which releases it to wait, and one for callers without.  No thread
- * that has the lock asks for the GIL, so the two cannot deadlock.
+ * From Python 3.13 on it is the interpreter's PyMutex.  Before that, the interpreter's locks read
+ * the clock at each acquisition, which costs a third of an ack; here it is a pthread mutex.  There
+ * is one form for callers with the GIL, which releases it to wait, and one for callers without.  No
+ * thread that has the lock asks for the GIL, so the two cannot deadlock.
  */
 #ifndef ACKCORE_LOCK_H
 #define ACKCORE_LOCK_H
@@ -28,8 +28,8 @@ static inline void lock_release(lock_t *lock) { PyMutex_Unlock(lock); }
 typedef pthread_mutex_t lock_t;
 static inline int lock_init(lock_t *lock) { return pthread_mutex_init(lock, NULL); }
 static inline void lock_destroy(lock_t *lock) { pthread_mutex_destroy(lock); }
-static inline void lock_acquire_nogil(lock_t *lock) { pthread_mutex_lock(lock); } /* without the GIL */
-static inline void lock_acquire_gil(lock_t *lock) {                            /* with the GIL */
+static inline void lock_acquire_nogil(lock_t *lock) { pthread_mutex_lock(lock); }
+static inline void lock_acquire_gil(lock_t *lock) {
     if (pthread_mutex_trylock(lock) == 0) return;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(lock);

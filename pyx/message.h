@@ -1,8 +1,8 @@
 /* message.h - what a message does to an entry, and what a settled entry is: SEMANTICS 2 and 4.
  *
- * One message, any entry, every case.  block.h has a second form of INIT and ACK for entries without
- * marks, branch-free, for whole columns; tests/test_messages.py applies every message to every state
- * of an entry by both forms, and holds them to SEMANTICS and to each other.
+ * One message, any entry, every case.  block.h has a second form of INIT and ACK for entries
+ * without marks, branch-free, for whole columns; tests/test_messages.py applies every message to
+ * every state of an entry by both forms, and holds them to SEMANTICS and to each other.
  */
 #ifndef ACKCORE_MESSAGE_H
 #define ACKCORE_MESSAGE_H
@@ -22,8 +22,8 @@ static void add_mark(place_t at, uint8_t bits) {
     at.table->buckets[at.i].stamps[at.s] |= MARKED;
 }
 /* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1, at out[m]. */
-COLD size_t apply_message(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t time, int decide,
-                          const outcomes_t *out, size_t m) {
+COLD size_t apply_message(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t time,
+                          int decide, const outcomes_t *out, size_t m) {
     place_t at;
     bucket_t *b;
     int reset = 0, kind = STATUS_OPEN;
@@ -63,7 +63,8 @@ COLD size_t apply_message(ledger_t *l, uint64_t key, uint64_t val, int32_t task,
     out->root_ids[m] = (int64_t)key;
     out->tasks[m] = ~b->not_tasks[at.s];
     out->kinds[m] = (uint8_t)kind;
-    if (out->elapsed) out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)at.table->times[at.i].first[at.s]);
+    if (out->elapsed)
+        out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)at.table->times[at.i].first[at.s]);
     if (kind != STATUS_RESET_TIMEOUT) ledger_erase(l, at);
     return 1;
 }
@@ -88,7 +89,8 @@ static void merge_entry(ledger_t *l, const columns_t *in, size_t j) {
     bucket_t *b = &at.table->buckets[at.i];
     int32_t was = b->not_tasks[at.s];
     b->vals[at.s] ^= e.val;
-    if (was < 0 && e.not_task < 0) e.mark |= MARK_INITS | (was != e.not_task ? MARK_TASKS_DIFFER : 0);
+    if (was < 0 && e.not_task < 0)
+        e.mark |= MARK_INITS | (was != e.not_task ? MARK_TASKS_DIFFER : 0);
     l->second_inits += in->inits[j] > 1 || (was < 0 && e.not_task < 0);
     if (e.not_task < was) b->not_tasks[at.s] = e.not_task;
     add_mark(at, e.mark);

@@ -17,10 +17,11 @@ INLINE seed_t seed_from(uint64_t secret) {
                    {mix64(secret + 2 * GOLDEN) | 1, mix64(secret + 3 * GOLDEN) | 1}};
     return seed;
 }
-/* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed in
- * twenty (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding the
- * two halves of a full product does the work of a round.  Kernels of different levels need not agree: no
- * hash leaves them, and rows listed in table order are sorted before they are packed (wire.pack_entries). */
+/* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed
+ * in twenty (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding
+ * the two halves of a full product does the work of a round.  Kernels of different levels need not
+ * agree: no hash leaves them, and rows listed in table order are sorted before they are packed
+ * (wire.pack_entries). */
 INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
     uint64_t x = key ^ seed.flip;
 #if SIMD >= 2
@@ -45,7 +46,8 @@ INLINE __m128i load_stamps(const bucket_t *b) { /* and overflow_count, which cal
     return _mm_cvtsi32_si128(w);
 }
 #endif
-/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are undefined. */
+/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are
+ * undefined. */
 INLINE void probe_unmasked(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
     uint32_t equal, empty;
 #if SIMD >= 1
@@ -161,8 +163,8 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     entry_put(t, i, place->s, e);
     return distance;
 }
-/* Erase an entry by backward shift: a slot freed in a bucket with overflow is filled with the nearest
- * later entry that probed past that bucket, which frees that entry's slot, and so on. */
+/* Erase an entry by backward shift: a slot freed in a bucket with overflow is filled with the
+ * nearest later entry that probed past that bucket, which frees that entry's slot, and so on. */
 static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     size_t home = home_bucket(t->n, hash_of(seed, t->buckets[i].keys[s]));
     ASSERT(t->buckets[i].stamps[s] != 0);
@@ -170,7 +172,7 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     slot_clear(&t->buckets[i], s);
     while (UNLIKELY(t->buckets[i].overflow_count != 0)) {
         size_t j = i, distance = 0;
-        uint32_t q = 0; /* slots of bucket j whose entries probed past bucket i */
+        uint32_t q = 0;  /* slots of bucket j whose entries probed past bucket i */
         while (q == 0) { /* ends: overflow_count > 0 says that there is one */
             j = next_bucket(t, j);
             distance++;
@@ -178,7 +180,8 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
             const bucket_t *b = &t->buckets[j];
             for (unsigned k = 0; k < SLOTS; k++) {
                 const size_t from = home_bucket(t->n, hash_of(seed, b->keys[k]));
-                q |= (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance)) << k;
+                q |= (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance))
+                     << k;
             }
         }
         q = (unsigned)__builtin_ctz(q);
