@@ -241,6 +241,7 @@ cdef object bucket_view(table_t t):
 
 include "ids.pxi"
 include "ledger.pxi"
-include "ledger_whole.pxi"
+include "ledger_messages.pxi"
+include "ledger_entries.pxi"
 include "pack.pxi"
 include "rows.pxi"

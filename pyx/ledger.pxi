@@ -1,4 +1,5 @@
-# The Ledger: arguments, memory and locking around kernel.h.  Part of _native.pyx.
+# The Ledger: its methods, memory and lock around kernel.h.  Part of _native.pyx; longer bodies are
+# in ledger_messages.pxi and ledger_entries.pxi.
 #
 # Every call has three stages: check and convert; preallocate the reserves that the rows may need;
 # one run of the kernel, under the lock, which cannot fail.  No Python code runs while the lock is
@@ -141,60 +142,6 @@ cdef class Ledger:
 
     # Messages in columns.
 
-    cdef size_t run_batch(
-        self, const batch_t *batch, size_t n, const outcomes_t *out, bint decide
-    ) except? 0x7fffffffffffffff:
-        """Run n checked rows and return how many outcomes they had."""
-        cdef size_t need, missing = 0, m = 0
-        cdef bint frugal = False
-        while True:
-            with nogil:
-                lock_acquire_nogil(&self.lock)
-                need = kernel.reserve_needed(
-                    &self.l, n, self.most, batch.root_ids, &missing, frugal
-                )
-                if need == 0:
-                    m = kernel.run_batch(&self.l, batch, n, out, decide)
-                lock_release(&self.lock)
-            if need == 0:
-                break
-            self.add_reserve(need, missing, &frugal)
-        self.tidy()
-        return m
-
-    cdef object outcomes(
-        self, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind
-    ):
-        """Apply rows; `vals` and `tasks` are None where the kind has none."""
-        cdef Py_ssize_t n = rows(roots)
-        cdef batch_t batch
-        cdef outcomes_t out
-        cdef size_t m
-        cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
-        memset(&batch, 0, sizeof(batch))
-        batch.now = self.now()  # first: it is the caller's code
-        batch.root_ids = ids_of(roots)
-        if vals is not None:
-            batch.vals = ids_of(vals)
-        if tasks is not None:
-            batch.tasks = tasks_of(tasks)
-        batch.kind = kind
-        root_ids = new_column(n, cnp.NPY_INT64)
-        out_tasks = new_column(n, cnp.NPY_INT32)
-        kinds = new_column(n, cnp.NPY_UINT8)
-        out.root_ids = <int64_t *>cnp.PyArray_DATA(root_ids)
-        out.tasks = <int32_t *>cnp.PyArray_DATA(out_tasks)
-        out.kinds = <uint8_t *>cnp.PyArray_DATA(kinds)
-        out.elapsed = NULL
-        if self.timed:
-            elapsed = new_column(n, cnp.NPY_INT64)
-            out.elapsed = <int64_t *>cnp.PyArray_DATA(elapsed)
-        m = self.run_batch(&batch, n, &out, True)
-        return _records.Outcomes(
-            shortened(root_ids, m), shortened(out_tasks, m), shortened(kinds, m),
-            shortened(elapsed, m),
-        )
-
     def apply(self, root_ids, vals, tasks):
         """Apply a batch of messages of any kind, in order.
 
@@ -230,7 +177,7 @@ cdef class Ledger:
             _columns.same_length(root_ids=roots, vals=values, tasks=kinds)
         if lowest(kinds) < TASK_RESET:
             _columns.check_kinds(kinds)
-        return self.outcomes(roots, values, kinds, 0)
+        return apply_columns(self, roots, values, kinds, 0)
 
     def init_many(self, root_ids, init_vals, tasks):
         """Apply a batch of inits: `apply` with tasks that are all >= 0."""
@@ -241,7 +188,7 @@ cdef class Ledger:
             _columns.same_length(root_ids=roots, init_vals=values, tasks=spouts)
         if lowest(spouts) < 0:
             _columns.check_init_tasks(spouts)
-        return self.outcomes(roots, values, spouts, 0)
+        return apply_columns(self, roots, values, spouts, 0)
 
     def ack_many(self, root_ids, ack_vals):
         """Apply a batch of acks: row i folds ``ack_vals[i]`` into ``root_ids[i]``."""
@@ -249,64 +196,34 @@ cdef class Ledger:
         cdef cnp.ndarray values = id_column(ack_vals, "ack_vals")
         if rows(values) != rows(roots):
             _columns.same_length(root_ids=roots, ack_vals=values)
-        return self.outcomes(roots, values, None, TASK_ACK)
+        return apply_columns(self, roots, values, None, TASK_ACK)
 
     def fail_many(self, root_ids):
         """Fail a batch of roots."""
-        return self.outcomes(id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
+        return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
 
     def reset_timeout_many(self, root_ids):
         """Give a batch of roots their full time again."""
-        return self.outcomes(id_column(root_ids, "root_ids"), None, None, TASK_RESET)
+        return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_RESET)
 
     # Messages one at a time.
-
-    cdef object run_one(self, uint64_t root, uint64_t val, int32_t task):
-        cdef int64_t out_root = 0, out_elapsed = 0
-        cdef int32_t out_task = 0
-        cdef uint8_t out_kind = 0
-        cdef outcomes_t out
-        cdef int64_t now = self.now()
-        cdef size_t need, missing = 0, m = 0
-        cdef bint untidy = False, frugal = False
-        out.root_ids = &out_root
-        out.tasks = &out_task
-        out.kinds = &out_kind
-        out.elapsed = &out_elapsed if self.timed else NULL
-        while True:
-            lock_acquire_gil(&self.lock)
-            need = kernel.reserve_needed(&self.l, 1, self.most, &root, &missing, frugal)
-            if need == 0:
-                m = kernel.run_one(&self.l, root, val, task, now, &out)
-                untidy = self.l.retired != NULL or kernel.desired_size(&self.l) != 0
-            lock_release(&self.lock)
-            if need == 0:
-                break
-            self.add_reserve(need, 1, &frugal)
-        if untidy:
-            self.tidy()
-        if m == 0:
-            return None
-        return _records.Outcome(
-            out_root, out_task, STATUSES[out_kind], out_elapsed if self.timed else None
-        )
 
     def init(self, root_id, init_val, task):
         """Apply one init by a spout task; return its `Outcome`, or None if nothing came of it."""
         cdef int32_t spout = as_count(task, "task", 0, INT32_MAX)
-        return self.run_one(as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
+        return apply_one(self, as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
 
     def ack(self, root_id, ack_val):
         """Apply one ack; return its `Outcome`, or None if nothing came of it."""
-        return self.run_one(as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
+        return apply_one(self, as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
 
     def fail(self, root_id):
         """Fail one root; return its `Outcome`, or None if its init is still to come."""
-        return self.run_one(as_id(root_id, "root_id"), 0, TASK_FAIL)
+        return apply_one(self, as_id(root_id, "root_id"), 0, TASK_FAIL)
 
     def reset_timeout(self, root_id):
         """Give one root its full time again; return its `Outcome`, or None without an init."""
-        return self.run_one(as_id(root_id, "root_id"), 0, TASK_RESET)
+        return apply_one(self, as_id(root_id, "root_id"), 0, TASK_RESET)
 
     # Time.
 
@@ -381,7 +298,7 @@ cdef class Ledger:
         batch.root_ids = ids_of(roots)
         batch.vals = ids_of(values)
         batch.tasks = tasks_of(kinds)
-        self.run_batch(&batch, n, &out, False)
+        run_batch(self, &batch, n, &out, False)
 
     def merge(self, entries):
         """Fold saved or foreign entries in without deciding anything.
@@ -394,50 +311,7 @@ cdef class Ledger:
             If a column is not as in `Entries`, a row cannot be an entry, or one of the two keeps
             times and the other does not.  Nothing has been folded then.
         """
-        self.merge_columns(entries, True)
-
-    cdef int merge_columns(self, entries, bint check) except -1:
-        cdef list in_order = entry_columns(entries)
-        cdef columns_t columns
-        cdef batch_t batch
-        cdef outcomes_t out
-        cdef size_t n, need, missing = 0
-        cdef int found = ROWS_BAD
-        cdef bint frugal = False
-        if check:
-            if are_plain_arrays(in_order, self.timed):
-                bind_columns(in_order, &columns)
-                n = len(in_order[0])
-                with nogil:
-                    found = kernel.check_rows(&columns, n, self.l.turns)
-            if found == ROWS_BAD:
-                entries = _columns.check_entries(entries, self.options.buckets, self.timed)
-                in_order = entry_columns(entries)
-        bind_columns(in_order, &columns)
-        n = len(in_order[0])
-        if found == ROWS_PLAIN:
-            memset(&out, 0, sizeof(out))
-            memset(&batch, 0, sizeof(batch))
-            batch.root_ids = <const uint64_t *>columns.root_ids
-            batch.vals = <const uint64_t *>columns.vals
-            batch.tasks = columns.tasks
-            self.run_batch(&batch, n, &out, False)
-            return 0
-        while True:
-            with nogil:
-                lock_acquire_nogil(&self.lock)
-                need = kernel.reserve_needed(
-                    &self.l, n, self.most, <const uint64_t *>columns.root_ids, &missing,
-                    frugal,
-                )
-                if need == 0:
-                    kernel.merge_rows(&self.l, &columns, n)
-                lock_release(&self.lock)
-            if need == 0:
-                break
-            self.add_reserve(need, missing, &frugal)
-        self.tidy()
-        return 0
+        merge_columns(self, entries, True)
 
     def settle(self, now_ms=None, timeout_ms=None):
         """Decide every entry once, when everything is in; what is decided leaves.
@@ -456,30 +330,7 @@ cdef class Ledger:
             The decided entries, in any order: ``ANOMALY`` (several inits), ``ACKED``, ``FAILED``,
             ``EXPIRED``, ``ORPHAN`` (no init).  What is open stays in the ledger.
         """
-        # None, or too long ago for anything to lie before it: nothing is past the time-out.
-        deadline = _columns.deadline(now_ms, timeout_ms, self._clock)
-        cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
-        cdef int64_t before = deadline if timed_out else 0
-        cdef size_t n, most
-        cdef columns_t out
-        while True:
-            most = len(self)
-            columns = self.new_columns(most, &out)
-            statuses = new_column(most, cnp.NPY_UINT8)
-            out.statuses = <uint8_t *>cnp.PyArray_DATA(<cnp.ndarray>statuses)
-            out.ages = NULL
-            with nogil:
-                lock_acquire_nogil(&self.lock)
-                n = live(&self.l)
-                if n <= most:
-                    n = kernel.settle_all(&self.l, &out, timed_out, before)
-                    most = SIZE_MAX
-                lock_release(&self.lock)
-            if most == SIZE_MAX:
-                break
-        roots, *others = (shortened(column, n) for column in columns)
-        del others[4]  # ages, which settling does not write
-        return _records.Settled(roots, shortened(statuses, n), *others)
+        return settled_of(self, _columns.deadline(now_ms, timeout_ms, self._clock))
 
     # Looking inside, saving and loading.
 
