@@ -470,5 +470,5 @@ cdef class IdSource:
         return IdSource, (self.key, self.given)
 
     def __repr__(self):
-        # The key is left out: who has it can tell every id that is to come.
+        # Without the key: it predicts every id to come.
         return f"IdSource(given={self.given})"

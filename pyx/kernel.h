@@ -3,7 +3,8 @@
  *
  * A batch runs in blocks of up to BLOCK rows (block.h).  Between blocks, and only there, the ledger
  * migrates, sweeps, grows into a reserve and reseeds, so within a block no entry changes tables.
- * Functions that go through all entries first finish a migration, then walk `cur`.
+ * Functions that go through all entries first finish a migration and then walk `cur`; only
+ * `take_expired`, which is called in slices, walks `old` as well.
  */
 #ifndef ACKCORE_KERNEL_H
 #define ACKCORE_KERNEL_H

@@ -231,7 +231,7 @@ cdef class Ledger:
         """Age every entry by one turn; the oldest bucket's entries leave.
 
         In constant time, whatever is pending, with fewer than 126 buckets; with 126 the entries
-        that nobody took have to be cleared away at once.
+        that were not taken have to be dropped at once.
         """
         lock_acquire_gil(&self.lock)
         kernel.rotate(&self.l)
@@ -249,7 +249,7 @@ cdef class Ledger:
         Returns
         -------
         Entries
-            In any order.  What nobody takes before the next turn is dropped, and counted.
+            In any order.  What is not taken before the next turn is dropped, and counted.
         """
         cdef size_t n, most = SIZE_MAX
         if limit is not None:
@@ -430,7 +430,7 @@ cdef class Ledger:
 
     @property
     def stats(self):
-        """`Stats`: second inits, orphans, expired that nobody took, growths."""
+        """`Stats`: second inits, orphans, expired and not taken, growths."""
         cdef int64_t counts[4]
         with nogil:
             lock_acquire_nogil(&self.lock)

@@ -150,7 +150,8 @@ cdef tuple views_of(Ledger ledger):
 
 cdef object BUCKET = np.dtype(
     [
-        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS), ("over", np.uint8),
+        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS),
+        ("over", np.uint8),  # overflow_count
         ("not_tasks", np.int32, SLOTS), ("vals", np.uint64, SLOTS),
     ]
 )

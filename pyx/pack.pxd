@@ -151,7 +151,7 @@ cdef inline size_t take_rows_of_shard(
 ) noexcept nogil:
     """Copy the rows of one shard, and return how many; every column out has room for all.
 
-    A row is always copied, and the cursor goes on if it was wanted: which are, nothing foretells.
+    A row is always copied; the cursor advances if it was wanted, as a branch would be mispredicted.
     """
     cdef size_t i, k = 0
     cdef uint64_t root_id
