@@ -193,6 +193,27 @@ def test_what_is_refused_is_placed(random_events):
     list(read_events(iter([batch_of([(1, 1, 0, None, None)])]), False, True))
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "match"),
+    [
+        ("inits", pa.array([3], pa.int8()), "inits must be 0, 1, or 2"),
+        ("flags", pa.array([-1], pa.int8()), "flags"),
+        ("val", pa.array([None], pa.int64()), "val must not hold nulls"),
+        ("first_ms", pa.array([None], pa.int64()), "first_ms must not hold nulls"),
+    ],
+)
+def test_open_rows_that_no_ledger_left_are_refused(column, value, match):
+    blobs = packed([batch_of([(1, 5, 0, 1, None)])], fixed_order=True)
+    (left,) = settle_blobs(seed=9)(iter(blobs))
+    place = left.schema.get_field_index(column)
+    assert left.schema.types[place] == value.type
+    changed = left.set_column(place, column, value)
+    pack = pack_entries(3, seed=9, timed=True, name="open_before")
+    assert list(pack(iter([left])))
+    with pytest.raises(ValueError, match=f"open_before: {match}"):
+        list(pack(iter([changed])))
+
+
 def test_blobs_with_and_without_times_do_not_mix(random_events):
     events = batch_of(random_events(26, 100))
     timed = list(pack_events(1, seed=1, timed=True)(iter([events])))
