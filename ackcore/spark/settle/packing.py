@@ -33,10 +33,10 @@ LIKELY_ROWS = 1 << 22
 #: What a row costs, in ns: to be shipped to its shard's ledger, most of it in the JVM; and to be
 #: folded, so that only its root need be shipped.
 SHIP_NS, FOLD_NS = 130, 12
-#: Roots that a table takes before it is shipped (12, 50 or 200 MiB), and what each costs in ns.
-#: The least one stays in caches and in memory that the task has; the others have to be given some,
+#: Roots that a table takes before it is shipped (12 or 200 MiB), and what each costs in ns.
+#: The small one stays in caches and in memory that the task has; the other has to be given some,
 #: at up to 2.6 ns a byte where a hypervisor has to find it first.
-TABLES = ((1 << 18, 10), (1 << 20, 50), (1 << 22, 60))
+TABLES = ((1 << 18, 10), (1 << 22, 60))
 #: Chunks that are shipped as they are before folding is tried again.
 UNFOLDED_CHUNKS = 63
 #: Without a fixed order of rows, a table takes all roots, up to 200 MiB; then it is cut by what
