@@ -22,7 +22,7 @@ from pyspark import TaskContext
 
 from ackcore.ids import spout_key
 from ackcore.spark.run.action import read_results
-from ackcore.spark.tasks import bolts, edges, first, next
+from ackcore.spark.tasks import bolts, edges, exchange, first
 from ackcore.spark.tasks.exchange import ROW_SCHEMA, TRAILER
 from ackcore.spark.tasks.first import FirstStage, sampled
 from ackcore.spark.tasks.last import LastStage
@@ -284,7 +284,7 @@ def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most
     with (
         mock.patch.object(first, "CHUNK_BYTES", most),
         mock.patch.object(bolts, "CHUNK_BYTES", most),
-        mock.patch.object(next, "_MOST_CHUNK_BYTES", most),
+        mock.patch.object(exchange, "_MOST_CHUNK_BYTES", most),
     ):
         simulation = simulate(topology)
         done = simulation.rest(simulation.first(values), np.random.default_rng(seed))

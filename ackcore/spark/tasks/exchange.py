@@ -53,6 +53,11 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 
+#: Blobs that are handed out together: some 64 Ki short rows, or a few long ones.
+_CHUNK_BYTES = 1 << 20
+#: What no blob makes them larger than, unless it is by itself.
+_MOST_CHUNK_BYTES = 1 << 28
+
 #: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
 ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
@@ -338,6 +343,26 @@ class Inbox:
                     f"a task at level {self._level} got {rows} of {sent} rows from partition "
                     f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
                 )
+
+    def chunks(self, edges: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
+        """Return some blobs of one edge at a time, and the runs of their rows.
+
+        They come in the order of ``edges``, and then in that in which they were sent: it does not
+        depend on when they came.
+        """
+        turns = {edge: turn for turn, edge in enumerate(edges)}
+        some: list[TupleBlob] = []
+        size = 0
+        for one in sorted(self.tuples, key=lambda one: (turns[one.edge], one.origin, one.seq)):
+            more = len(one.blob) + len(one.side)
+            full = size >= _CHUNK_BYTES or size + more > _MOST_CHUNK_BYTES
+            if some and (one.edge != some[0].edge or full):
+                yield some, joined_runs([blob.side for blob in some])
+                some, size = [], 0
+            some.append(one)
+            size += more
+        if some:
+            yield some, joined_runs([blob.side for blob in some])
 
     def sightings(self, seer: int) -> bytes:
         """Return which trailers this task has seen, for the driver to compare."""
