@@ -77,7 +77,7 @@ def test_an_attempt_that_ends_leaves_nothing(work):
     assert os.listdir(f"{work}/in-flight") == []
 
 
-def test_a_marker_that_goes_while_it_is_read_is_nobodys(work, monkeypatch):
+def test_a_marker_that_is_removed_while_it_is_read_is_passed_over(work, monkeypatch):
     marker = MarkerFile(work, PLACE)
     lock = fcntl.flock
 
@@ -91,12 +91,12 @@ def test_a_marker_that_goes_while_it_is_read_is_nobodys(work, monkeypatch):
     assert markers._read(work, PLACE) is None
 
 
-def test_where_there_are_no_markers_nobody_died(work):
+def test_without_markers_no_attempt_died(work):
     assert markers.died(f"{work}/nowhere") == []
 
 
 @pytest.mark.parametrize("left", [0, 31, 33, 40], ids=lambda n: f"{n} bytes")
-def test_a_marker_that_its_host_took_along_names_nobody(work, left):
+def test_a_marker_that_its_host_cut_short_names_no_record(work, left):
     """Its name may be on the disk before its content is."""
     file = MarkerFile(work, PLACE)
     file.set(ROOTS, roots=np.array([1, 2]))
@@ -268,7 +268,7 @@ def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
         raise ValueError("no")
     assert f"micro-batch 4: {text}" in caplog.text
     with pytest.raises(KeyboardInterrupt), deaths_logged(work, 5):
-        raise KeyboardInterrupt  # who was cancelled for it is not dead
+        raise KeyboardInterrupt  # an attempt that is cancelled for it has not died
 
 
 FORKS = """

@@ -130,7 +130,7 @@ def kinds(events, fixed_order=True):
 
 def test_trees_that_lie_together_are_folded(small):
     assert kinds(table(np.arange(20_000) // 5)) == ["entries"] * 4
-    # Rows of a tree apart, but within the partition, and few enough trees: told from the first
+    # Rows of a tree apart, but within the partition, and few enough trees: estimated from the first
     # 400 rows, of which some 20 meet a root again.
     rng = np.random.default_rng(3)
     assert kinds(table(rng.permutation(np.arange(20_000) % 1500))) == ["entries"] * 2

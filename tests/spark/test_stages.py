@@ -342,7 +342,7 @@ def words():
 
 @given(seed=SEEDS)
 def test_a_row_that_is_lost_is_noticed(simulate, seed):
-    """By the task that misses it, or by who compares what the tasks say."""
+    """By the task that misses it, or by the driver, which compares their reports."""
     rng = np.random.default_rng(seed)
     simulation = simulate(words())
     sent = simulation.first(list(range(40)))
