@@ -220,7 +220,8 @@ def spark_session(
         gateway = spark.sparkContext._gateway
         try:
             yield spark, directory
-        except (Py4JError, PySparkException) as error:
+        # One that died between two calls refuses the connection.
+        except (Py4JError, PySparkException, ConnectionError) as error:
             # Now, while there is a JVM that can be asked for the error's text.
             raise SparkError(one_line(error)) from None
         finally:

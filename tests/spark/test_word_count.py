@@ -316,39 +316,30 @@ def test_no_java_is_told(monkeypatch):
 
 
 @pytest.mark.spark
-def test_a_session_may_follow_another_in_one_process():
-    program = """
-from ackcore.examples.quiet_spark import spark_session
-for _ in range(2):
-    with spark_session("local[1]") as (spark, _):
-        print(spark.range(3).count())
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
-    )
-    assert ran.stdout.split() == ["3", "3"], ran.stderr
-
-
-@pytest.mark.spark
-def test_a_jvm_that_dies_is_told_in_a_line_and_another_session_may_follow():
+def test_a_session_may_follow_another_in_one_process_and_a_jvm_that_dies_is_told_in_a_line():
     program = """
 import os, signal
 from ackcore.examples.quiet_spark import SparkError, spark_session
+def kill(spark):
+    jvm = spark.sparkContext._gateway.proc
+    os.kill(jvm.pid, signal.SIGKILL)
+    jvm.wait()
 try:
     with spark_session("local[1]") as (spark, _):
-        os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+        kill(spark)
         spark.range(3).count()
 except SparkError as error:
     print(str(error).count(chr(10)))
 with spark_session("local[1]") as (spark, _):
-    os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
-with spark_session("local[1]") as (spark, _):
     print(spark.range(3).count())
+with spark_session("local[1]") as (spark, _):
+    print(spark.range(4).count())
+    kill(spark)
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
-    assert ran.stdout.split() == ["0", "3"], ran.stderr
+    assert ran.stdout.split() == ["0", "3", "4"], ran.stderr
     assert ran.stderr.count("Spark's JVM ended before its session did") == 2
 
 
