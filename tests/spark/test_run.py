@@ -372,7 +372,7 @@ def test_a_new_record_of_the_id_of_one_that_is_due_is_no_repetition(spark, execu
     assert result.rows["split", "default"] == {(7, "old"): 1, (7, "new"): 1}
 
 
-def test_untracked_rows_are_nobodys(spark, execute):
+def test_untracked_rows_have_no_root(spark, execute):
     """They go all the way, and their failures fail no record."""
     result = execute(by_word(spark, TEXTS, tracked=False))
     assert result.failed == {}
@@ -631,8 +631,8 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
     done = run(topology, layout, inputs, plan)
-    nobodys = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
-    payload = fetch(topology, layout, inputs, plan, done, nobodys)
+    unowned = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
+    payload = fetch(topology, layout, inputs, plan, done, unowned)
     assert {name: table["id"].to_pylist() for name, table in payload.items()} == {
         "lines": [0],
         "more": [1, 2],

@@ -1,4 +1,4 @@
-"""Rows that are kept are read again as they were, by whoever comes, and by nobody else."""
+"""A snapshot of rows is read again as they were, and not taken for rows of another source."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import sys
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
@@ -42,10 +43,20 @@ def restless(spark):
 
 def rows_of(inputs):
     """Rows by input and partition, in their order."""
-    return [
-        (one.spout, one.frame.withColumn("p", sql.spark_partition_id()).toArrow().to_pylist())
-        for one in inputs
-    ]
+    return [(one.spout, placed(one).toArrow().to_pylist()) for one in inputs]
+
+
+def placed(one):
+    """The rows as a first stage gets them, and their partition."""
+    fields = [*one.frame.schema.fields, StructField("p", IntegerType())]
+
+    def place(batches):
+        partition = pa.array([TaskContext.get().partitionId()], pa.int32())
+        for batch in batches:
+            columns = [*batch.columns, partition.take(pa.array([0] * len(batch)))]
+            yield pa.RecordBatch.from_arrays(columns, [field.name for field in fields])
+
+    return one.map_in_arrow(place, StructType(fields))
 
 
 def test_rows_are_the_same_each_time(restless, tmp_path):
@@ -59,6 +70,7 @@ def test_rows_are_the_same_each_time(restless, tmp_path):
     assert first[1] == ("clicks", [])
     again = load_snapshot(inputs, tmp_path / "kept")
     assert rows_of(held) == rows_of(again) == first
+    assert [one.frame.toArrow().num_rows for one in again] == [100, 0]
     assert [one.frame.schema for one in again] == [one.frame.schema for one in inputs]
     assert all(has_fixed_order(one.frame) for one in again)
 

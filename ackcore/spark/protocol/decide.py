@@ -2,10 +2,9 @@
 
 A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
 
-* it failed, at a bolt or because nobody acked it;
+* it failed at a bolt, or was not acked;
 * it crashed, or hung, the process that had it in flight, again and again;
-* it shares a row for a sink with such a root: that row cannot be written, and so the other is not
-  through either.
+* it shares a row for a sink with such a root: that row is not written.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ _OF_PAYLOAD = frozenset({ROOT_ID, PLACE, MESSAGE_ID, ATTEMPT})
 
 
 class Disagreement(Exception):
-    """What a run left does not add up: it is run again, and no record is the worse for it."""
+    """What a run left does not add up: it is run again, and no attempt is counted."""
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """A decision, and what only the process that made it needs to know.
+    """A decision, and what follows from it that is not on record by itself.
 
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
     how many executions failed; ``first_ms`` when each retried record that is ACKED now was first

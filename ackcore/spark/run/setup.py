@@ -107,7 +107,7 @@ class RunSetup:
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:
     """Whether rows are the same, in the same order, each time that they are read."""
-    return one.from_snapshot or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
+    return one.snapshot is not None or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
 
 
 def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:

@@ -1,9 +1,9 @@
 """The new rows of a micro-batch in files, so that a root is the same record in each of its runs.
 
-Who kills a worker is found in several runs, a restarted driver's among them, and by root id: a
-record's place in its source.  Not every source has its rows in one order, nor need a bounded one
-hold the same rows at the next start.  So a *careful* micro-batch reads its source once more, and
-all its runs read what that left.
+A record that crashes its worker is found over several runs, those of a restarted driver included,
+by its root id: its place in the source.  Not every source has its rows in one order, nor need a
+bounded one hold the same rows at the next start.  So a *careful* micro-batch writes a snapshot of
+its input first, and all its runs read that.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.atomic import make_directory
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import StateError, WorkFileDamaged
-from ackcore.spark.run.types import InputFrame
+from ackcore.spark.run.types import InputFrame, Snapshot
+from ackcore.spark.settle.packing import Batches
 from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
 
 _log = logging.getLogger("ackcore")
@@ -56,10 +57,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFr
     except WorkFileDamaged as error:
         _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
         return None
-    return [
-        InputFrame(_frame(one.frame, files), one.spout, from_snapshot=True)
-        for one, files in zip(inputs, found, strict=True)
-    ]
+    return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 
 
 def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[WorkFile | None]]:
@@ -122,7 +120,7 @@ class _Write:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Batches) -> Batches:
         context = TaskContext.get()
         assert context is not None
         file = None
@@ -138,17 +136,26 @@ class _Write:
         yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows"])
 
 
-def _frame(frame: DataFrame, files: list[WorkFile | None]) -> DataFrame:
-    """Return a DataFrame of what is in files, in the partitions of the one that they are of."""
-    spark: SparkSession = frame.sparkSession
-    schema: StructType = frame.schema
-    if not files:
-        return spark.createDataFrame([], schema)  # without a partition, as that was
+class _Read:
+    """Reads the files of partitions, given their numbers; for ``mapInArrow``."""
 
-    def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in ids:
-            for file in (files[i] for i in batch.column(0).to_pylist()):
+    def __init__(self, files: list[WorkFile | None], names: list[str]) -> None:
+        self._files = files
+        self._names = names
+
+    def __call__(self, batches: Batches) -> Batches:
+        for batch in batches:
+            for file in (self._files[i] for i in batch.column(0).to_pylist()):
                 for rows in () if file is None else read_rows(file):
-                    yield rows.rename_columns(schema.names)
+                    yield rows.rename_columns(self._names)
 
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)
+
+def _from_files(one: InputFrame, files: list[WorkFile | None]) -> InputFrame:
+    """Return what is in files in the partitions of the input that they are of."""
+    spark: SparkSession = one.frame.sparkSession
+    schema: StructType = one.frame.schema
+    read = _Read(files, schema.names)
+    ids = spark.range(0, len(files), 1, len(files) or 1)
+    if not files:
+        ids = spark.createDataFrame([], ids.schema)  # without a partition, as that was
+    return InputFrame(ids.mapInArrow(read, schema), one.spout, Snapshot(ids, read))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -11,9 +12,17 @@ from pyspark.sql.types import StructType
 
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.versions import to_arrow_schema
+from ackcore.spark.settle.packing import Batches
 from ackcore.spark.settle.shards import MapInArrow
 from ackcore.spark.tasks.workfiles import WorkFile
 from ackcore.topology.tuples import Raised
+
+
+class Snapshot(NamedTuple):
+    """Rows in files: ``read`` reads those of the partitions whose numbers ``frame`` has."""
+
+    frame: DataFrame
+    read: Callable[[Batches], Batches]
 
 
 @dataclass(frozen=True)
@@ -21,19 +30,23 @@ class InputFrame:
     """Rows for the first stage.
 
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
-    order of the topology, and each partition has rows of one of them.  Rows
-    ``from_snapshot`` are in files of ours, and there again whatever the source does.
+    order of the topology, and each partition has rows of one of them.  Those of a ``snapshot`` are
+    in files of ours, and there again whatever the source does.
     """
 
     frame: DataFrame
     spout: str | None
-    from_snapshot: bool = False
+    snapshot: Snapshot | None = None
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """``frame.mapInArrow``, where columns have any names.
 
         PySpark looks them up by name, and takes a dot for one of a field.
         """
+        if self.snapshot is not None:
+            # Read by the same worker: what goes through the JVM is written and read twice more.
+            ids, read = self.snapshot
+            return ids.mapInArrow(lambda batches: function(read(batches)), schema)
         frame, names = self.frame, self.frame.columns
         if any("." in name or "`" in name for name in names):
             frame = frame.toDF(*(f"_{i}" for i in range(len(names))))
@@ -89,7 +102,7 @@ class RunResult:
     problems : tuple of str
         Why the run must not be accepted; empty if it may be.
     untracked_failures : int
-        Tuples that failed and that nobody tracks.
+        Untracked tuples that failed.
     snapshot : mapping from str to tuple of WorkFile
         By spout of which rows cannot be read again by position: the files that have them,
         relative to the run's directory.
