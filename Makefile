@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash soak test test-core build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo demo-crash soak test test-core test-spark build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -12,6 +12,7 @@ EXTRAS ?=
 BASE ?= HEAD
 OTHER ?=
 SOAK_S ?= 3600
+VERSION ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
@@ -43,6 +44,9 @@ test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(ARGS)
+
+test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSION=4.0, K=..., ARGS=...)
+	@.ci/test-spark "$(VERSION)" $(if $(K),-k "$(K)") $(ARGS)
 
 build: .venv/.built ## compile ackcore._native in place
 
@@ -104,7 +108,7 @@ test-all: sdist ## the same on each of Python 3.11, 3.12, 3.13, 3.13t and 3.14t 
 	    "(what is missing: .ci/need python VERSION)"
 
 clean: ## remove all that the other targets made
-	rm -rf .venv build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
+	rm -rf .venv .venv-spark-* build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find ackcore tests bench -name __pycache__ -prune -exec rm -rf {} +
 

@@ -14,7 +14,6 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from streams import Split, Store, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
@@ -28,38 +27,41 @@ from ackcore.topology import TopologyBuilder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Unsteady(DataSource):
-    """Lines, one a micro-batch, from a store that cannot be reached as long as a file is there."""
+@pytest.fixture
+def unsteady(spark):
+    """Lines, one a micro-batch, of a store that cannot be reached while a file is there."""
+    python_sources = pytest.importorskip("pyspark.sql.datasource", reason="Spark 4.0 brings it")
 
-    @classmethod
-    def name(cls):
-        return "unsteady"
+    class Reader(python_sources.SimpleDataSourceStreamReader):
+        def __init__(self, down):
+            self.down = down
 
-    def schema(self):
-        return "line string"
+        def initialOffset(self):
+            return {"at": 0}
 
-    def simpleStreamReader(self, schema):
-        return UnsteadyReader(Path(self.options["down"]))
+        def read(self, start):
+            if self.down.exists():
+                raise ConnectionError("the store of lines is down")
+            return self.readBetweenOffsets(start, {"at": 1}), {"at": 1}
 
+        def readBetweenOffsets(self, start, end):
+            return iter([("a",)] * (end["at"] - start["at"]))
 
-class UnsteadyReader(SimpleDataSourceStreamReader):
-    def __init__(self, down):
-        self.down = down
+    class Unsteady(python_sources.DataSource):
+        @classmethod
+        def name(cls):
+            return "unsteady"
 
-    def initialOffset(self):
-        return {"at": 0}
+        def schema(self):
+            return "line string"
 
-    def read(self, start):
-        if self.down.exists():
-            raise ConnectionError("the store of lines is down")
-        return self.readBetweenOffsets(start, {"at": 1}), {"at": 1}
+        def simpleStreamReader(self, schema):
+            return Reader(Path(self.options["down"]))
 
-    def readBetweenOffsets(self, start, end):
-        return iter([("a",)] * (end["at"] - start["at"]))
-
-
-def test_a_source_that_was_down_is_asked_again(spark, tmp_path, store, running, caplog):
     spark.dataSource.register(Unsteady)
+
+
+def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store, running, caplog):
     down = tmp_path / "down"
     down.touch()
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
@@ -225,9 +227,8 @@ def test_who_stops_sparks_query_stops_ours(spark, tmp_path, store, folder, runni
     assert (on.exception, on.books.waiting) == (None, 1)
 
 
-def test_who_was_taken_over_leaves_sparks_part_alone(spark, tmp_path, running):
+def test_who_was_taken_over_leaves_sparks_part_alone(spark, unsteady, tmp_path, running):
     """A host that was cut off and comes back: its Spark lost its source meanwhile."""
-    spark.dataSource.register(Unsteady)
     down = tmp_path / "down"
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
     topology = word_count(source, Store(), restart_attempts=10**6, restart_backoff_ms=1)

@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, check_sink, read_accepted, write_sink
@@ -114,13 +115,13 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
     file = work_file(tmp_path, [(*(value for _, value in VALUES.values()), 1)], schema)
     check_sink("count", lambda frame, n: None, schema)
     check_sink("count", to_parquet(tmp_path / "out"), schema)
-    (row,) = accepted(spark, [file]).frame().toArrow().to_pylist()
+    (row,) = to_arrow(accepted(spark, [file]).frame()).to_pylist()
     assert row == {
         **{name: value for name, (_, value) in VALUES.items()},
         "utc": VALUES["utc"][1].replace(tzinfo=datetime.UTC),
     }
     write_sink(to_parquet(tmp_path / "out"), accepted(spark, [file]))
-    (row,) = spark.read.parquet(str(tmp_path / "out")).drop("batch_id").toArrow().to_pylist()
+    (row,) = to_arrow(spark.read.parquet(str(tmp_path / "out")).drop("batch_id")).to_pylist()
     assert row["plain"] == VALUES["plain"][1]
     assert row["map"] == [("k", 1)]
     # Spark reads no nanoseconds, and once all is decided it would be too late to say so.

@@ -15,6 +15,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.session import has_fixed_order
+from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.run import snapshot as module
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame
@@ -43,7 +44,7 @@ def restless(spark):
 
 def rows_of(inputs):
     """Rows by input and partition, in their order."""
-    return [(one.spout, placed(one).toArrow().to_pylist()) for one in inputs]
+    return [(one.spout, to_arrow(placed(one)).to_pylist()) for one in inputs]
 
 
 def placed(one):

@@ -147,8 +147,10 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     """Run a job and return its rows: `DataFrame.toArrow`, from 4.0."""
     if SPARK >= (4, 0):
         return frame.toArrow()
+    schema = to_arrow_schema(frame.schema)
     batches = frame._collect_as_arrow()  # type: ignore[operator]
-    return pa.Table.from_batches(batches, to_arrow_schema(frame.schema))
+    # Times are in the session's zone there.
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
