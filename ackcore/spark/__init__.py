@@ -15,7 +15,8 @@
 
 What goes wrong has a name: `StateError` and its kinds for a checkpoint, `RunFailed` for a
 micro-batch that Spark cannot run, `RunCancelled` for one whose job was cancelled, `SinkError` for a
-sink or the dead-letter store, `TooManyDead` for a run of which too little is left.
+sink or the dead-letter store, `TooManyDead` for a run of which too little is left,
+`WorkerPythonError` for workers that cannot run it.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -30,6 +31,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.protocol.act import SinkError
@@ -56,6 +58,7 @@ __all__ = [
     "SinkError",
     "StateError",
     "TooManyDead",
+    "WorkerPythonError",
     "combine",
     "dead_letters",
     "functions",

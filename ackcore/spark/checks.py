@@ -18,6 +18,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
+from ackcore.spark.base.workers import check_workers
 from ackcore.spark.run.types import source_schema
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology.builder import Topology
@@ -83,6 +84,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         the workers, or a sink cannot take its stream.
     ValueError
         If a source is of the other kind, or there is no spout.
+    WorkerPythonError
+        If the workers' Python cannot run it.
     """
     if not isinstance(topology, Topology):
         raise TypeError(
@@ -109,6 +112,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         if found is None:
             found = topology.bolts[sink.component].schemas[sink.stream]
         check_sink(sink.name, sink.writer, found, is_case_sensitive(spark))
+    check_workers(spark)
 
 
 def _check_source(spout: Spout, streaming: bool) -> None:

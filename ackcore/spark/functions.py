@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as sql
 from pyspark.sql.types import DataType, IntegerType, LongType
@@ -25,6 +26,7 @@ from ackcore import _columns, ids
 from ackcore.arrow import integers, refuse_nulls
 from ackcore.spark.base.session import refuse_no_session
 from ackcore.spark.base.versions import arrow_udf
+from ackcore.spark.base.workers import use_drivers_python
 
 ColumnOrName = Column | str
 
@@ -196,4 +198,7 @@ def _call(
     name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
 ) -> Column:
     compute.__name__ = name  # what plans and unnamed columns show
+    context = SparkContext._active_spark_context
+    assert context is not None
+    use_drivers_python(context)
     return arrow_udf(compute, returns)(*operands)

@@ -71,7 +71,7 @@ def test_rows_are_the_same_each_time(restless, tmp_path):
     assert first[1] == ("clicks", [])
     again = load_snapshot(inputs, tmp_path / "kept")
     assert rows_of(held) == rows_of(again) == first
-    assert [one.frame.toArrow().num_rows for one in again] == [100, 0]
+    assert [to_arrow(one.frame).num_rows for one in again] == [100, 0]
     assert [one.frame.schema for one in again] == [one.frame.schema for one in inputs]
     assert all(has_fixed_order(one.frame) for one in again)
 

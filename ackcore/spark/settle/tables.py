@@ -21,6 +21,7 @@ from ackcore import _columns
 from ackcore._row_parts import MAX_SHARDS
 from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
+from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.events import (
     check_events,
     check_open_before,
@@ -61,6 +62,7 @@ def combine(events: DataFrame) -> DataFrame:
     columns = check_events(events)
     if columns.folded:
         raise ValueError("events were combined before; settle() takes them as they are")
+    check_workers(events.sparkSession)
     fold = combine_events(
         seed=secrets.randbits(64), timed=bool(columns.timed), reasons=columns.reasons
     )
@@ -193,6 +195,7 @@ class Job:
             self.shards = default_shards(spark, size())
         else:
             self.shards = _columns.as_count(shards, "shards", 1, MAX_SHARDS)
+        check_workers(spark)
 
     def settle(self, blobs: DataFrame) -> DataFrame:
         """Return what becomes of packed events and of the open rows before."""

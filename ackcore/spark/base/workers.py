@@ -1,0 +1,146 @@
+"""The Python of Spark's workers: the driver's where nothing else is set, and looked at before use.
+
+What is sent to the workers refers to ackcore's modules.  Where those are missing, or are of
+another version, a job fails in its first task with a traceback of PySpark's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sql
+
+import ackcore
+from ackcore.spark.base.interrupts import interruptible
+
+#: What PySpark takes where nothing is set.
+_UNSET = "python3"
+#: How Spark says that it could not start a Python, or that it is of another version.
+_NO_START = re.compile(
+    r'Cannot run program ".*|Python in worker has different version.*'
+    r"|(?<=Error from python worker:)\s*(?:[^\n]*\n)*?[^\n]*(?:No module named|Error: )[^\n]*"
+)
+#: By session's context, the Python that was found fit.
+_FIT: WeakKeyDictionary[SparkContext, str] = WeakKeyDictionary()
+
+
+class WorkerPythonError(RuntimeError):
+    """The workers' Python cannot run ackcore; the message says why, and the way out."""
+
+
+class Answer(NamedTuple):
+    """What a worker says of its Python: `version` is ackcore's, null where it `lacks` something."""
+
+    executable: str
+    python: str
+    version: str | None
+    lacks: str | None
+
+
+def use_drivers_python(context: SparkContext) -> None:
+    """Have workers of a local master run the driver's interpreter, where no other was set."""
+    if (
+        context.pythonExec == _UNSET
+        and "PYSPARK_PYTHON" not in os.environ
+        and _is_local(context)
+        and context.getConf().get("spark.pyspark.python") is None
+    ):
+        context.pythonExec = sys.executable or _UNSET
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Refuse a session whose workers cannot run what is sent to them.
+
+    Costs a small job, once for each SparkContext; none on a local master whose workers run the
+    driver's interpreter and have ackcore from where the driver has it.
+
+    Raises
+    ------
+    WorkerPythonError
+        If their Python cannot be started, lacks something, or has another version of ackcore.
+    """
+    context = spark.sparkContext
+    use_drivers_python(context)
+    python = context.pythonExec
+    if _FIT.get(context) == python:
+        return
+    if not _is_drivers_own(context):
+        try:
+            answers = interruptible(spark, lambda: _ask(spark))
+        except (Py4JError, PySparkException) as error:
+            found = _NO_START.search(str(error))
+            if found is None:
+                return  # it may pass, and what runs next will tell
+            said = found[0].strip().splitlines()[-1].strip()
+            raise _unfit(f"Spark's workers are to run {python}: {said}") from error
+        judge(answers)
+    _FIT[context] = python
+
+
+def _is_local(context: SparkContext) -> bool:
+    return (context.master or "").startswith("local")
+
+
+def _is_drivers_own(context: SparkContext) -> bool:
+    """Whether workers import ackcore from where the driver did, as far as can be told here."""
+    here = Path(ackcore.__file__).parents[1]
+    found_in = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found_in += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    same = _is_local(context) and context.pythonExec == sys.executable
+    return same and here in map(Path, found_in)
+
+
+def _ask(spark: SparkSession) -> set[Answer]:
+    """Run a job that asks workers for their Python: as many as there are cores, or one here."""
+
+    # Within another function, it is pickled whole: the workers need nothing of ours to run it.
+    def look(_: int) -> str:
+        version = lacks = None
+        try:
+            importlib.import_module("ackcore.spark")
+            version = importlib.import_module("ackcore").__version__
+        except Exception as error:
+            lacks = f"{type(error).__name__}: {error}"
+        return json.dumps([sys.executable, platform.python_version(), version, lacks])
+
+    context = spark.sparkContext
+    tasks = 1 if _is_local(context) else max(1, context.defaultParallelism)
+    # Not Arrow's, which may be what they lack.
+    asked = sql.udf(look, "string", useArrow=False)
+    rows = spark.range(0, tasks, 1, tasks).select(asked("id")).collect()
+    return {Answer(*json.loads(row[0])) for row in rows}
+
+
+def judge(answers: Iterable[Answer]) -> None:
+    """Raise `WorkerPythonError` if one of the answers is not that of a fit Python."""
+    for one in sorted(answers, key=str):
+        who = f"Spark's workers run {one.executable} (Python {one.python})"
+        if one.lacks is not None:
+            raise _unfit(f"{who}, which cannot import ackcore.spark: {one.lacks}")
+        if one.version != ackcore.__version__:
+            raise _unfit(
+                f"{who} with ackcore {one.version}, and the driver has ackcore "
+                f"{ackcore.__version__}: they must be the same"
+            )
+
+
+def _unfit(what: str) -> WorkerPythonError:
+    return WorkerPythonError(
+        f"{what}. Set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has "
+        f"ackcore[spark] {ackcore.__version__}, as {sys.executable} has here, before the session "
+        "is made; on a cluster, install it on every worker"
+    )

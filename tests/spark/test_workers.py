@@ -1,0 +1,145 @@
+"""The workers' Python is looked at before anything is sent there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import ackcore
+from ackcore.spark import WorkerPythonError, combine, run_batch, settle, settle_parquet
+from ackcore.spark.base import workers
+from ackcore.spark.base.workers import Answer, check_workers, judge, use_drivers_python
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+HERE = Answer("/here/python", "3.11.2", ackcore.__version__, None)
+
+
+class Pass(BasicBolt):
+    def execute(self, tuple, collector):
+        pass
+
+
+@pytest.fixture
+def context(spark, monkeypatch):
+    """The context of a session, nothing known of its workers."""
+    context = spark.sparkContext
+    monkeypatch.setattr(context, "pythonExec", context.pythonExec)
+    monkeypatch.setattr(workers, "_FIT", {})
+    return context
+
+
+@pytest.fixture
+def as_elsewhere(monkeypatch):
+    """Have the workers asked, though they are the driver's own."""
+    monkeypatch.setattr(workers, "_is_drivers_own", lambda context: False)
+
+
+@pytest.fixture
+def doors(spark, frame, tmp_path):
+    """Every function that sends something to the workers, by name."""
+    events = frame([(1, 5, 0), (1, 5, -1)])
+    builder = TopologyBuilder()
+    builder.spout("numbers", spark.range(3))
+    builder.bolt("pass", Pass()).shuffle("numbers")
+    events.write.parquet(str(tmp_path / "events"))
+    return {
+        "settle": lambda: settle(events),
+        "settle_parquet": lambda: settle_parquet(spark, str(tmp_path / "events")),
+        "combine": lambda: combine(events),
+        "run_batch": lambda: run_batch(builder.build(), spark, tmp_path / "checkpoint"),
+    }
+
+
+def test_workers_that_are_fit_are_asked_once(spark, context, as_elsewhere, monkeypatch):
+    asked = []
+    ask = workers._ask
+    monkeypatch.setattr(workers, "_ask", lambda spark: (asked.append(1), ask(spark))[1])
+    check_workers(spark)
+    check_workers(spark)
+    assert len(asked) == 1
+    assert workers._FIT[context] == context.pythonExec
+
+
+def test_on_a_local_master_workers_run_the_drivers_python(context, monkeypatch):
+    context.pythonExec = "python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    use_drivers_python(context)
+    assert context.pythonExec == "python3"
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    use_drivers_python(context)
+    assert context.pythonExec == sys.executable
+
+
+def test_what_runs_the_drivers_python_is_not_asked(spark, context, monkeypatch):
+    top = ackcore.__file__.removesuffix("/ackcore/__init__.py")
+    monkeypatch.setenv("PYTHONPATH", top)
+    monkeypatch.delattr(workers, "_ask")
+    context.pythonExec = sys.executable
+    check_workers(spark)
+    assert workers._FIT[context] == sys.executable
+
+
+def test_another_ackcore_on_the_workers_is_refused(
+    spark, context, doors, as_elsewhere, tmp_path, monkeypatch
+):
+    package = tmp_path / "other" / "ackcore" / "spark"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").write_text('__version__ = "0.0.7"\n')
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{tmp_path}/other:$PYTHONPATH" exec {sys.executable} -P "$@"\n'
+    )
+    python.chmod(0o755)
+    context.pythonExec = str(python)
+    words = rf"workers run .* \(Python 3.* with ackcore 0\.0\.7, .*{ackcore.__version__}: they"
+    for name, door in doors.items():
+        with pytest.raises(WorkerPythonError, match=words) as caught:
+            door()
+        assert f"as {sys.executable} has here" in str(caught.value), name
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_python_that_cannot_be_started_is_told(spark, context):
+    context.pythonExec = "/no/such/python"
+    words = r'are to run /no/such/python: Cannot run program "/no/such/python".* PYSPARK_PYTHON'
+    with pytest.raises(WorkerPythonError, match=words):
+        check_workers(spark)
+    assert not workers._FIT
+
+
+def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    python.chmod(0o755)
+    context.pythonExec = str(python)
+    with pytest.raises(WorkerPythonError, match=rf"are to run {python}: .*No module named .*Set "):
+        check_workers(spark)
+
+
+def test_a_failure_of_another_kind_is_left_to_what_runs_next(
+    spark, context, as_elsewhere, monkeypatch
+):
+    monkeypatch.setattr(
+        workers, "_ask", lambda spark: spark.sql("select raise_error('no')").collect()
+    )
+    check_workers(spark)
+    assert not workers._FIT
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            HERE._replace(version=None, lacks="ModuleNotFoundError: No module named 'ackcore'"),
+            r"run /here/python \(Python 3\.11\.2\), which cannot import ackcore\.spark: "
+            "ModuleNotFoundError: No module named 'ackcore'. Set PYSPARK_PYTHON",
+        ),
+        (HERE._replace(version="0.0.7"), r"\(Python 3\.11\.2\) with ackcore 0\.0\.7, and the "),
+    ],
+)
+def test_one_worker_that_is_unfit_is_enough(answer, words):
+    judge({HERE, HERE._replace(executable="/there/python")})
+    with pytest.raises(WorkerPythonError, match=words):
+        judge({HERE, answer})
