@@ -5,8 +5,8 @@
 
 The bugs are in mutations.toml.  The tree is copied, the tests are seen to pass there, and then each
 mutation is applied to the copy, alone, the extension is built again if its sources changed, and the
-named test must fail.  What runs in Python comes first, then what is built, in random order: a
-build takes a minute's third, so that time runs out among these.
+named test must fail.  What runs in Python comes first, then what is built, which takes 15 s each
+and more: time runs out among these, so their order is random.
 """
 
 from __future__ import annotations

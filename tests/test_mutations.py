@@ -17,7 +17,7 @@ if not (ROOT / "pyx").is_dir():
 
 @pytest.mark.parametrize("mutation", load(), ids=lambda mutation: mutation.name)
 def test_a_mutation_changes_one_place_and_names_a_test(mutation: Mutation) -> None:
-    """Otherwise it says nothing, and nobody hears of it before the next whole run."""
+    """Otherwise it proves nothing, and only the next whole run would tell."""
     text = (ROOT / mutation.file).read_text(encoding="utf-8")
     assert text.count(mutation.old) == 1
     assert mutation.new != mutation.old
