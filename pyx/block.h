@@ -59,13 +59,10 @@ typedef struct { /* the rows of a block; [BLOCK] and on are fillers, for what is
     uint64_t ids[BLOCK + PROBE_AHEAD];
     uint64_t vals[BLOCK];
     int32_t inits[BLOCK]; /* ~task: negative for INIT, 0 for ACK, positive for FAIL, RESET */
-    /* where: */
-    /* The bucket that `slots` is of: the home bucket or, DISPLACED, the next one. */
+    /* where; `buckets` is what `slots` is of: the home bucket or, DISPLACED, the next one */
     bucket_t *buckets[BLOCK + PREFETCH_AHEAD_LARGE];
-    /* Slots that an early probe may find: ANY_SLOT or 0. */
-    uint16_t early[BLOCK + PROBE_AHEAD];
-    /* Slots found for the straight path; 0: none yet, or the row is applied apart. */
-    uint16_t slots[BLOCK + PROBE_AHEAD];
+    uint16_t early[BLOCK + PROBE_AHEAD]; /* slots that an early probe may find: ANY_SLOT or 0 */
+    uint16_t slots[BLOCK + PROBE_AHEAD]; /* found; 0: none yet, or the row is applied apart */
     /* out */
     int32_t not_tasks[BLOCK];        /* of the entry */
     int64_t elapsed[BLOCK];          /* since its first message; with a clock only */
@@ -345,8 +342,7 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
                 continue;
             }
 
-            /* Fold the message in. */
-            /* The barrier: the two would be compared, instead of their XOR with 0. */
+            /* Fold the message in.  Without the barrier the two are compared, before the XOR. */
             const uint64_t val = value_barrier64(b->vals[s] ^ w.vals[j]);
             const int32_t not_task = was_not_task | init;
             const uint32_t stamp = restamp ? now : (uint32_t)was_stamp | (now & (0 - is_new));
