@@ -28,6 +28,15 @@ _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
     (("is_date",), frozenset({datetime.date})),
 )
 _NONE = type(None)
+#: What columns of these types nearly always hold: for most rows that is one look at each value.
+_USUAL: dict[pa.DataType, type] = {
+    pa.string(): str,
+    pa.int64(): int,
+    pa.int32(): int,
+    pa.float64(): float,
+    pa.bool_(): bool,
+    pa.binary(): bytes,
+}
 #: Units that take every time that Python has, or refuse it.
 _FINE = ("us", "ns")
 _SHOWN_CHARS = 200
@@ -56,7 +65,13 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
     Exception
         Whatever Arrow raises for what it cannot convert.
     """
-    kinds = set(map(type, values))
+    types = list(map(type, values))
+    usual = types.count(
+        _USUAL.get(arrow_type, type)
+    )  # counting a type is faster than a set of them
+    if usual == len(types) or usual + types.count(_NONE) == len(types):
+        return pa.array(values, arrow_type)
+    kinds = set(types)
     kinds.discard(_NONE)
     try:
         column = pa.array(values, arrow_type)
@@ -137,8 +152,6 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
     """Whether these types of values need no comparison."""
-    if not kinds:
-        return True
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True

@@ -1,7 +1,7 @@
 """Rows of Python values, out of Arrow columns and back into them.
 
-A value that will not convert is one row's misfortune: what converts a batch falls back to halves of
-it, so that the other rows never notice.
+A value that will not convert fails its own row only: the batch is bisected to the rows that fail,
+and the others are converted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from ackcore.topology.tuples import Tuple
 #: A row, as it lies between a bolt and Arrow.
 Row = tuple[Any, ...]
 
-#: Values that nobody can change once they are emitted.
+#: Types of values that are immutable, and so need no copy when they are emitted.
 _IMMUTABLE = frozenset(
     {
         type(None),
@@ -135,7 +135,7 @@ class RowSchema:
         self.may_change = not all(_is_plain(field.type) for field in schema)
 
     def row(self, values: Any) -> Row:
-        """Return emitted values as a row that nobody else can change.
+        """Return emitted values as a row that later changes of theirs do not reach.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class RowSchema:
             another.
         """
         columns = []
-        for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
+        for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
             try:
                 column = array_of(values, field.type)
             except Exception as error:
@@ -211,6 +211,13 @@ class RowSchema:
 
         _by_halves(convert, 0, len(rows), misfits)
         return batches, misfits
+
+
+def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
+    """Return the columns of rows, each of so many values."""
+    if width <= 2:  # zip makes an iterator of each row first, which costs more than two passes
+        return [[row[at] for row in rows] for at in range(width)]
+    return zip(*rows, strict=True)
 
 
 def no_values(values: object, title: str) -> TypeError:

@@ -144,7 +144,7 @@ class RowExecutor:
             self._execute_basic(self.component, todo)
         else:
             self._execute(self.component, todo)
-        collector._hold(tuples)
+            collector._hold(tuples)  # of a BasicBolt none is open
         collector._convert()
 
     def _execute(self, bolt: Bolt, tuples: list[Tuple]) -> None:
