@@ -98,7 +98,7 @@ class Stats(NamedTuple):
 
     ``second_inits`` counts INITs (and merged rows with an init) of a root that already had
     one; ``orphans`` entries that expired without an init; ``expired_untaken`` entries that
-    left at a turn and that nobody took before the next; ``growths`` how often the table was
+    left at a turn and were not taken before the next; ``growths`` how often the table was
     laid out anew: larger, or, seldom, under a new seed (always 0 in the Python backend).
     """
 

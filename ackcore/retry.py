@@ -141,7 +141,7 @@ class Policy(NamedTuple):
         now_ms : int
             As for `decide`.
         final : array of bool, shape (n,), optional
-            Whose reason allows of no other attempt; by default nobody's.
+            Whose reason allows of no other attempt; by default none.
 
         Returns
         -------

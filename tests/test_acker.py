@@ -1,4 +1,4 @@
-"""The acker: what it does with messages, Storm's routing, and who is told; in simulated time."""
+"""The acker: what it does with messages, Storm's routing, and callbacks; in simulated time."""
 
 import threading
 
@@ -260,7 +260,7 @@ def test_backend_by_default_and_by_name():
     assert (acker.shards, acker.buckets, acker.period_ms) == (2, 3, T)
 
 
-# Who is told.
+# Callbacks.
 
 
 def test_each_spout_task_is_told_its_outcomes(make_acker):
@@ -311,7 +311,7 @@ def test_callbacks_may_call_the_acker(make_acker):
     assert 200 in acker
 
 
-def test_callback_that_raises_keeps_nobody_else_from_being_told(make_acker):
+def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker):
     told = []
 
     def on_outcomes(task, outcomes):

@@ -243,7 +243,7 @@ class Ledger:
     def rotate(self) -> None:
         """Turn the wheel: entries of the oldest bucket leave, and may be taken by `expired`.
 
-        What left at the turn before and nobody took is dropped and counted.
+        What left at the turn before and was not taken is dropped and counted.
         """
         with self._lock:
             self._expired_untaken += len(self._left)

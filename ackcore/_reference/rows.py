@@ -248,7 +248,7 @@ def pack_runs(
     first = np.ones(rows, np.bool_)
     first[1:] = (sent[1:] != sent[:-1]) | (destination[1:] != destination[:-1])
     starts = np.flatnonzero(first)
-    # reduceat knows no empty columns.
+    # reduceat takes no empty columns.
     run_vals = np.bitwise_xor.reduceat(sent_edges, starts) if rows else edges
     run_rows = np.diff(starts, append=rows).astype(np.int32)
     run_counts = np.bincount(destination[starts], minlength=len(counts))
@@ -294,7 +294,7 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
         From 0 on.
     data : numpy.ndarray of uint8
         The bytes of these rows and no others.  The memory behind them, up to a multiple of 64
-        bytes, holds zeros: whoever writes it out padded writes the same each time.
+        bytes, holds zeros: written out padded, it is the same bytes each time.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
 STATUS_NAMES = tuple(status.name for status in Status)
 
 #: A ledger's columns as tables show them: singular names, and no unsigned numbers, which
-#: neither Spark nor the JVM knows.
+#: neither Spark nor the JVM has.
 ENTRY_SCHEMA = pa.schema(
     [
         ("root_id", pa.int64()),

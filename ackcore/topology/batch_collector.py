@@ -262,7 +262,7 @@ def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> li
 
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
-    """Return a column as an array of a field's type that nobody else can change."""
+    """Return a column as an array of a field's type, on memory that no caller can write."""
     if isinstance(column, str | bytes | Mapping | Set) or not hasattr(column, "__len__"):
         raise TypeError(
             f"{field.name!r} of {title} must be a column, got {type(column).__name__}; repeat a "

@@ -1,8 +1,7 @@
 """Runs bolts that take an Arrow batch at a time.
 
-A batch that raises is processed again in halves, and those in theirs, until the rows that make it
-raise stand alone: k guilty rows of n cost some 2 k log2(n / k) calls.  What a raising call emitted
-or failed is forgotten, so that an innocent row's emissions come from exactly one call.
+A batch that raises is bisected to the failing rows: k of n cost some 2 k log2(n / k) calls.  What a
+raising call emitted or failed is dropped, so the emissions of every other row come from one call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declaring a topology: components and who reads whom, then one check of the whole."""
+"""Declaring a topology: components and what each reads, then one check of the whole."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class TopologyBuilder:
     def sink(
         self, component: str, writer: Any, *, stream: str = DEFAULT_STREAM, name: str | None = None
     ) -> None:
-        """Declare who is given the rows of a stream.
+        """Declare a writer for the rows of a stream.
 
         Parameters
         ----------

@@ -160,7 +160,7 @@ class BatchOutput(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What ``prepare`` is told.
+    """What ``prepare`` is handed.
 
     Attributes
     ----------

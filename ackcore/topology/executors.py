@@ -29,8 +29,8 @@ class Executor(Protocol):
     """One task of a bolt.
 
     Rows get consecutive handles, from 0, in the order in which they are handed in.  What is
-    returned is a function of the rows and of what the bolt does with them: nothing else has a say
-    in it, as long as the bolt starts no threads.
+    returned is deterministic given the rows and what the bolt does with them, as long as the bolt
+    starts no threads.
 
     Only `KeyboardInterrupt` comes out of these methods; whatever else a bolt raises fails rows.
     """

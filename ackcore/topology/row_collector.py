@@ -6,12 +6,11 @@ A tuple's state says what became of it; it changes under the collector's lock on
       └─fail, raise──► FAILED
     OPEN ──its batch ends──► HELD ──ack, fail──► ...
 
-A *window* is what one `Results` answers for: from the end of one ``process()`` to the end of the
-next.  An ack can be taken back until its window ends, for until then nobody was told.  So what a
-bolt emitted and Arrow cannot convert, which shows at the window's end, fails its anchors though
-they were acked.  An emitted row is in the window of its own emit, so that none of its anchors was
-acked in an earlier one; and of a tuple that failed in an earlier one nothing is said any more: the
-engine has forgotten it.
+A *window* is what one `Results` covers: from the end of one ``process()`` to the end of the next.
+Until its window ends an ack can be taken back, as it has not been returned yet.  So a row that
+Arrow cannot convert, which shows at the window's end, fails its anchors though they were acked.
+An emitted row is in the window of its own emit, so none of its anchors was acked in an earlier
+one; and a tuple that failed in an earlier one is in no later result: the engine has dropped it.
 
 What is emitted is kept as pairs of (values, anchors): one append, which neither another thread nor
 the handler of a signal (an alarm that raises `TimeoutError`) can find half done.

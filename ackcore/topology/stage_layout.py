@@ -14,7 +14,7 @@ What always holds, and is tested on random DAGs:
 - each level but the first has a bolt;
 - what needs identity, so does everything upstream of it.
 
-Nothing here knows Spark, and nothing is drawn: the same topology has the same layout everywhere.
+Independent of Spark, and deterministic: the same topology has the same layout everywhere.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def problems(
     spouts, bolts, sinks : sequence
         As declared; several may have one name.
     broken : set of str
-        Bolts of which nobody knows what they emit, since their outputs were refused.
+        Bolts whose streams are not known, since their outputs were refused.
     """
     yield from _names(spouts, bolts, sinks)
     for spout in spouts:
@@ -102,7 +102,7 @@ class _Stream:
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
         self.fields = tuple(fields)
-        # Not schema.field(): that knows no field whose name two have, which is said elsewhere.
+        # Not schema.field(): that finds no field whose name two have, which is refused elsewhere.
         self.types = dict(zip(fields, types, strict=False))
 
 
@@ -238,7 +238,7 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return what a function takes if that is not these arguments; None as well if nobody knows."""
+    """Return what a function takes if not these arguments; None as well if it does not say."""
     try:
         # Not of what it may wrap: a wrapper is free to take less and to hand on more.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -380,7 +380,7 @@ def _unread(
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}
     if read - {spout.name for spout in spouts} - {bolt.name for bolt in bolts}:
-        return  # who reads what is not declared may have meant any of them
+        return  # what reads an undeclared component may have meant any of them
     for spout in spouts:
         if spout.name not in read:
             yield (

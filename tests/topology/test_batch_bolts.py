@@ -1,4 +1,4 @@
-"""Bolts that take a batch at a time: what raises is narrowed to the guilty rows."""
+"""Bolts that take a batch at a time: what raises is bisected to the failing rows."""
 
 import json
 import math
@@ -249,7 +249,7 @@ def test_streams_keep_their_own_order():
 # -- bisection -----------------------------------------------------------------------------------
 
 
-def bisected(n, guilty, error=ValueError):
+def bisected(n, failing, error=ValueError):
     """Run n rows of which some make a batch raise, after it emitted; return results and calls."""
     first = 3
 
@@ -259,32 +259,32 @@ def bisected(n, guilty, error=ValueError):
         out.emit([values], parents=[[row, 0] for row in range(len(values))], stream="side")
         out.fail([row for row, value in enumerate(values) if value % 5 == 4], "five")
         for value in values:
-            if value in guilty:
+            if value in failing:
                 raise error(value)
 
     bolt = Doing(process)
     results = run(executor_for("b", bolt), [-1] * first, range(n))
     calls = bolt.calls - 1
-    innocent = [value for value in range(n) if value not in guilty]
-    assert emitted(results[1:]) == [(value * 10, [value + first]) for value in innocent]
+    others = [value for value in range(n) if value not in failing]
+    assert emitted(results[1:]) == [(value * 10, [value + first]) for value in others]
     side = emitted(results[1:], "side")
-    assert [(value, anchors[0]) for value, anchors in side] == [(v, v + first) for v in innocent]
-    why = {value + first: "five" for value in innocent if value % 5 == 4}
-    why |= {value + first: str(value) for value in guilty}
+    assert [(value, anchors[0]) for value, anchors in side] == [(v, v + first) for v in others]
+    why = {value + first: "five" for value in others if value % 5 == 4}
+    why |= {value + first: str(value) for value in failing}
     assert whys(results[1:]) == why
     return calls
 
 
 @given(st.integers(1, 70), st.sets(st.integers(0, 69), max_size=70))
-def test_exactly_the_guilty_rows_fail(n, guilty):
-    guilty = {value for value in guilty if value < n}
-    calls = bisected(n, guilty)
-    k = len(guilty)
+def test_exactly_the_rows_that_raise_fail(n, failing):
+    failing = {value for value in failing if value < n}
+    calls = bisected(n, failing)
+    k = len(failing)
     # Every raising call but those of single rows makes two more; at each depth at most k raise.
     assert calls <= (1 + 2 * k * math.ceil(math.log2(n / k) + 2) if k else 1)
 
 
-def test_few_guilty_of_many_cost_few_calls():
+def test_few_failing_rows_of_many_cost_few_calls():
     assert bisected(4096, {0, 1234, 4095}) <= 2 * 3 * 12 + 1
 
 

@@ -146,7 +146,7 @@ def test_values_are_those_that_arrow_gives(column):
         assert list(map(type, values)) == list(map(type, part.to_pylist()))
 
 
-def test_a_value_that_python_cannot_show_is_one_rows_misfortune():
+def test_a_value_that_python_cannot_show_fails_its_row_only():
     bad = pa.Array.from_buffers(
         pa.string(), 3, [*pa.array(["ab", "cd", "ef"]).buffers()[:2], pa.py_buffer(b"ab\xff\xfeef")]
     )
