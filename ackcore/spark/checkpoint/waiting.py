@@ -127,13 +127,13 @@ class Waiting(Mapping[str, pa.Table]):
 
     def due(self, now_ms: int) -> int:
         """Return how many rows are due."""
-        return sum(len(each.due_ms) for each in self._ripe(now_ms))
+        return sum(len(each.due_ms) for each in self._due_rows(now_ms))
 
-    def _ripe(self, now_ms: int) -> Iterator[_Ripe]:
+    def _due_rows(self, now_ms: int) -> Iterator[_DueRows]:
         for spout, some in self.segments().items():
             for part in some:
                 if part.next_due_ms <= now_ms:
-                    yield _Ripe.of(spout, part, now_ms)
+                    yield _DueRows.of(spout, part, now_ms)
 
     def plus(self, spout: str, table: pa.Table) -> Waiting:
         """Return it with more rows of a spout."""
@@ -161,30 +161,30 @@ class Waiting(Mapping[str, pa.Table]):
         due : dict of str to pyarrow.Table
         rest : Waiting
         """
-        ripe = list(self._ripe(now_ms))
-        ripe += [_Ripe.of_request(spout, table, now_ms) for spout, table in requested]
-        if most is not None and sum(len(each.due_ms) for each in ripe) > most:
-            every = np.concatenate([each.due_ms for each in ripe])
+        found = list(self._due_rows(now_ms))
+        found += [_DueRows.of_request(spout, table, now_ms) for spout, table in requested]
+        if most is not None and sum(len(each.due_ms) for each in found) > most:
+            every = np.concatenate([each.due_ms for each in found])
             first = np.zeros(len(every), np.bool_)
             first[np.argsort(every, kind="stable")[:most]] = True
-            ends = np.cumsum([len(each.due_ms) for each in ripe])
-            ripe = [
+            ends = np.cumsum([len(each.due_ms) for each in found])
+            found = [
                 replace(each, rows=each.rows[keep], due_ms=each.due_ms[keep])
-                for each, keep in zip(ripe, np.split(first, ends[:-1]), strict=True)
+                for each, keep in zip(found, np.split(first, ends[:-1]), strict=True)
             ]
         due: dict[str, list[pa.Table]] = {}
-        touched: dict[str, _Ripe] = {}
+        touched: dict[str, _DueRows] = {}
         parts: dict[str, list[Segment | pa.Table]] = {spout: [] for spout in self.parts}
-        for each in ripe:
+        for each in found:
             if len(each.rows):
                 due.setdefault(each.spout, []).append(fit(each.spout, each.taken()))
             if each.segment is not None:
                 touched[each.segment.file] = each
         for spout, some in self.parts.items():
             for part in some:
-                found = touched.get(part.file) if isinstance(part, Segment) else None
-                parts[spout].append(part if found is None else found.left(fit))
-        for each in ripe:
+                taken = touched.get(part.file) if isinstance(part, Segment) else None
+                parts[spout].append(part if taken is None else taken.left(fit))
+        for each in found:
             if each.segment is None:
                 parts.setdefault(each.spout, []).append(each.left(fit))
         together = {spout: pa.concat_tables(map(all_nullable, some)) for spout, some in due.items()}
@@ -212,7 +212,7 @@ class Waiting(Mapping[str, pa.Table]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ripe:
+class _DueRows:
     """Rows of a segment, or of a request, that are due, by their places."""
 
     spout: str
@@ -223,7 +223,7 @@ class _Ripe:
     now_ms: int
 
     @classmethod
-    def of(cls, spout: str, segment: Segment, now_ms: int) -> _Ripe:
+    def of(cls, spout: str, segment: Segment, now_ms: int) -> _DueRows:
         table = segment.table()
         due = due_of(table)
         if segment.in_order:
@@ -233,7 +233,7 @@ class _Ripe:
         return cls(spout, segment, table, rows, due[rows], now_ms)
 
     @classmethod
-    def of_request(cls, spout: str, table: pa.Table, now_ms: int) -> _Ripe:
+    def of_request(cls, spout: str, table: pa.Table, now_ms: int) -> _DueRows:
         n = len(table)
         return cls(spout, None, table, np.arange(n), np.full(n, now_ms), now_ms)
 
