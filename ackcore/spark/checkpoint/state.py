@@ -45,7 +45,7 @@ from ackcore.spark.checkpoint import history, ownership, replays
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.ownership import Described
 from ackcore.spark.checkpoint.record_files import RecordFiles
-from ackcore.spark.checkpoint.runs import RunDirectories
+from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
 
