@@ -3,15 +3,13 @@
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
     meta.json                 format, topology, deployment key; written when it is made
-    lock                      held by the driver while it runs; has its pid, and a random token
-                              by which it sees that no other one has taken over
+    lock                      held by the driver while it runs, with a random token of its own
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in one run of it, the token drawn for that run;
-                              the manifest says whose files count, all is worthless after N.done;
-                              N.<token>.fenced: of a former driver, about to be removed
+                              the manifest says whose files count, all is worthless after N.done
     work/N.pinned/            the snapshot of its new rows, for careful runs
     replays/*.arrow           requests to send dead letters again
 
