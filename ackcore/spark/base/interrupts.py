@@ -105,7 +105,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
 
 
 @contextmanager
-def cancelling(session: SparkSession | None) -> Iterator[None]:
+def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
     """Within, an interrupt of the main thread cancels the Spark jobs that were begun in it.
 
     For code of the user's, a sink's: it may have to stay in the thread that it was made in, so it
@@ -115,13 +115,19 @@ def cancelling(session: SparkSession | None) -> Iterator[None]:
     ----------
     session : SparkSession or None
         Where the jobs run; None for what is none of Spark's.
+
+    Yields
+    ------
+    list of BaseException
+        Gets what handlers of signals raise within, which may come out as another error.
     """
+    raised: list[BaseException] = []
     if session is None or threading.current_thread() is not threading.main_thread():
-        yield
+        yield raised
         return
     context = session.sparkContext
     tag = f"ackcore-{uuid.uuid4()}"
-    interrupted, over = threading.Event(), threading.Event()
+    over = threading.Event()
 
     def cancel(returned: threading.Event) -> None:
         if not returned.wait(_HANDLER_S) and not over.is_set():
@@ -136,14 +142,16 @@ def cancelling(session: SparkSession | None) -> Iterator[None]:
                 thread.start()
             try:
                 handler(number, frame)
+                returned.set()
+            except Py4JError as error:  # its call was answered by the cancelled job
+                raised.append(KeyboardInterrupt())
+                raise raised[-1] from error
             except BaseException as error:
-                interrupted.set()
-                if number != signal.SIGINT:
-                    thread.start()
-                if isinstance(error, Py4JError):  # the cancelled job has answered its call
-                    raise KeyboardInterrupt from error
+                raised.append(error)
                 raise
-            returned.set()
+            finally:
+                if raised and number != signal.SIGINT:
+                    thread.start()
 
         return handle
 
@@ -155,14 +163,14 @@ def cancelling(session: SparkSession | None) -> Iterator[None]:
             signal.signal(each, handlers[each][1])
     try:
         context.addJobTag(tag)
-        yield
+        yield raised
     finally:
         over.set()
         for number, (handler, ours) in handlers.items():
             if signal.getsignal(number) is ours:
                 signal.signal(number, handler)
         with suppress(Py4JError, PySparkException, OSError):  # of a Spark that is gone
-            if interrupted.is_set():  # and did not wait for its job, which would run on
+            if raised:  # and perhaps without waiting for its job, which would run on
                 context.cancelJobsWithTag(tag)
             context.removeJobTag(tag)
 

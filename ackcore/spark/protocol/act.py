@@ -93,14 +93,13 @@ def act(
 
         def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
             try:
-                with cancelling(spark):
-                    write_sink(writer, accepted)
+                write_sink(writer, accepted)
             except Exception as error:
                 _refuse_damaged(accepted, error)
                 raise
             failpoint("in-sink", number)
 
-        _insist(f"sink {sink.name!r}", number, write, topology.settings, pause)
+        _insist(f"sink {sink.name!r}", number, write, spark, topology.settings, pause)
     dead = decision.dead
     if dead:
 
@@ -108,7 +107,7 @@ def act(
             write_dead_letters(number, dead)
             failpoint("in-dead-letters", number)
 
-        _insist("the dead-letter store", number, park, topology.settings, pause)
+        _insist("the dead-letter store", number, park, spark, topology.settings, pause)
 
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
@@ -141,18 +140,27 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
 
 
 def _insist(
-    what: str, number: int, write: Callable[[], None], settings: Settings, pause: Pause
+    what: str,
+    number: int,
+    write: Callable[[], None],
+    spark: SparkSession | None,
+    settings: Settings,
+    pause: Pause,
 ) -> None:
     """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
     handled = sys.exception()
     for attempt in range(1, settings.sink_attempts + 1):
         check_fence()
+        raised: list[BaseException] = []
         try:
-            write()
+            with cancelling(spark) as raised:
+                write()
             return
         except (CheckpointCorrupt, CheckpointInUse):
             raise  # it will be no better next time
         except (Exception, SystemExit) as error:
+            if raised:  # by a signal's handler: that is no failure of the sink
+                raise raised[-1] from (None if error is raised[-1] else error)
             said = f"{type(error).__name__}: {one_line(error)}"
             if pause(0):
                 raise Stopped(f"stopped while {what} was failing: {said}") from error
