@@ -115,24 +115,46 @@ class Killed(BaseException):
     """The process is no more; nothing that would clean up may work."""
 
 
+def ours(frame):
+    """The lines of ours that led to a call, the innermost first."""
+    while frame is not None:
+        if "ackcore" in frame.f_code.co_filename:
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
 class Killer:
-    """Dies at the n-th operation that changes a file, and stays dead."""
+    """Dies at the n-th operation that changes a file, and stays dead.
+
+    Armed with None it lets all be done; ``places`` has then for each place in the code, by the
+    lines that led there, the first and the last of its operations.
+    """
 
     EVENTS = frozenset({"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"})
 
     def __init__(self):
         self.active, self.left, self.count = False, None, 0
+        self.places = {}
         sys.addaudithook(self._hook)
 
     def arm(self, left):
         self.active, self.left, self.count = True, left, 0
+        if left is None:
+            self.places = {}
 
     def disarm(self):
         self.active = False
 
     def _hook(self, event, args):
         if self.active and (event in self.EVENTS or (event == "open" and self._writes(args))):
+            self.note()
             self.step()
+
+    def note(self):
+        """Note where the operation that comes next was called."""
+        if self.left is None:
+            place, now = tuple(ours(sys._getframe(1))), self.count + 1
+            self.places[place] = self.places.get(place, (now,))[0], now
 
     @staticmethod
     def _writes(args):

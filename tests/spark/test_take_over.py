@@ -166,8 +166,12 @@ def pauser():
     return Pauser()
 
 
-def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser):
-    """Between the last look and the write, too: it may leave a file, but none that counts."""
+def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser, monkeypatch):
+    """Between the last look and the write, too: it may leave a file, but none that counts.
+
+    At the first and at the last write of each place in the code.
+    """
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # no machine stops here
     from worlds import World  # noqa: PLC0415
 
     def new(name):
@@ -183,7 +187,8 @@ def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser):
     operations = pauser.count
     assert operations > 60
     ended = {CheckpointInUse: 0, None: 0}
-    for left in range(1, operations + 1):
+    tried = sorted({left for some in pauser.places.values() for left in some})
+    for left in tried:
         story = new(str(left))
         first = story.first()
         next(first)
@@ -199,7 +204,7 @@ def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser):
         assert kind in ended, (left, kind)
         ended[kind] += 1
         story.check()
-    assert ended[None] < operations // 5  # only at the end of what it has to do
+    assert ended[None] < len(tried) // 5  # only at the end of what it has to do
 
 
 def accepted(directory, number, *words):
