@@ -50,7 +50,7 @@ def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> 
     path : path
         On a file system that driver and executors share.  ``batch_id=7/`` below it has the rows of
         micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  It is renamed
-        into place when it is whole, and replaced when the micro-batch is written again.
+        into place when it is whole, and stays there when the same rows are written again.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
