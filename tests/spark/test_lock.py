@@ -1,4 +1,4 @@
-"""The checkpoint's lock, closed more than once: it is its own descriptor that goes, and no other.
+"""The checkpoint's lock: it ends with its process, and closing it twice closes no other file.
 
 The system gives a number that was closed to whoever opens next.  A second close of it then hits a
 file of somebody else: a sink's, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
@@ -7,8 +7,10 @@ file of somebody else: a sink's, a socket of Spark's, or the pipe whose end make
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from ackcore.spark.base.lock import Lock
 
@@ -57,3 +59,27 @@ def test_threads_that_close_one_lock_leave_what_the_others_open(tmp_path):
                 os.close(other)
     finally:
         sys.setswitchinterval(switch_interval)
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from ackcore.spark.base.lock import Lock
+
+lock = Lock(Path(sys.argv[1]))
+if os.fork() == 0:
+    sys.stdin.read()  # until the test is over
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_process_that_the_driver_forked_does_not_hold_its_lock(tmp_path):
+    """A pool's process may live on when the driver is dead."""
+    path: Path = tmp_path / "lock"
+    driver = subprocess.Popen([sys.executable, "-c", FORKS, str(path)], stdin=subprocess.PIPE)
+    try:
+        assert driver.wait() == 0
+        Lock(path).close()
+    finally:
+        driver.communicate(b"")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.errors import CheckpointInUse, StateError
+from ackcore.spark.base.process_lock import close_when_forked
 
 
 class Lock:
@@ -25,6 +26,7 @@ class Lock:
         self._closing = threading.Lock()
         with writing(path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        close_when_forked(self)
         try:
             with writing(path):
                 fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -73,6 +75,12 @@ class Lock:
         # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
         with self._closing:
             handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def close_in_child(self) -> None:
+        """Close the copy of a process that was forked, in which `_closing` may be held for ever."""
+        handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ackcore._records import Int64s
+from ackcore.spark.base.process_lock import ProcessLock
 from ackcore.spark.settle.reasons import killed_worker
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -46,7 +47,6 @@ from ackcore.spark.tasks.markers import (
     died,
     places,
 )
-from ackcore.spark.tasks.process_lock import ProcessLock
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
 from ackcore.topology.stage_layout import Edge

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ackcore._records import Int64s
-from ackcore.spark.tasks.process_lock import ProcessLock
+from ackcore.spark.base.process_lock import ProcessLock
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
