@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, StructType
 
 from ackcore._records import Int64s
 
-#: The versions that the tests in tests/spark ran on.
+#: The versions that tests in tests/spark ran on; the README says which tests on which.
 TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
 
 
