@@ -11,8 +11,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-#: Nodes of a plan that leave the rows of a partition in their order, or read them in one.
+#: In the names of classes: scans of files, by data sources of version 2.
 _FILE_SCAN = re.compile(r"\.v2\.(parquet|orc|csv|json|text|avro)\.")
+#: Nodes of a plan that leave the rows of a partition in their order, or read them in one.
 _ORDERED_NODES = frozenset(
     {
         "ArrowEvalPython",
@@ -136,8 +137,9 @@ def _nodes(plan: Any) -> Iterator[Any]:
 def has_fixed_order(frame: DataFrame) -> bool:
     """Whether the rows of each partition come in the same order if it is computed again.
 
-    Said only of plans that read files, ranges and local tables and go row by row; a shuffle hands
-    out its rows as they come in, and of what is cached nothing is known.
+    True only of plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE,
+    as the frames that ``foreachBatch`` is given are made of, and go row by row; a shuffle hands out
+    its rows as they come in, and of what is cached nothing is known.
     """
     for node in _nodes(frame._jdf.queryExecution().optimizedPlan()):
         name = node.nodeName()

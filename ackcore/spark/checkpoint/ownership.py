@@ -1,4 +1,8 @@
-"""To which topology a checkpoint belongs, how it is run, and what Spark's own log says of it."""
+"""Which topology and sources a checkpoint belongs to, and whether `start` or `run_batch` runs it.
+
+meta.json records it, and Spark's own log is checked against that.  Which process has the checkpoint
+open is another matter: `ackcore.spark.base.lock`.
+"""
 
 from __future__ import annotations
 

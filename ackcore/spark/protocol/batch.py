@@ -10,8 +10,9 @@ mark    it is done
 ======  ==========================================================================================
 
 Whenever the driver dies, the next one goes on behind the last of these that is on record.  A run
-that died leaves only the number of deaths in the plan; a decision is never made a second time.
-Run and check are in `ackcore.spark.protocol.runs`.
+that died leaves the number of deaths in the plan, and what was concluded from them: suspects,
+rejected records and time-outs.  A decision is never made a second time.  Run and check are in
+`ackcore.spark.protocol.runs`.
 """
 
 from __future__ import annotations

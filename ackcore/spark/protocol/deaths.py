@@ -1,4 +1,8 @@
-"""What records died of, in a line for the log; and how many may, before a run counts as failed."""
+"""What records died of, in a line for the log; and how many may, before a run counts as failed.
+
+These are records that were given up, and are DEAD.  ``Plan.deaths`` counts something else: runs of
+a micro-batch in which a process died, be it a worker, an executor or the driver.
+"""
 
 from __future__ import annotations
 

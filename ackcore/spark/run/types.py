@@ -66,7 +66,7 @@ class RunPlan:
     key : int
         64 bits, a function of the deployment's key and the number: of all ids of the run.
     work : str
-        A directory that driver and workers share, empty.
+        A directory that driver and workers share, with the due retries in it.
     retries : mapping from str to WorkFile
         By spout, the records that are due: what `state` keeps of those that wait, and the
         source's columns.

@@ -1,10 +1,13 @@
-"""Files that tasks leave for the sinks: rows, and the roots that they hang from.
+"""Arrow IPC files named by their fingerprint: rows for the sinks, due retries, snapshots of inputs.
 
-A file is an Arrow IPC stream of the emitted columns and one more, by which rows of records that
-are not ACKED are taken out again: ``_ackcore_root``, null for an untracked row; or, in a
-file of its own, ``_ackcore_roots`` for rows that hang from several.  It is written under a random
-name, and renamed when the task is done to its partition and the fingerprint of its content: a task
-that runs again and answers alike leaves the same file, one that answers otherwise another.
+A file is an Arrow IPC stream.  It is written under a random name, and renamed when it is finished
+to its partition and the fingerprint of its content: a task that runs again and answers alike leaves
+the same file, one that answers otherwise another.  The driver writes the retries that are due, and
+tasks write the others.
+
+A file for a sink has the emitted columns and one more, by which rows of records that are not ACKED
+are taken out again: ``_ackcore_root``, null for an untracked row; or, in a file of its own,
+``_ackcore_roots`` for rows that hang from several.
 
 Whoever reads a file holds it to the fingerprint in its name, and to the rows that are on record,
 before the first row is handed out: to run over it once more, in memory that is read anyway, is some
