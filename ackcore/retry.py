@@ -36,6 +36,26 @@ class Decided(NamedTuple):
     attempts: npt.NDArray[np.int32]  # of the next execution; where dead, executions it had
 
 
+def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
+    """How long to wait after so many failures in a row, without jitter.
+
+    Parameters
+    ----------
+    base_ms : int
+        The wait after the first failure.
+    attempts : int
+        Failures so far, at least 1; any size.
+    max_ms : int
+        The longest wait, at most ``2**62``.
+
+    Returns
+    -------
+    int
+        ``min(max_ms, base_ms * 2**(attempts - 1))``.
+    """
+    return min(max_ms, base_ms << min(attempts - 1, _DOUBLINGS))
+
+
 def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> int:
     """How long a message waits before an attempt.
 
@@ -66,7 +86,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     for name, value in (("base_ms", base_ms), ("cap_ms", cap_ms)):
         if not 1 <= value <= _LONGEST_MS:
             raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
-    widest = min(cap_ms, base_ms << min(attempt - 1, _DOUBLINGS))
+    widest = capped_doubling(base_ms, attempt, cap_ms)
     # Ids come from anywhere: a lone surrogate must not keep its record from being retried.
     text = message_id.encode("utf-8", "surrogatepass")
     digest = blake2b(attempt.to_bytes(8, "little") + text, digest_size=8, person=b"ackcore.retry")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackcore.retry import Policy, Waiting, backoff_ms
+from ackcore.retry import Policy, Waiting, backoff_ms, capped_doubling
 
 ATTEMPTS = st.integers(1, 10**6)
 MILLIS = st.integers(1, 2**62)
@@ -25,6 +25,13 @@ def test_a_delay_is_at_least_one_and_at_most_the_cap(message_id, attempt, base, 
     delay = backoff_ms(message_id, attempt, base_ms=base, cap_ms=cap)
     assert 1 <= delay <= min(cap, base * 2 ** (attempt - 1))
     assert delay == backoff_ms(message_id, attempt, base_ms=base, cap_ms=cap)
+
+
+@given(MILLIS, ATTEMPTS, MILLIS)
+@example(1, 63, 2**62)  # the last wait below the highest cap is half of it
+@example(1, 10**6, 2**62)
+def test_a_wait_doubles_up_to_the_cap(base, attempts, cap):
+    assert capped_doubling(base, attempts, cap) == min(cap, base * 2 ** (attempts - 1))
 
 
 def test_every_attempt_up_to_a_million_stays_within_the_cap():

@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import one_line
@@ -272,10 +273,8 @@ class Stream:
         self._restarts += 1
         if not may_pass(error) or self._restarts > self._settings.restart_attempts:
             return False
-        # Shifted by what keeps the number small; any cap is below 2**64.
-        waits = min(
-            self._settings.restart_backoff_ms << min(self._restarts - 1, 63),
-            self._settings.max_backoff_ms,
+        waits = capped_doubling(
+            self._settings.restart_backoff_ms, self._restarts, self._settings.max_backoff_ms
         )
         _log.warning(
             "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
@@ -176,8 +177,7 @@ def _insist(
                     f"{said}. What is decided is recorded: when the cause is gone, start again on "
                     "the same checkpoint, and it goes on there"
                 ) from error
-            # Shifted by what keeps the number small; any cap is below 2**64.
-            waits = min(settings.sink_backoff_ms << min(attempt - 1, 63), settings.max_backoff_ms)
+            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
                 what,

@@ -22,6 +22,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore.arrow import rebatched
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
@@ -61,7 +62,7 @@ _log = logging.getLogger("ackcore")
 #: What a run may end in that another run might not.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 #: The pause before a micro-batch is run again, and where its doubling ends.
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 #: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
 MANY_CALLS = 100
@@ -188,9 +189,10 @@ class Runs:
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
                 if in_vain >= self._topology.settings.run_attempts:
                     raise _given_up(plan, runs, error) from error
-                waits = min(_PAUSE_S * 2 ** (in_vain - 1), _LONGEST_PAUSE_S) if in_vain else 0
-                if waits and self._pause(waits):
-                    raise _stopped(plan) from error
+                if in_vain:
+                    waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
+                    if self._pause(waits / 1000):
+                        raise _stopped(plan) from error
         raise AssertionError("unreachable")
 
     def _may_run_again(
