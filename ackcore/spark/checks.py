@@ -18,8 +18,8 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
+from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
-from ackcore.spark.run.types import source_schema
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import Component
@@ -184,14 +184,14 @@ def _arrow_schema(spout: Spout) -> pa.Schema:
     """Return the columns of a source as Arrow has them, or refuse the one that it has not."""
     for field in spout.source.schema.fields:
         try:
-            source_schema(StructType([field]))
+            to_arrow_schema(StructType([field]))
         except (PySparkException, ValueError, TypeError) as error:
             raise TypeError(
                 f"the source of spout {spout.name!r} has a column {field.name!r} of "
                 f"{field.dataType.simpleString()}, which Spark does not hand to Python "
                 f"({one_line(error)}); drop it or cast it to another type"
             ) from None
-    return source_schema(spout.source.schema)
+    return to_arrow_schema(spout.source.schema)
 
 
 def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:

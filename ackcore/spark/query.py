@@ -21,13 +21,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.deaths import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
-from ackcore.spark.run.types import InputFrame, source_schema
+from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
@@ -222,7 +223,7 @@ def _claim_sinks(topology: Topology, state: State) -> None:
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:
-    return {name: source_schema(each.source.schema) for name, each in topology.spouts.items()}
+    return {name: to_arrow_schema(each.source.schema) for name, each in topology.spouts.items()}
 
 
 def _open_dead_letters(

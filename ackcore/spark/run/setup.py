@@ -11,7 +11,8 @@ from pyspark.sql.types import StructType
 
 from ackcore.ids import spout_key
 from ackcore.spark.base.session import has_fixed_order, has_fixed_rows
-from ackcore.spark.run.types import InputFrame, RunPlan, source_schema
+from ackcore.spark.base.versions import to_arrow_schema
+from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.retry import Slice
 from ackcore.spark.tasks.source import Source
 from ackcore.spark.tasks.spec import TaskSpec
@@ -51,7 +52,7 @@ class RunSetup:
             frames = [one for one in inputs if one.spout in (spout.name, None)]
             schema = _schema_of(frames, spout.name)
             if schema is None:
-                schema = source_schema(spout.source.schema)
+                schema = to_arrow_schema(spout.source.schema)
             self.sources[spout.name] = Source(
                 name=spout.name,
                 number=number,
@@ -115,6 +116,6 @@ def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:
         if one.spout is None:
             struct = one.frame.schema[spout].dataType
             assert isinstance(struct, StructType)
-            return source_schema(struct)
-        return source_schema(one.frame.schema)
+            return to_arrow_schema(struct)
+        return to_arrow_schema(one.frame.schema)
     return None

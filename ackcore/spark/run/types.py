@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.settle.packing import Batches
 from ackcore.spark.settle.shards import MapInArrow
 from ackcore.spark.tasks.workfiles import WorkFile
@@ -121,8 +120,3 @@ class RunResult:
     snapshot: Mapping[str, tuple[WorkFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
-
-
-def source_schema(frame_schema: StructType) -> pa.Schema:
-    """Return the columns of a source as Arrow has them."""
-    return to_arrow_schema(frame_schema)
