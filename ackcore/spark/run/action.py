@@ -38,10 +38,10 @@ from ackcore.spark.tasks.next import NextStage
 from ackcore.spark.tasks.results import (
     ABOUT,
     COUNTED,
+    NOT_ACKED,
+    NOT_ACKED_SCHEMA,
     RESULT_TYPE,
-    SETTLED,
     SIGHTED,
-    UNSETTLED,
     from_stream,
 )
 from ackcore.spark.tasks.retry import RetryStage
@@ -89,7 +89,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     """Return the result of a run from what its tasks returned to the driver, in any order."""
     reports: list[dict[str, Any]] = []
     sightings: list[Sighting] = []
-    unsettled = [SETTLED.empty_table()]
+    not_acked = [NOT_ACKED_SCHEMA.empty_table()]
     acked = Counter[int]()
     blobs = rows["blob"].to_pylist()
     for kind, blob in zip(rows["kind"].to_pylist(), blobs, strict=True):
@@ -97,11 +97,11 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
             reports.append(json.loads(blob))
         elif kind == SIGHTED:
             sightings += read_sightings(blob)
-        elif kind == UNSETTLED:
-            unsettled.append(from_stream(blob))
+        elif kind == NOT_ACKED:
+            not_acked.append(from_stream(blob))
         elif kind == COUNTED:
             acked.update({int(number): count for number, count in json.loads(blob).items()})
-    failed, claims, stray = _failed(pa.concat_tables(unsettled), list(setup.sources))
+    failed, claims, stray = _failed(pa.concat_tables(not_acked), list(setup.sources))
     result = _summed(setup, reports, failed)
     problems = trailer_problems(setup.spec, layout, reports, sightings)
     problems += file_problems(result.files, setup.plan.work)
@@ -150,7 +150,7 @@ def _failed(found: pa.Table, spouts: list[str]) -> tuple[pa.Table, dict[str, Int
     roots, spout_names, reasons = [], [], []
     claims: dict[str, list[int]] = defaultdict(list)
     stray = 0
-    columns = [found[name].to_pylist() for name in SETTLED.names]
+    columns = [found[name].to_pylist() for name in NOT_ACKED_SCHEMA.names]
     for root, task, status, text in zip(*columns, strict=True):
         if task < 0:
             stray += 1

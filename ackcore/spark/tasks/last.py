@@ -16,9 +16,9 @@ from ackcore.spark.tasks.exchange import SETTLE, Inbox, origin_of
 from ackcore.spark.tasks.results import (
     ABOUT,
     COUNTED,
-    SETTLED,
+    NOT_ACKED,
+    NOT_ACKED_SCHEMA,
     SIGHTED,
-    UNSETTLED,
     result_batch,
     to_stream,
 )
@@ -73,6 +73,6 @@ class LastStage:
             # Many fail alike when a service is down: each text goes to the driver once.
             texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, pa.string()), texts]
-            table = pa.RecordBatch.from_arrays(columns, schema=SETTLED)
-            found.append((UNSETTLED, to_stream(table)))
+            table = pa.RecordBatch.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
+            found.append((NOT_ACKED, to_stream(table)))
         return found

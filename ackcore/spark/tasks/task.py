@@ -19,7 +19,7 @@ from ackcore.spark.tasks.exchange import Outbox, origin_of
 from ackcore.spark.tasks.inflight import InFlight, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.markers import Place
-from ackcore.spark.tasks.results import ABOUT, SETTLED, UNSETTLED, result_batch, to_stream
+from ackcore.spark.tasks.results import ABOUT, NOT_ACKED, NOT_ACKED_SCHEMA, result_batch, to_stream
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
@@ -107,7 +107,7 @@ class Task:
             return
         rows = [(ABOUT, said)]
         for number, tables in sorted(self.ledger_rows.failed.items()):
-            rows.append((UNSETTLED, to_stream(_failed(earliest(tables), number))))
+            rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
         yield result_batch(rows)
 
     def __enter__(self) -> Self:
@@ -123,4 +123,4 @@ def _failed(reasons: pa.Table, number: int) -> pa.Table:
     tasks = pa.array(np.full(n, number, np.int32))
     names = pa.array([Status.FAILED.name] * n, pa.string())
     texts = reasons["text"].combine_chunks().dictionary_encode()
-    return pa.table([reasons["root_id"], tasks, names, texts], schema=SETTLED)
+    return pa.table([reasons["root_id"], tasks, names, texts], schema=NOT_ACKED_SCHEMA)
