@@ -18,9 +18,9 @@ from ackcore.spark.tasks.exchange import (
     Inbox,
     Outbox,
     RootRuns,
-    Sighting,
+    TrailerReceipt,
     origin_of,
-    read_sightings,
+    read_receipts,
 )
 
 LEVEL, DESTS = 2, 3
@@ -34,14 +34,14 @@ def runs_of(rows):
     return RootRuns(np.ones(rows, np.int32), roots, roots + 100)
 
 
-def sent(origin=ORIGIN, about=b"about", change=lambda outbox: None):
+def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None):
     """A task sends six rows, a ledger row and its trailers: its outbox."""
     outbox = Outbox(origin, DESTS)
     outbox.send_tuples(5, LEVEL, ROWS, COUNTS, [runs_of(count) for count in COUNTS.tolist()])
     ids = np.array([17], np.int64)
     outbox.send_events(wire.Events(ids, ids, np.array([-1], np.int32), None))
     change(outbox)
-    outbox.send_trailers([LEVEL, SETTLE], about)
+    outbox.send_trailers([LEVEL, SETTLE], report)
     return outbox
 
 
@@ -91,7 +91,7 @@ def test_rows_arrive_where_they_were_sent(wide):
         last.check()
         assert beyond == []
         assert len(last.ledger) == sum(row["kind"] == LEDGER for row in later)
-        assert last.about == ({ORIGIN: {b"about"}} if dest == 0 else {})
+        assert last.task_reports == ({ORIGIN: {b"report"}} if dest == 0 else {})
 
 
 def test_the_order_of_arrival_does_not_show():
@@ -102,7 +102,7 @@ def test_the_order_of_arrival_does_not_show():
     other, _ = read(shuffled, 2, LEVEL)
     other.check()
     assert opened(other) == opened(inbox)
-    assert other.sightings(4) == inbox.sightings(4)
+    assert other.receipts(4) == inbox.receipts(4)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_a_row_that_comes_twice_is_refused():
         inbox.check()
 
 
-def test_two_runs_of_a_task_are_both_seen():
+def test_trailers_of_two_runs_of_a_task_are_both_kept():
     """Its consumer cannot tell which one counts: the driver compares what all of them saw."""
-    one, two = sent(), sent(about=b"another")
+    one, two = sent(), sent(report=b"another")
     trailers = [row for row in rows_of(two) if row["kind"] == TRAILER]
     inbox, _ = read([*rows_of(one), *trailers], 2, LEVEL)
     inbox.check()
-    assert sorted(read_sightings(inbox.sightings(9))) == sorted(
-        [Sighting(9, ORIGIN, one.fingerprint), Sighting(9, ORIGIN, two.fingerprint)]
+    assert sorted(read_receipts(inbox.receipts(9))) == sorted(
+        [TrailerReceipt(9, ORIGIN, one.fingerprint), TrailerReceipt(9, ORIGIN, two.fingerprint)]
     )
     assert one.fingerprint != two.fingerprint
 

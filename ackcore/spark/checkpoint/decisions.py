@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """What became of a micro-batch, recorded before anything outside hears of it."""
+    """What became of a micro-batch, recorded before it has effects outside."""
 
     number: int
     #: All rows that wait: `Retries.rest`, and the new ones.

@@ -320,7 +320,7 @@ def _warn_of_failures(number: int, ran: RunResult) -> None:
     """Say what no dead letter will: untracked failures, and bolts that raise in many calls."""
     if ran.untracked_failures:
         _log.warning(
-            "micro-batch %d: %d tuples failed that nobody tracks; they are gone",
+            "micro-batch %d: %d untracked tuples failed; they are gone",
             number,
             ran.untracked_failures,
         )

@@ -1,12 +1,12 @@
-"""One run of a micro-batch: a single Spark action, and what it says of every record.
+"""One run of a micro-batch: a single Spark action, and what became of every record.
 
     new rows  ──┐
                 ├─► stage 1 ═► stage 2 ═► … ═► settle ─► what is not ACKED, counts, trailers, files
     due retries ┘   mapInArrow    ═ packed blobs ═
 
-Nothing is decided here and nothing outside hears of it: a run leaves files in its directory, and
-returns.  It is accepted only if it is internally consistent (`RunResult.problems`); otherwise it
-is run again.
+Nothing is decided here, and a run has no side effects outside: it leaves files in its directory,
+and returns.  It is accepted only if it is internally consistent (`RunResult.problems`); otherwise
+it is run again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.exchange import ROW_TYPE, Sighting, read_sightings
+from ackcore.spark.tasks.exchange import ROW_TYPE, TrailerReceipt, read_receipts
 from ackcore.spark.tasks.first import FirstStage
 from ackcore.spark.tasks.last import LastStage
 from ackcore.spark.tasks.next import NextStage
 from ackcore.spark.tasks.results import (
-    ABOUT,
     COUNTED,
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
     RESULT_TYPE,
-    SIGHTED,
+    TASK_REPORT,
+    TRAILER_RECEIPTS,
     from_stream,
 )
 from ackcore.spark.tasks.retry import RetryStage
@@ -88,22 +88,22 @@ def run(
 def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     """Return the result of a run from what its tasks returned to the driver, in any order."""
     reports: list[dict[str, Any]] = []
-    sightings: list[Sighting] = []
+    receipts: list[TrailerReceipt] = []
     not_acked = [NOT_ACKED_SCHEMA.empty_table()]
     acked = Counter[int]()
     blobs = rows["blob"].to_pylist()
     for kind, blob in zip(rows["kind"].to_pylist(), blobs, strict=True):
-        if kind == ABOUT:
+        if kind == TASK_REPORT:
             reports.append(json.loads(blob))
-        elif kind == SIGHTED:
-            sightings += read_sightings(blob)
+        elif kind == TRAILER_RECEIPTS:
+            receipts += read_receipts(blob)
         elif kind == NOT_ACKED:
             not_acked.append(from_stream(blob))
         elif kind == COUNTED:
             acked.update({int(number): count for number, count in json.loads(blob).items()})
     failed, claims, stray = _failed(pa.concat_tables(not_acked), list(setup.sources))
     result = _summed(setup, reports, failed)
-    problems = trailer_problems(setup.spec, layout, reports, sightings)
+    problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if stray:
         problems.append(f"{stray} roots were acked or failed that no spout of this run sent")

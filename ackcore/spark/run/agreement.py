@@ -1,7 +1,7 @@
 """Whether what the tasks of a run reported is internally consistent.
 
-Each task must have reported once, each consumer must have seen the same trailer of each task that
-sends to it, the files must be there, and as many records must be settled as were sent.
+Each task must have reported once, each consumer must have received the same trailer of each task
+that sends to it, the files must be there, and as many records must be settled as were sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.tasks.exchange import SETTLE, Sighting, level_of, origin_of, partition_of
+from ackcore.spark.tasks.exchange import SETTLE, TrailerReceipt, level_of, origin_of, partition_of
 from ackcore.spark.tasks.source import Source
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.topology.stage_layout import Layout
@@ -22,26 +22,26 @@ def trailer_problems(
     work: TaskSpec,
     layout: Layout,
     reports: Sequence[Mapping[str, Any]],
-    sightings: Sequence[Sighting],
+    receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return in what the tasks' reports and the trailers that they saw do not agree."""
+    """Return in what the tasks' reports and the trailers that they received do not agree."""
     problems = []
-    said: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
+    ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [
         f"partition {partition} of level {level} ended {times} times"
-        for (level, partition), times in said.items()
+        for (level, partition), times in ended.items()
         if times > 1
     ]
-    firsts = sorted(partition for level, partition in said if level == 1)
+    firsts = sorted(partition for level, partition in ended if level == 1)
     if firsts != list(range(len(firsts))):
         problems.append(f"of the first stage only the partitions {firsts} ended")
     if not layout.settles:
         return problems
     seals: dict[int, set[int]] = defaultdict(set)
-    seen_by: dict[int, set[int]] = defaultdict(set)
-    for one in sightings:
+    received_by: dict[int, set[int]] = defaultdict(set)
+    for one in receipts:
         seals[one.origin].add(one.fingerprint)
-        seen_by[one.seer].add(one.origin)
+        received_by[one.receiver].add(one.origin)
     problems += [
         f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once and "
         "answered differently"
@@ -55,9 +55,9 @@ def trailer_problems(
     for level in (*range(2, layout.depth + 1), SETTLE):
         senders = {origin for at in tasks if level in work.sends(at) for origin in tasks[at]}
         problems += [
-            f"partition {partition} of level {level} has not heard from all who send to it"
+            f"partition {partition} of level {level} lacks trailers of tasks that send to it"
             for partition in dests
-            if seen_by[origin_of(level, partition)] != senders
+            if received_by[origin_of(level, partition)] != senders
         ]
     return problems
 

@@ -26,7 +26,7 @@ from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.tasks.first import FirstStage, SourceRecords
 from ackcore.spark.tasks.pick import PickStage, pick
-from ackcore.spark.tasks.results import ABOUT, RESULT_TYPE, from_stream
+from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream
 from ackcore.spark.tasks.retry import due_records
 from ackcore.spark.tasks.source import RETRIES
 from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, partition_in, read_rows, read_whole
@@ -149,9 +149,9 @@ def _in_sources(
     rows = collected(reduce(DataFrame.union, stages))
     content, picked = {}, []
     for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
-        if kind == ABOUT:
-            about = json.loads(blob)
-            content[about["partition"]] = about["content"]
+        if kind == TASK_REPORT:
+            report = json.loads(blob)
+            content[report["partition"]] = report["content"]
         else:
             picked.append(from_stream(blob))
     _check_content(setup, accepted.content, content)

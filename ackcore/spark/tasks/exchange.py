@@ -5,7 +5,7 @@ A row of the shuffle is ``(dest, level, kind, origin, seq, edge, blob, side)``; 
 ==========  ======================================================================================
 `TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
 `LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
-`SEEN`      blob: which trailers a task has seen
+`RECEIPTS`  blob: which trailers a task has received
 `TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
 ==========  ======================================================================================
 
@@ -16,7 +16,7 @@ there.  ``origin`` is the task that sent the row, ``seq`` its place in that task
 Bytes depend on what is sent and nothing else, since Spark gives a job up if a task that runs again
 writes others: rows are cut by position, opened in the order of (origin, seq), and the fingerprint
 in a trailer is of everything its task emitted, to whichever destination, and of its files.  A run
-is accepted only if all tasks that got something from a task saw one and the same fingerprint.
+is accepted only if all tasks that got something from a task got one and the same fingerprint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ackcore.arrow import offsets_of
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.settle import wire
 
-TUPLES, LEDGER, SEEN, TRAILER = 1, 2, 3, 4
+TUPLES, LEDGER, RECEIPTS, TRAILER = 1, 2, 3, 4
 
 #: The level of the stage that settles.
 SETTLE = 127
@@ -155,10 +155,10 @@ class TupleBlob(NamedTuple):
     side: bytes
 
 
-class Sighting(NamedTuple):
-    """A trailer as one task saw it."""
+class TrailerReceipt(NamedTuple):
+    """A trailer as one task received it."""
 
-    seer: int
+    receiver: int
     origin: int
     fingerprint: int
 
@@ -223,24 +223,24 @@ class Outbox:
         for dest, blob in zip(dests, packed.column(2), strict=True):
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
-    def send_trailers(self, levels: Iterable[int], about: bytes) -> None:
+    def send_trailers(self, levels: Iterable[int], task_report: bytes) -> None:
         """End the output: a trailer to every destination at each level that may get rows.
 
         Parameters
         ----------
         levels : iterable of int
             Every level at which this task's stage may have something opened.
-        about : bytes
-            What the task has to say of itself; it goes to one destination of the last level.
+        task_report : bytes
+            For the driver; it goes to one destination of the last level.
         """
-        self.seal(about)
+        self.seal(task_report)
         sent = dict(self._sent)
         rows = []
         for level in levels:
             for dest in range(self._dests):
                 blob = _TRAILER.pack(self.fingerprint, sent.get((level, dest), 0))
-                said = about if level == SETTLE and dest == 0 else b""
-                rows.append((dest, level, TRAILER, self._origin, self._seq, 0, blob, said))
+                side = task_report if level == SETTLE and dest == 0 else b""
+                rows.append((dest, level, TRAILER, self._origin, self._seq, 0, blob, side))
         self._rows += rows
 
     def taken(self) -> Iterator[pa.RecordBatch]:
@@ -296,9 +296,9 @@ class Inbox:
         self._level = level
         self.tuples: list[TupleBlob] = []
         self.ledger: list[pa.Buffer] = []
-        #: What other tasks have seen, and what tasks said of themselves: at the last level.
-        self.seen: list[bytes] = []
-        self.about: dict[int, set[bytes]] = {}
+        #: At the last level: packed receipts of other tasks, and all tasks' reports by origin.
+        self.receipts_of_others: list[bytes] = []
+        self.task_reports: dict[int, set[bytes]] = {}
         self._got: Counter[int] = Counter()
         self._trailers: dict[int, set[tuple[int, int]]] = {}
 
@@ -318,9 +318,9 @@ class Inbox:
             kind, origin, blob = kinds[i], origins[i], blobs[i].as_buffer()
             if kind == TRAILER:
                 self._trailers.setdefault(origin, set()).add(_TRAILER.unpack(blob))
-                said = sides[i].as_py()
-                if said:
-                    self.about.setdefault(origin, set()).add(said)
+                report = sides[i].as_py()
+                if report:
+                    self.task_reports.setdefault(origin, set()).add(report)
                 continue
             self._got[origin] += 1
             if kind == TUPLES:
@@ -329,16 +329,16 @@ class Inbox:
             elif kind == LEDGER:
                 self.ledger.append(blob)
             else:
-                self.seen.append(blob.to_pybytes())
+                self.receipts_of_others.append(blob.to_pybytes())
         return passed
 
     def check(self) -> None:
         """Raise `RuntimeError` unless every task's rows came, as its trailer counts them."""
         for origin in self._got.keys() | self._trailers.keys():
-            said = self._trailers.get(origin)
+            trailers = self._trailers.get(origin)
             rows = self._got[origin]
-            if said is None or rows not in {count for _, count in said}:
-                sent = "an unknown number of" if said is None else sorted(n for _, n in said)
+            if trailers is None or rows not in {count for _, count in trailers}:
+                sent = sorted(n for _, n in trailers) if trailers else "an unknown number of"
                 raise RuntimeError(
                     f"a task at level {self._level} got {rows} of {sent} rows from partition "
                     f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
@@ -364,17 +364,17 @@ class Inbox:
         if some:
             yield some, joined_runs([blob.side for blob in some])
 
-    def sightings(self, seer: int) -> bytes:
-        """Return which trailers this task has seen, for the driver to compare."""
+    def receipts(self, receiver: int) -> bytes:
+        """Return which trailers this task has received, for the driver to compare."""
         found = [
-            (seer, origin, seal)
+            (receiver, origin, seal)
             for origin, trailers in self._trailers.items()
             for seal, _ in trailers
         ]
         return np.array(sorted(found), np.int64).tobytes()
 
 
-def read_sightings(blob: bytes) -> list[Sighting]:
-    """Return what `Inbox.sightings` made bytes of."""
+def read_receipts(blob: bytes) -> list[TrailerReceipt]:
+    """Return what `Inbox.receipts` made bytes of."""
     rows = np.frombuffer(blob, np.int64).reshape(-1, 3).tolist()
-    return [Sighting(*row) for row in rows]
+    return [TrailerReceipt(*row) for row in rows]

@@ -85,13 +85,13 @@ class FirstStage:
             path, rows, seal = file.finish()
             task.seal(seal)
             kept.append((name, f"source/{name}/{path}", rows))
-        about = {
+        report = {
             "retried" if retried else "read": read,
             "content": content,
             "files": files,
             "snapshot": kept,
         }
-        yield from task.end(about)
+        yield from task.end(report)
 
     def _take_in(self, task: Task, some: SourceRecords) -> None:
         spec, source = self.spec, some.source

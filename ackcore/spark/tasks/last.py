@@ -1,4 +1,4 @@
-"""The last stage: settles the ledger rows of all others, and reports which trailers were seen."""
+"""The last stage: settles the ledger rows of all others, and returns receipts of all trailers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ackcore.spark.settle.packing import Batches, fold, new_ledger
 from ackcore.spark.settle.reasons import earliest, look_up
 from ackcore.spark.tasks.exchange import SETTLE, Inbox, origin_of
 from ackcore.spark.tasks.results import (
-    ABOUT,
     COUNTED,
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
-    SIGHTED,
+    TASK_REPORT,
+    TRAILER_RECEIPTS,
     result_batch,
     to_stream,
 )
@@ -38,10 +38,14 @@ class LastStage:
         for batch in batches:
             inbox.read(batch)
         inbox.check()
-        rows = [(ABOUT, said) for every in inbox.about.values() for said in sorted(every)]
-        rows += [(SIGHTED, blob) for blob in inbox.seen]
-        seer = origin_of(SETTLE, attempt_at(SETTLE).partition)
-        rows.append((SIGHTED, inbox.sightings(seer)))
+        rows = [
+            (TASK_REPORT, report)
+            for reports in inbox.task_reports.values()
+            for report in sorted(reports)
+        ]
+        rows += [(TRAILER_RECEIPTS, blob) for blob in inbox.receipts_of_others]
+        receiver = origin_of(SETTLE, attempt_at(SETTLE).partition)
+        rows.append((TRAILER_RECEIPTS, inbox.receipts(receiver)))
         yield result_batch(rows + self._settle(inbox.ledger))
 
     def _settle(self, blobs: list[pa.Buffer]) -> list[tuple[int, bytes]]:

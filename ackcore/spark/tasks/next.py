@@ -10,7 +10,7 @@ import pyarrow as pa
 from ackcore import ACK
 from ackcore.arrow import one_batch
 from ackcore.spark.settle.packing import Batches
-from ackcore.spark.tasks.exchange import SEEN, SETTLE, Inbox, RootRuns, TupleBlob, origin_of
+from ackcore.spark.tasks.exchange import RECEIPTS, SETTLE, Inbox, RootRuns, TupleBlob, origin_of
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import AnchoredRows, Owners
@@ -44,8 +44,8 @@ class NextStage:
             yield from task.outbox.taken()
         files = task.finish()
         partition = task.place.partition
-        seen = inbox.sightings(origin_of(self.level, partition))
-        task.outbox.send(partition % self.spec.dests, SETTLE, SEEN, seen)
+        receipts = inbox.receipts(origin_of(self.level, partition))
+        task.outbox.send(partition % self.spec.dests, SETTLE, RECEIPTS, receipts)
         yield from task.end({"files": files})
 
     def _take_in(self, task: Task, edge: Edge, blobs: list[TupleBlob], runs: RootRuns) -> None:

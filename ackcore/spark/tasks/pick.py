@@ -13,7 +13,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.settle.packing import Batches
 from ackcore.spark.tasks.first import FirstStage, SourceRecords, sampled
-from ackcore.spark.tasks.results import ABOUT, PICKED, result_batch, to_stream
+from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
 from ackcore.spark.tasks.source import stamps
 from ackcore.spark.tasks.task import attempt_at
 from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID
@@ -43,8 +43,8 @@ class PickStage:
             rows = pick(some, self.roots, self.claims, self.first.spec.number)
             if len(rows):
                 yield result_batch([(PICKED, to_stream(rows))])
-        about = {"partition": partition, "content": content}
-        yield result_batch([(ABOUT, json.dumps(about).encode())])
+        report = {"partition": partition, "content": content}
+        yield result_batch([(TASK_REPORT, json.dumps(report).encode())])
 
 
 _PICKED_HEAD = pa.schema(

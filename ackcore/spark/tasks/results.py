@@ -9,9 +9,9 @@ from ackcore.spark.base.versions import from_arrow_schema
 RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
-#: JSON of one task; sightings of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON of counts by
-#: task; an Arrow stream of records that were read again.
-ABOUT, SIGHTED, NOT_ACKED, COUNTED, PICKED = 1, 2, 3, 4, 5
+#: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
+#: of counts by task; an Arrow stream of records that were read again.
+TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED = 1, 2, 3, 4, 5
 
 #: Records that are not ACKED, those whose trees are still OPEN included.
 NOT_ACKED_SCHEMA = pa.schema(

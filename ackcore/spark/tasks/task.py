@@ -19,7 +19,13 @@ from ackcore.spark.tasks.exchange import Outbox, origin_of
 from ackcore.spark.tasks.inflight import InFlight, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.markers import Place
-from ackcore.spark.tasks.results import ABOUT, NOT_ACKED, NOT_ACKED_SCHEMA, result_batch, to_stream
+from ackcore.spark.tasks.results import (
+    NOT_ACKED,
+    NOT_ACKED_SCHEMA,
+    TASK_REPORT,
+    result_batch,
+    to_stream,
+)
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
@@ -92,20 +98,20 @@ class Task:
         """Take a file's fingerprint into that of the output."""
         self.outbox.seal(of_file.to_bytes(8, "little", signed=True))
 
-    def end(self, about: dict[str, Any]) -> Batches:
+    def end(self, report: dict[str, Any]) -> Batches:
         """End the output: with trailers, or with the results where nothing is settled."""
-        about |= {
+        report |= {
             "partition": self.place.partition,
             "level": self.place.level,
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
-        said = json.dumps(about, sort_keys=True).encode()
+        task_report = json.dumps(report, sort_keys=True).encode()
         if self.spec.layout.settles:
-            self.outbox.send_trailers(self.spec.sends(self.place.level), said)
+            self.outbox.send_trailers(self.spec.sends(self.place.level), task_report)
             yield from self.outbox.taken()
             return
-        rows = [(ABOUT, said)]
+        rows = [(TASK_REPORT, task_report)]
         for number, tables in sorted(self.ledger_rows.failed.items()):
             rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
         yield result_batch(rows)
