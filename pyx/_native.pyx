@@ -3,8 +3,8 @@
 # cython: freethreading_compatible=True
 """The compiled core: the ledger, ids in bulk, packing.
 
-Each column call has three stages: check and convert, allocate, then loops that run without
-the GIL and cannot fail.  Nothing is copied on the way in.
+Column calls check and convert, allocate, then loop without the GIL, with the rows read in place.
+The loops of Ledger calls cannot fail; others may stop at a bad row.
 """
 
 cimport cython
@@ -45,7 +45,7 @@ cdef tuple LEVELS = ("baseline", "avx2", "avx512")
 
 
 cdef const kernel_t *chosen_kernel(object order) except NULL:
-    """The kernel that ACKCORE_CPU orders, else the best that this machine runs."""
+    """The kernel that ACKCORE_CPU names, else the best that this machine runs."""
     cdef int level
     if order:
         if order not in LEVELS:
@@ -123,7 +123,7 @@ cdef int32_t lowest(cnp.ndarray column) noexcept:
     cdef const int32_t *items = tasks_of(column)
     cdef size_t n = rows(column)
     cdef int32_t least
-    if n <= 65536:  # done sooner than another thread would give the GIL back
+    if n <= 65536:  # cheaper than releasing the GIL
         return kernel.lowest_task(items, n)
     with nogil:
         least = kernel.lowest_task(items, n)
@@ -152,7 +152,7 @@ cdef int64_t as_count(object value, str name, int64_t least, int64_t most) excep
     return _columns.as_count(value, name, least, most)
 
 
-# Columns of entries, as the kernel sees them.
+# Columns of entries, as columns_t declares them.
 
 cdef tuple ENTRY_TYPES = (
     cnp.NPY_INT64, cnp.NPY_INT64, cnp.NPY_INT32, cnp.NPY_UINT8, cnp.NPY_UINT8, cnp.NPY_UINT8,
@@ -205,8 +205,8 @@ cdef void bind_columns(list columns, columns_t *out):
 
 
 # Mapped, not allocated: malloc hands out up to 32 MB that were used before, and to clear those
-# takes ten milliseconds in one go. Huge pages as numpy does, unless it is told not to; a table lies
-# in whole ones, or a good part of one that is just beyond the second cache would be in small pages.
+# takes ten milliseconds in one go. Huge pages unless NUMPY_MADVISE_HUGEPAGE=0, as in numpy; aligned
+# to whole huge pages, else much of a table just larger than L2 lies in small ones.
 cdef Py_ssize_t MAPPED = 1 << 20
 cdef Py_ssize_t HUGE_PAGE = 2 << 20
 cdef bint CAN_MAP = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
@@ -225,7 +225,7 @@ cdef cnp.ndarray zeroed(cnp.npy_intp size):
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(mapped, np.uint8)
     if HUGE_PAGES:
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # an OS kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
         start = HUGE_PAGE - <uintptr_t>cnp.PyArray_DATA(memory) % HUGE_PAGE
     return memory[start:start + size]

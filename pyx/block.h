@@ -1,8 +1,8 @@
 /* block.h - columns of messages: the loop that nearly all time is spent in.
  *
- * `run_block` applies, or folds, up to BLOCK rows.  Its straight path is for an INIT or an ACK
+ * `run_block` applies, or folds, up to BLOCK rows.  Its fast path is for an INIT or an ACK
  * whose entry is in its home bucket or the next, or goes there, and has no marks and no second
- * init.  Every other row is applied apart, by `apply_message`, which is also what the straight path
+ * init.  Every other row takes the slow path, `apply_message`, which is also what the fast path
  * is tested against.  What makes it fast, in order of effect (measured; bench/README.md):
  *
  *  1. No branch that depends on data.  Found or new, init or not, complete or not are masks: a
@@ -14,12 +14,12 @@
  *     the next one too where there is overflow (PEEK_AHEAD), for the probes that go past it.
  *  4. A row's bucket is probed PROBE_AHEAD rows early.  A probe begins a long chain of dependent
  *     loads, of which the out-of-order window holds two when each row starts its own.  A row that
- *     has a read-after-write hazard with a preceding row is probed in its turn.
+ *     has a read-after-write hazard with a preceding row is probed when it is reached.
  *  5. Few instructions and few registers: what a row needs is in one struct, `block_t`, into which
  *     the columns are copied and from which outcomes are collected.
  *
- * There is a build of the loop for each of the ledgers it meets, so that the common ones do not
- * test for what they do not have.
+ * There is a build of the loop for each kind of ledger, so that the common ones do not test for
+ * what they do not have.
  */
 #ifndef ACKCORE_BLOCK_H
 #define ACKCORE_BLOCK_H
@@ -54,22 +54,22 @@ INLINE uint64_t value_barrier64(uint64_t x) {
  * bucket, which is full. */
 enum { FREE_BITS = 8, ANY_SLOT = 0x707, DISPLACED_BIT = 11, DISPLACED = 1 << DISPLACED_BIT };
 
-typedef struct { /* the rows of a block; [BLOCK] and on are fillers, for what is done ahead */
+typedef struct { /* the rows of a block; [n] and on are fillers, for what is done ahead */
     /* in */
     uint64_t ids[BLOCK + PROBE_AHEAD];
     uint64_t vals[BLOCK];
-    int32_t inits[BLOCK]; /* ~task: negative for INIT, 0 for ACK, positive for FAIL, RESET */
+    int32_t not_tasks_in[BLOCK]; /* ~task: negative for INIT, 0 for ACK, positive for FAIL, RESET */
     /* where; `buckets` is what `slots` is of: the home bucket or, DISPLACED, the next one */
     bucket_t *buckets[BLOCK + PREFETCH_AHEAD_LARGE];
-    uint16_t early[BLOCK + PROBE_AHEAD]; /* slots that an early probe may find: ANY_SLOT or 0 */
-    uint16_t slots[BLOCK + PROBE_AHEAD]; /* found; 0: none yet, or the row is applied apart */
+    uint16_t early_mask[BLOCK + PROBE_AHEAD]; /* slots an early probe may find: ANY_SLOT or 0 */
+    uint16_t slots[BLOCK + PROBE_AHEAD]; /* found; 0: none yet, or the row took the slow path */
     /* out */
-    int32_t not_tasks[BLOCK];        /* of the entry */
-    int64_t elapsed[BLOCK];          /* since its first message; with a clock only */
-    uint8_t left_stamps[BLOCK + 64]; /* the entry's, if it was complete and left; else 0 */
-    size_t collected;                /* rows whose outcomes were written */
-    size_t outcomes;                 /* written so far, with those of earlier blocks */
-    size_t erased;                   /* entries of those rows that left on the straight path */
+    int32_t not_tasks[BLOCK];          /* of the entry */
+    int64_t elapsed[BLOCK];            /* since its first message; with a clock only */
+    uint8_t erased_stamps[BLOCK + 64]; /* the entry's, if it was complete and erased; else 0 */
+    size_t collected;                  /* rows whose outcomes were written */
+    size_t outcomes;                   /* written so far, with those of earlier blocks */
+    size_t erased;                     /* entries of those rows, on the fast path */
 } block_t;
 
 /* ---- before the rows: their columns and home buckets --------------------------------------- */
@@ -85,7 +85,7 @@ INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const i
     else
         memset(w->vals, 0, n * sizeof *w->vals);
     if (has_tasks)
-        for (size_t j = 0; j < n; j++) w->inits[j] = ~in->tasks[p + j];
+        for (size_t j = 0; j < n; j++) w->not_tasks_in[j] = ~in->tasks[p + j];
 }
 /* The rows' home buckets, and which rows may be probed early: not those with a read-after-write
  * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
@@ -116,12 +116,12 @@ INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, con
     for (size_t j = 0; j < PROBE_AHEAD; j++) padded[j] = UINT32_MAX - 1; /* beside no bucket */
     for (size_t j = 0; j < n; j++) {
         uint32_t hazard = (homes[j] == last) | (homes[j] == last_old);
-        if (has_tasks) hazard |= w->inits[j] > 0;
+        if (has_tasks) hazard |= w->not_tasks_in[j] > 0;
         for (size_t k = 1; k <= PROBE_AHEAD; k++)
             hazard |= homes[j] - padded[PROBE_AHEAD + j - k] + 1 <= 2;
-        w->early[j] = (uint16_t)((hazard - 1) & any);
+        w->early_mask[j] = (uint16_t)((hazard - 1) & any);
     }
-    memset(w->early + n, 0, PROBE_AHEAD * sizeof *w->early);
+    memset(w->early_mask + n, 0, PROBE_AHEAD * sizeof *w->early_mask);
 }
 /* The home buckets of the rows that follow the block, to be prefetched; for want of rows, the last
  * row's. */
@@ -173,7 +173,7 @@ INLINE uint32_t probe_slots(const ledger_t *l, const bucket_t *b, uint64_t id, c
     return match | free_ << FREE_BITS;
 }
 INLINE void probe_early(const ledger_t *l, block_t *w, size_t j, const int mode) {
-    const uint32_t allowed = w->early[j];
+    const uint32_t allowed = w->early_mask[j];
     uint32_t slots = probe_slots(l, w->buckets[j], w->ids[j], mode) & allowed;
     if (UNLIKELY(slots == 0) && allowed) {
         slots = probe_slots(l, w->buckets[j] + 1, w->ids[j], mode) & allowed;
@@ -184,8 +184,8 @@ INLINE void probe_early(const ledger_t *l, block_t *w, size_t j, const int mode)
     }
     w->slots[j] = (uint16_t)slots;
 }
-/* The same slot by slot: a store is forwarded to a load of its own width, but a vector load over it
- * stalls. */
+/* probe_slots with scalar loads: a store is forwarded to a load of its own width, but a vector load
+ * over it stalls. */
 INLINE uint32_t probe_each_slot(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
     uint32_t match = 0, free_ = 0;
     for (unsigned s = 0; s < SLOTS; s++) {
@@ -199,8 +199,8 @@ INLINE uint32_t probe_each_slot(const ledger_t *l, const bucket_t *b, uint64_t i
 INLINE int is_last_bucket(const table_t *t, const bucket_t *b) { /* t may be empty */
     return (uintptr_t)(b + 1) == (uintptr_t)t->buckets + t->n * sizeof *b;
 }
-/* Probe for a row in its turn, as the early probe was not allowed or found nothing. */
-INLINE uint32_t probe_in_turn(const ledger_t *l, block_t *w, size_t j, const int mode) {
+/* Probe for a row when it is reached, as the early probe was not allowed or found nothing. */
+INLINE uint32_t probe_late(const ledger_t *l, block_t *w, size_t j, const int mode) {
     const bucket_t *const b = w->buckets[j];
     uint32_t slots = probe_each_slot(l, b, w->ids[j], mode);
     if (slots == 0 && !l->needs_reseed && !is_last_bucket(&l->cur, b) &&
@@ -225,18 +225,19 @@ INLINE void reprobe(const ledger_t *l, block_t *w, size_t j) {
 /* ---- after rows: outcomes ------------------------------------------------------------------ */
 
 /* Which of up to 64 rows completed a tree, as bits. */
-INLINE uint64_t completed_rows(const uint8_t *left_stamps, size_t n) {
+INLINE uint64_t completed_rows(const uint8_t *erased_stamps, size_t n) {
     uint64_t none = 0;
 #if SIMD >= 3
-    none = _mm512_testn_epi8_mask(_mm512_loadu_si512(left_stamps), _mm512_loadu_si512(left_stamps));
+    none = _mm512_testn_epi8_mask(_mm512_loadu_si512(erased_stamps),
+                                  _mm512_loadu_si512(erased_stamps));
 #elif SIMD >= 1
     for (int k = 0; k < 64; k += 16) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)(left_stamps + k));
+        const __m128i some = _mm_loadu_si128((const __m128i *)(erased_stamps + k));
         none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()))
                 << k;
     }
 #else
-    for (int k = 0; k < 64; k++) none |= (uint64_t)(left_stamps[k] == 0) << k;
+    for (int k = 0; k < 64; k++) none |= (uint64_t)(erased_stamps[k] == 0) << k;
 #endif
     return n < 64 ? ~none & (((uint64_t)1 << n) - 1) : ~none;
 }
@@ -245,14 +246,14 @@ INLINE uint64_t completed_rows(const uint8_t *left_stamps, size_t n) {
 COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t *out) {
     size_t m = w->outcomes;
     for (size_t start = w->collected; start < end; start += 64)
-        for (uint64_t done = completed_rows(w->left_stamps + start, end - start); done;
+        for (uint64_t done = completed_rows(w->erased_stamps + start, end - start); done;
              done &= done - 1) {
             const size_t j = start + (size_t)__builtin_ctzll(done);
             out->root_ids[m] = (int64_t)w->ids[j];
             out->tasks[m] = ~w->not_tasks[j];
             if (out->elapsed) out->elapsed[m] = w->elapsed[j];
-            ASSERT(w->left_stamps[j] <= STAMPS);
-            l->counts[w->left_stamps[j]]--;
+            ASSERT(w->erased_stamps[j] <= STAMPS);
+            l->counts[w->erased_stamps[j]]--;
             m++;
         }
     w->erased += m - w->outcomes;
@@ -260,20 +261,22 @@ COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t
     w->collected = end;
 }
 
-/* ---- rows off the straight path ------------------------------------------------------------ */
+/* ---- rows on the slow path ----------------------------------------------------------------- */
 
-COLD void apply_apart(ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j, int decide,
-                      const outcomes_t *out) {
-    const int32_t task = in->tasks ? ~w->inits[j] : in->kind;
+COLD void apply_slowly(ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j, int decide,
+                       const outcomes_t *out) {
+    const int32_t task = in->tasks ? ~w->not_tasks_in[j] : in->kind;
     const int64_t time = in->times ? in->times[p + j] : in->now;
     w->slots[j] = 0;
     if (decide) collect_outcomes(l, w, j, out); /* outcomes are in the order of their rows */
     w->collected = j + 1;
     w->outcomes += apply_message(l, w->ids[j], w->vals[j], task, time, decide, out, w->outcomes);
-    if (UNLIKELY(l->needs_reseed)) memset(w->early + j + 1, 0, (BLOCK - j - 1) * sizeof *w->early);
+    if (UNLIKELY(l->needs_reseed))
+        memset(w->early_mask + j + 1, 0, (BLOCK - j - 1) * sizeof *w->early_mask);
     reprobe(l, w, j);
 }
-/* Erase the entry that row j completed from a bucket with overflow. */
+/* Erase the entry that row j completed from a bucket with overflow.  `counts` and `used` follow in
+ * collect_outcomes, by `erased_stamps`. */
 COLD void erase_shifting(ledger_t *l, block_t *w, size_t j, unsigned s) {
     size_t home;
     table_t *t = find_home(l, hash_of(l->seed, w->ids[j]), &home);
@@ -301,7 +304,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
     const uint32_t now = (uint32_t)l->stamp;
     const int timed = mode == GENERAL && l->cur.times;
     const int restamp = !decide || (mode == GENERAL && l->refresh_on_ack);
-    /* If not, entries are counted in after the block, and out with their outcomes. */
+    /* Otherwise `counts` is updated in bulk: insertions after the block, erasures in
+     * collect_outcomes; no found entry changes its stamp. */
     const int count_now = !decide || mode == GENERAL;
     uint32_t inserted = 0;
     block_t w;
@@ -321,11 +325,10 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             probe_early(l, &w, j + PROBE_AHEAD, mode);
 
             /* The entry's slot, or a free one. */
-            const int32_t init = has_tasks ? w.inits[j] : ~in->kind;
+            const int32_t init = has_tasks ? w.not_tasks_in[j] : ~in->kind;
             uint32_t slots = w.slots[j];
-            if (UNLIKELY(slots == 0) &&
-                (init > 0 || (slots = probe_in_turn(l, &w, j, mode)) == 0)) {
-                apply_apart(l, &w, in, p, j, decide, out);
+            if (UNLIKELY(slots == 0) && (init > 0 || (slots = probe_late(l, &w, j, mode)) == 0)) {
+                apply_slowly(l, &w, in, p, j, decide, out);
                 continue;
             }
             bucket_t *const b = w.buckets[j];
@@ -338,11 +341,11 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
                                         : b->keys[s] == w.ids[j]));
             ASSERT(!(slots & DISPLACED) || (b[-1].stamps[0] && b[-1].stamps[1] && b[-1].stamps[2]));
             if (UNLIKELY((was_stamp | (was_not_task & init)) < 0)) { /* marks, or a second init */
-                apply_apart(l, &w, in, p, j, decide, out);
+                apply_slowly(l, &w, in, p, j, decide, out);
                 continue;
             }
 
-            /* Fold the message in.  Without the barrier the two are compared, before the XOR. */
+            /* Fold the message in.  Barrier: else the compiler tests old == operand. */
             const uint64_t val = value_barrier64(b->vals[s] ^ w.vals[j]);
             const int32_t not_task = was_not_task | init;
             const uint32_t stamp = restamp ? now : (uint32_t)was_stamp | (now & (0 - is_new));
@@ -360,10 +363,10 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
                 continue;
             }
 
-            /* Decide: all ones if its init has come and nothing is left of its values. */
+            /* Decide: all ones if its init has come and the XOR is 0. */
             const uint32_t done = value_barrier(-(uint32_t)(val == 0)) & (uint32_t)(not_task >> 31);
             w.not_tasks[j] = not_task;
-            w.left_stamps[j] = (uint8_t)(stamp & done);
+            w.erased_stamps[j] = (uint8_t)(stamp & done);
             if (UNLIKELY(b->overflow_count & (uint8_t)done)) {
                 b->stamps[s] = (uint8_t)stamp;
                 erase_shifting(l, &w, j, (unsigned)s);
@@ -404,6 +407,8 @@ BLOCK_OF(fold_large, 1, 0, PLAIN, 1)
 BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
 
 static run_block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
+    /* Row: one kind, tasks, fold.  Column: cached, large, aged, general, of which the last two are
+     * always built as large. */
     static const run_block_t blocks[3][4] = {{kind_cached, kind_large, kind_aged, kind_general},
                                              {apply_cached, apply_large, apply_aged, apply_general},
                                              {fold_cached, fold_large, fold_general, fold_general}};

@@ -1,8 +1,8 @@
 # How ids are mixed, packed and routed: structs and inline functions only.
 #
 # Everything here is fixed for ever, bit by bit: checkpoints hold ids, and the next version
-# must derive the same ones.  The twin is ackcore/_reference/ids.py; the vectors are in
-# tests/test_ids.py.
+# must derive the same ones.  The reference implementation is ackcore/_reference/ids.py; the test
+# vectors are in tests/test_ids.py.
 #
 # A root id is a bijection of one 64-bit word,
 #

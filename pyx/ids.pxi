@@ -1,7 +1,7 @@
 # Ids around ids.pxd: arguments, columns, IdSource.  Part of _native.pyx.
 #
 # Columns are checked in loops of their own: those that mix then have no way out, and the compiler
-# turns them into vector instructions.
+# turns them into vector instructions.  Only `xor_by_parent` may stop at a bad row.
 
 cdef inline int64_t as_part(object value, str name, int bits) except? -1:
     """A single part of an id: not negative, at most ``bits`` bits."""
@@ -176,7 +176,7 @@ def edge_id(key, root_id, component, parent_edge, ordinal):
     root_id : int
         The root that the tuple hangs from.
     component : str or int
-        Who emits: a name, or 64 bits (`ackcore.ids.component_key` of the name is the same).
+        The emitting component: a name, or 64 bits (its `ackcore.ids.component_key` is the same).
     parent_edge : int
         The edge on which the emitter got its input; 0 for a spout.
     ordinal : int
@@ -185,7 +185,8 @@ def edge_id(key, root_id, component, parent_edge, ordinal):
     Returns
     -------
     int
-        In -2**63..2**63-1, never 0.  Siblings differ, all others by the odds of 64 bits.
+        In -2**63..2**63-1, never 0.  Ids collide with odds of 2**-64; siblings only with the
+        stand-in for 0.
 
     Raises
     ------
@@ -214,7 +215,7 @@ def edge_ids(key, root_ids, component, parent_edges, ordinals):
     root_ids : column of int64 or uint64, shape (n,)
         The roots that the tuples hang from.
     component : str or int
-        Who emits: a name, or 64 bits (`ackcore.ids.component_key` of the name is the same).
+        The emitting component: a name, or 64 bits (its `ackcore.ids.component_key` is the same).
     parent_edges : column of int64 or uint64, shape (n,), or int
         The edges on which the emitter got its inputs; one integer stands for all rows.
     ordinals : column of int64, shape (n,), or int
@@ -327,8 +328,8 @@ def xor_by_parent(parents, edges, n):
     xors = cnp.PyArray_ZEROS(1, &of_rows, cnp.NPY_INT64, 0)
     out = <uint64_t *>cnp.PyArray_DATA(xors)
     with nogil:
-        # Checked in the same breath as used, and only once read: these are places in memory,
-        # and another thread may write to the caller's column.
+        # Checked as used, and read once: these are places in memory, and another thread may
+        # write to the caller's column.
         while i < m:
             parent = parent_rows[i]
             if parent >= <uint64_t>of_rows:
@@ -419,7 +420,8 @@ cdef class IdSource:
     cdef cython.pymutex lock
 
     def __cinit__(self, key, given=0):
-        # Not typed: the arguments of IdSource.__new__ are checked as those of the twin.
+        # Not typed: the arguments of IdSource.__new__ are checked as in the
+        # reference implementation.
         self._key = as_id(key, "key")
         self._given = <uint64_t>_columns.as_count(given, "given", 0, UINT64_MAX)
         self.keys = source_bijection(self._key)

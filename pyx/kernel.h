@@ -14,8 +14,7 @@
 
 /* ---- a batch ----------------------------------------------------------------------------- */
 
-/* Make room for the next rows, and return how many may run as one block: a slice of a migration, a
- * slice of a sweep, growth into a reserve. */
+/* Migrate and sweep a slice and grow if needed; return how many rows may run as the next block. */
 static size_t next_block(ledger_t *l, size_t rest) {
     enum { LEAST_BLOCK = 64 };
     size_t rows = rest < BLOCK ? rest : BLOCK;
@@ -24,7 +23,7 @@ static size_t next_block(ledger_t *l, size_t rest) {
     if (UNLIKELY(l->used + rows > l->limit)) {
         size_t room = l->limit > l->used ? l->limit - l->used : 0;
         table_t t;
-        if (dropped(l) > 0 && room < LEAST_BLOCK) {
+        if (sweepable(l) > 0 && room < LEAST_BLOCK) {
             ledger_migrate(l, WHOLE);
             ledger_sweep(l, WHOLE);
             room = l->limit > l->used ? l->limit - l->used : 0;
@@ -36,7 +35,8 @@ static size_t next_block(ledger_t *l, size_t rest) {
             l->growths++;
             /* Two home buckets a row: done before the new table is full. */
             ledger_migrate(l, rows * 2);
-        }
+        } else
+            ASSERT(0); /* ledger_reserve_needed made sure of one */
     }
     /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill
      * it. */
@@ -107,8 +107,8 @@ static int32_t lowest_task(const int32_t *tasks, size_t n) {
     for (size_t j = 0; j < n; j++) least = tasks[j] < least ? tasks[j] : least;
     return least;
 }
-/* What these rows are: none that an entry can be (`ROWS_BAD`), entries, or such as one message each
- * would make (`ROWS_PLAIN`), which take the straight path. */
+/* Classify rows: invalid (`ROWS_BAD`); entries; or each equal to what one INIT or ACK makes
+ * (`ROWS_PLAIN`), and folded as messages. */
 static int check_rows(const columns_t *in, size_t n, int turns) {
     unsigned bad = 0, special = 0;
     for (size_t j = 0; j < n; j++) {
@@ -171,7 +171,8 @@ static size_t take_expired(ledger_t *l, const columns_t *out, size_t most) {
     while (m < most && l->counts[stamp] > 0) {
         if (l->take_at < l->migrated && l->old.n &&
             l->old.buckets[l->old.n - 1].overflow_count == 0)
-            l->take_at = l->migrated; /* what is before has migrated */
+            /* Skip migrated buckets, unless entries of the last one wrapped round into them. */
+            l->take_at = l->migrated;
         const int in_old = l->take_at < l->old.n;
         place_t at = {in_old ? &l->old : &l->cur, l->take_at - (in_old ? 0 : l->old.n), 0};
         bucket_t *b = &at.table->buckets[at.i];

@@ -1,4 +1,4 @@
-# What _native.pyx sees of the kernel: layout.h, and one build of kernel.h chosen at import.
+# Declarations of the kernel for _native.pyx: layout.h, and one build of kernel.h chosen at import.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 

@@ -1,4 +1,5 @@
-/* kernel_baseline.c - the kernel for any machine (on x86-64 that is SSE2), and which there are. */
+/* kernel_baseline.c - the kernel for any machine (on x86-64 that is SSE2), and the choice of
+ * kernel. */
 #if defined(__SSE2__)
 #include <immintrin.h>
 #define SIMD 1

@@ -5,8 +5,8 @@
  *
  * A ledger is an open-addressing hash table with 64-bit root ids for keys, bucketed linear
  * probing, an overflow count per bucket (as in folly's F14) and backward-shift deletion: there are
- * no tombstones.  It grows and shrinks incrementally, a few buckets with each block of
- * rows, and never allocates while it runs.
+ * no tombstones.  It grows and shrinks incrementally, two home buckets a row when it
+ * grows, and never allocates while it runs.
  *
  * Bucket.  One cache line, three slots, all probed at once:
  *
@@ -14,16 +14,17 @@
  *
  * stamps[s] is 0 when slot s is free - occupancy is a field of its own, so key 0 and value 0 are
  * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros. Its
- * low seven bits are the turn (1..127) in which the entry was last put; its high bit says that the
- * entry has bits in the side array `marks` (a second init, a fail, ...).  not_tasks[s] is ~task,
- * negative once the init was seen, and 0 before.  The buckets are followed by `times`, only in a
- * ledger with a clock, and by `marks`, four bytes a bucket which INITs and ACKs do not touch (a
- * page of zeros that is never written takes no memory).
+ * low seven bits are the turn (1..127) in which the entry was inserted or refreshed; its high bit
+ * says that the entry has bits in the side array `marks` (a second init, a fail, ...). not_tasks[s]
+ * is ~task, negative once the init was seen, and 0 before.  The buckets are followed by `times`,
+ * only in a ledger with a clock, and by `marks`, four bytes a bucket, touched only by a second
+ * INIT, FAIL and overflow above 255 (a page of zeros that is never written takes no memory).
  *
  * Lookup.  A key's home bucket is its hash scaled to 0..n-1.  Its entry is there or, if that was
  * full, in a later bucket (the first follows the last).  `overflow_count` of a bucket is the number
- * of entries that probed past it: home bucket at or before it, slot after it.  A search ends at the
- * key, or at the first bucket with a free slot.
+ * of entries that probed past it: home bucket at or before it, but stored after it.  Unlike
+ * F14, searches do not read it: they end at the key, or at the first bucket with a free slot.
+ * Erase reads it: 0 means that nothing need be shifted back.
  *
  * Insert.  Into the first free slot from the home bucket on; each full bucket on the way counts one
  * more overflow.
@@ -32,20 +33,23 @@
  * slot has overflow left, the nearest later entry that probed past that bucket is moved back into
  * the slot, and so on until a bucket without overflow has the free slot.
  *
- * Invariant.  overflow_count > 0 only in a full bucket.  So a free slot ends every search, a single
- * test tells the common case, and steady births and deaths leave nothing behind.
+ * Invariant.  overflow_count > 0 only in a full bucket.  So a free slot ends every search, erase
+ * mostly has nothing to shift, and insert/erase churn leaves no residue.
  *
- * Growth.  Scaling keeps hashes in order whatever n is, so another table is filled by walking the
- * old one front to back: home buckets before `migrated` are in the new table (`cur`), the others in
- * the old (`old`), and one comparison says where to probe.  The new table comes from `reserves`,
- * allocated before a batch.
+ * Growth.  Scaling is monotone in the hash, so migration reads the old table and writes the new one
+ * sequentially: home buckets before `migrated` are in the new table (`cur`), the others in the old
+ * (`old`), and one comparison says where to probe.  Growth takes the new table from `reserves`,
+ * allocated before a batch; shrinking, and a reseed for which there was no reserve, get it after a
+ * call (`install`).
  *
  * Load factor and cost.  A table sized up front is filled to 92 entries in 64 buckets (load factor
  * 0.48, 48 bytes an entry, marks included), one that grew to 70 (0.36; 62 to 94 bytes an entry
- * until entries leave).  An operation touches one cache line; for up to three entries in a hundred,
- * eight when a table sized up front is full, the next one too.  The hash has a secret seed.  A
- * probe of more than PROBE_LIMIT buckets, which chance does not bring about, sets `needs_reseed`:
- * the table is correct all the same, and is rebuilt under another seed as soon as there is memory.
+ * until entries leave); while it migrates, `old` may pass its limit, up to 92 + 32.  An operation
+ * touches one cache line.  At these loads 6 and 3 entries in a hundred are displaced from their
+ * home bucket, and 20 and 11 insertions in a hundred find it full: those go on to the next.  The
+ * hash has a secret seed.  A probe of more than PROBE_LIMIT buckets, which chance does not bring
+ * about, sets `needs_reseed`: the table is correct all the same, and is rebuilt under another seed
+ * as soon as there is memory.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -80,7 +84,7 @@ enum {
     MARKED = 0x80,
     MARK_BITS = 4,
     ALL_MARK_BITS = MARK_BITS * SLOTS,
-    OVERFLOW_MAX = 255 /* of overflow_count; the straight path of block.h never reaches it */
+    OVERFLOW_MAX = 255 /* of overflow_count; the fast path of block.h never reaches it */
 };
 /* Bits of a mark; the first two are FLAG_FAILED and FLAG_TASKS_DIFFER of _records.py. */
 enum { MARK_FAILED = 1, MARK_TASKS_DIFFER = 2, MARK_FLAGS = 3, MARK_INITS = 4 };
@@ -108,7 +112,7 @@ typedef struct {
     marks_t *marks;
     times_t *times; /* NULL without a clock */
     size_t n;       /* buckets; 0: no table */
-    void *owner;    /* whose memory it is: the table's reference to a numpy array */
+    void *owner;    /* reference to the numpy array that holds it */
 } table_t;
 
 typedef struct { /* one entry, out of its table */
@@ -118,7 +122,7 @@ typedef struct { /* one entry, out of its table */
     uint8_t stamp, mark;
 } entry_t;
 
-typedef struct { /* a place in a table */
+typedef struct { /* a slot position */
     table_t *table;
     size_t i;
     unsigned s;
@@ -184,8 +188,9 @@ typedef struct {
     int needs_reseed; /* a probe was longer than PROBE_LIMIT */
     /* The next bucket to sweep, and to take expired entries from (old, then cur). */
     size_t sweep_at, take_at;
-    size_t work, peak; /* rows since `peak` was last reset, and most entries since */
-    size_t shrink_to;  /* buckets that would do; 0: fits */
+    /* Rows since `peak` was reset, a turn counting as `limit` rows; most entries since. */
+    size_t work, peak;
+    size_t shrink_to; /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;
 #if CHECKED
     size_t unchecked; /* of check_after */
@@ -251,7 +256,8 @@ INLINE int stamp_of(const ledger_t *l, int age) {
     return stamp < 1 ? stamp + STAMPS : stamp;
 }
 INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
-INLINE int64_t dropped(const ledger_t *l) { return l->dead - takeable(l); }
+/* Dead entries that still have slots, and can no longer be taken. */
+INLINE int64_t sweepable(const ledger_t *l) { return l->dead - takeable(l); }
 INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */

@@ -12,16 +12,18 @@
  * Memory.  Nothing here allocates: before a batch the Ledger adds reserves until the last one is
  * sure to suffice (`reserve_size`, `ledger_add_reserve`), so no row can fail; after it, it frees
  * the retired tables and allocates the one that would suit better (`ledger_desired_size`,
- * `ledger_install`).  A reserve that is not used is never written, and takes address space only.
+ * `ledger_install`).  A reserve is not written until it is used or retired (16 bytes): it takes
+ * address space only.
  *
- * Expiry.  A stamp, 1..127, is the turn in which an entry was last put; `rotate` advances the
- * present one, and the age of an entry is the number of turns since.  `counts` has the number of
- * entries per stamp, so a turn is O(1): entries that reach age N = `turns` are dead, invisible to
- * lookups, and keep their slots.  Those of age N can be taken (`take_expired`); older ones are
- * swept, a few buckets with each block.  What is visible is what an eager sweep would leave.
+ * Expiry.  A stamp, 1..127, is the turn in which an entry was inserted or refreshed; `rotate`
+ * advances the present one, and the age of an entry is the number of turns since.  `counts` has the
+ * number of entries per stamp, so a turn looks at no entry to age it: those that reach age N =
+ * `turns` are dead, invisible to lookups, and keep their slots.  Those of age N can be taken
+ * (`take_expired`); older ones are swept, half a bucket to four a row and SLICE buckets a turn.
+ * What is visible is what an eager sweep would leave.
  *
  * Invariants.  used = sum of counts[1..127] = occupied slots of both tables; dead = sum of counts
- * of age >= N; home buckets of `old` before `migrated` have no entry; there is one entry at most
+ * of age >= N; no entry of `old` has its home bucket before `migrated`; there is one entry at most
  * that is not dead per key.
  */
 #ifndef ACKCORE_LEDGER_H
@@ -58,7 +60,7 @@ INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
     return aged_slots(b, l->stamp, l->turns);
 }
 
-/* ---- places ------------------------------------------------------------------------------ */
+/* ---- entries ----------------------------------------------------------------------------- */
 
 INLINE table_t *find_home(ledger_t *l, uint64_t hash, size_t *i) {
     if (UNLIKELY(l->old.n != 0)) {
@@ -186,6 +188,7 @@ static void reseed_into(ledger_t *l, table_t t) {
     l->secret = mix64(l->secret + 1);
     l->seed = seed_from(l->secret);
     l->cur = t;
+    /* Same size: keep the limit, as `min_buckets` may have been lowered since (restore). */
     if (t.n != from.n) l->limit = limit_of(t.n, l->min_buckets);
     l->sweep_at = l->take_at = 0;
     l->needs_reseed = 0;
@@ -219,6 +222,8 @@ static size_t reserve_size(const ledger_t *l, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
     const size_t limit =
         l->n_reserves ? limit_of(l->reserves[l->n_reserves - 1].n, l->min_buckets) : l->limit;
+    /* Entries to buckets: 70/64 * 11/8 = 1.50 times the last table, 92/64 * 11/8 = 1.98 times one
+     * sized up front. */
     const size_t next = scaled(limit, 11, 8);
     if (l->used + n <= limit) return n >= LONG_BATCH && l->n_reserves == 0 && !frugal ? next : 0;
     return frugal || l->n_reserves == MAX_RESERVES - 1 ? buckets_after_growth(l, l->used + n)
@@ -292,9 +297,9 @@ static void ledger_sweep(ledger_t *l, size_t buckets) {
     const int turns = l->turns, now = l->stamp;
     uint32_t overflow_before; /* of the bucket before */
     size_t i = l->sweep_at;
-    if (l->old.n || dropped(l) == 0) return; /* migration drops them */
+    if (l->old.n || sweepable(l) == 0) return; /* migration drops them */
     overflow_before = l->cur.buckets[i ? i - 1 : l->cur.n - 1].overflow_count;
-    for (; buckets && dropped(l) > 0; buckets--) {
+    for (; buckets && sweepable(l) > 0; buckets--) {
         bucket_t *b = &l->cur.buckets[i];
         const uint32_t gone = aged_slots(b, now, turns + 1), older = aged_slots(b, now, turns + 2);
         prefetch(b + SWEEP_AHEAD);
@@ -324,7 +329,9 @@ static void ledger_rotate(ledger_t *l) {
     int next = l->stamp % STAMPS + 1;
     l->untaken += takeable(l);
     l->work += l->limit;
-    if (UNLIKELY(l->counts[next] != 0)) { /* 127 turns without traffic, or 126 buckets */
+    /* Entries 126 turns old have not left: a large table or a growth without traffic, or turns is
+     * 126 and they were not taken.  The new stamp must not be theirs. */
+    if (UNLIKELY(l->counts[next] != 0)) {
         ledger_migrate(l, WHOLE);
         for (size_t i = 0; i < l->cur.n && l->counts[next]; i++)
             for (unsigned s = 0; s < SLOTS; s++)

@@ -21,10 +21,10 @@ cdef class Ledger:
     Parameters
     ----------
     capacity : int, default 1024
-        Entries to make room for up front.  The table grows when it must, in slices, and goes back
-        to this size when its load has long been far below.
+        Entries to make room for up front.  The table grows when it must, in slices, and shrinks,
+        never below this size, when its load has long been far lower.
     buckets : int, default 3
-        Turns of `rotate` that an entry lives through at most, 2 to 126.
+        An entry expires at this many calls of `rotate` after its last refresh, 2 to 126.
     refresh_on_ack : bool, default False
         Every message moves its entry to the newest bucket, as in early Storm; by default only
         a fail or a reset does.
@@ -35,7 +35,7 @@ cdef class Ledger:
         A call that might take the ledger past this many entries is refused.
     seed : int, optional
         Of the table's hash.  Drawn from the system unless given; only tests and jobs that must
-        lay out the same table twice need to give one.
+        lay out the same table twice, at one SIMD level, need to give one.
 
     Notes
     -----
@@ -55,7 +55,7 @@ cdef class Ledger:
         self, capacity=1024, *, buckets=3, refresh_on_ack=False, clock=None, max_entries=None,
         seed=None,
     ):
-        # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method can meet
+        # Not __init__: this runs once, even for Ledger.__new__(Ledger), so no method runs on
         # a ledger without a table.
         cdef table_t t
         if lock_init(&self.lock) != 0:
@@ -230,8 +230,9 @@ cdef class Ledger:
     def rotate(self):
         """Age every entry by one turn; the oldest bucket's entries leave.
 
-        In constant time, whatever is pending, with fewer than 126 buckets; with 126 the entries
-        that were not taken have to be dropped at once.
+        In bounded time, whatever is pending, unless the table's hash needs another seed or
+        entries that expired are still there 126 turns after their last refresh, which have to be
+        dropped at once: those not taken with 126 buckets, those not swept without traffic.
         """
         lock_acquire_gil(&self.lock)
         kernel.rotate(&self.l)
@@ -319,7 +320,7 @@ cdef class Ledger:
         Parameters
         ----------
         now_ms : int, optional
-            The time, in milliseconds; the clock's by default.  Nothing asks for it without
+            The time, in milliseconds; the clock's by default.  Unused without
             ``timeout_ms``.
         timeout_ms : int, optional
             An entry whose last message is older than this is decided as well.
@@ -390,7 +391,7 @@ cdef class Ledger:
 
     @property
     def buckets(self):
-        """Turns that an entry lives through at most."""
+        """Calls of `rotate` after its last refresh at which an entry expires."""
         return self.options.buckets
 
     @property
@@ -430,7 +431,7 @@ cdef class Ledger:
 
     @property
     def stats(self):
-        """`Stats`: second inits, orphans, expired and not taken, growths."""
+        """`Stats`: second inits, orphans, expired and not taken, growths and reseeds."""
         cdef int64_t counts[4]
         with nogil:
             lock_acquire_nogil(&self.lock)

@@ -123,7 +123,7 @@ cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
 def restored(arguments, entries, expired, stats):
     """Rebuild a pickled or copied `Ledger`."""
     # Entries come in the order of their table, and to fill a growing one of the same seed in
-    # that order would crowd one end of it: there is room for all of them from the start.
+    # that order would cluster in one end of it: there is room for all of them from the start.
     room = max(arguments["capacity"], len(entries) + len(expired))
     cdef Ledger ledger = Ledger(**{**arguments, "capacity": room})
     restore(ledger, arguments, entries, expired, stats)

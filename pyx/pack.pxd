@@ -1,9 +1,9 @@
 # How rows are dealt out to the shards of a shuffle: inline functions only.
 #
 # A shard's rows are settled in one ledger, so the hash here must share nothing with that
-# ledger's (else each shard would crowd one part of its table), nor with acker_task's.  It is
+# ledger's (else each shard would cluster in one part of its table), nor with acker_task's.  It is
 # the same in every process and version: what one job wrote for a shard another may read.
-# The twin is ackcore/_reference/pack.py.
+# The reference implementation is ackcore/_reference/pack.py.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 

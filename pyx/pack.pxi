@@ -56,8 +56,7 @@ def split_by_shard(root_ids, n):
 def sort_by_shard(root_ids, n):
     """Sort row numbers by the shard of their root, and by a hash of the root within a shard.
 
-    The order is the same on every processor and by either backend, and that of ``n`` shards is
-    that of any other number.
+    The order depends neither on processor and backend nor on ``n``; only ``counts`` does.
 
     Parameters
     ----------

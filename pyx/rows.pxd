@@ -2,8 +2,8 @@
 # fingerprinting what is written.  Inline functions only.
 #
 # Fixed for ever, bit by bit: a checkpoint holds fingerprints, and two tasks of one shuffle, or of
-# two versions, must send one value to one place.  The twin is ackcore/_reference/rows.py; the
-# vectors are in tests/test_rows.py.
+# two versions, must send one value to one place.  The reference implementation is
+# ackcore/_reference/rows.py; the test vectors are in tests/test_rows.py.
 #
 # A row's hash h takes in one column after the other:
 #
@@ -152,7 +152,7 @@ cdef inline size_t place_gathered(
     const offset_t *offsets, size_t rows, const uint64_t *order, size_t places, offset_t *out,
     int64_t most, int64_t *total
 ) noexcept nogil:
-    """Where rows begin once they are put in order; stops at a place without a row of these.
+    """Where rows begin once they are put in order; stops at a row number that is out of range.
 
     Returns that place, or ``places``; ``total`` goes above ``most`` where there is no room.
     """
@@ -196,7 +196,7 @@ cdef inline void gather_bytes(
 cdef inline uint64_t fingerprint_of(
     const uint8_t *data, uint64_t size, uint64_t seed
 ) noexcept nogil:
-    """A sum over the words, each mixed with its place: so no step waits for the one before."""
+    """A sum over the words, each mixed with its place: steps are independent."""
     cdef uint64_t key = mix(seed ^ FINGERPRINT)
     cdef uint64_t total = 0, place = key, word = 0, i
     for i in range(size // 8):
@@ -282,6 +282,7 @@ cdef inline size_t cut_runs(
             owner = owners[row]
             # The first row begins a run whatever is in it: it was checked to be a group, but
             # another thread may have written to the caller's column since.
+            # `same` is 0 or all ones (-1): k grows only for a new run.
             same = <uint64_t>0 - <uint64_t>((owner == last) & (i != place))
             last = owner
             k += 1 + same

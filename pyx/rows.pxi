@@ -135,7 +135,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     key : int
         The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
     component : str or int
-        Who emits, as `ackcore.ids.edge_id` takes it.
+        The emitting component, as `ackcore.ids.edge_id` takes it.
     owners : column of int64 or uint64, shape (m,)
         The group that each row hangs from, 0..g-1; at most 2**31-1 rows.
     roots : column of int64 or uint64, shape (g,)
@@ -279,7 +279,7 @@ def gather_binary(offsets, data, order):
         From 0 on.
     data : numpy.ndarray of uint8
         The bytes of these rows and no others.  The memory behind them, up to a multiple of 64
-        bytes, holds zeros: whoever writes it out padded writes the same each time.
+        bytes, holds zeros, so padded output is deterministic.
 
     Raises
     ------
@@ -337,7 +337,7 @@ def fingerprint(data, seed=0):
 
     They change with any byte, with the order and with the length; two unlike pieces of data
     agree by the odds of 64 bits.  That holds against accidents - a block lost, swapped, cut off
-    or written twice - and not against someone who wants two pieces to agree.
+    or written twice; it is not cryptographic.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 /* table.h - one hash table: hashing, probing, insert, erase, as layout.h describes them.
  *
  * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
- * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller has
- * looked the key up before an insert, and keeps the table from becoming full.
+ * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller
+ * sees to it that no two live entries have one key, and that the table does not become full.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
@@ -17,8 +17,8 @@ INLINE seed_t seed_from(uint64_t secret) {
                    {mix64(secret + 2 * GOLDEN) | 1, mix64(secret + 3 * GOLDEN) | 1}};
     return seed;
 }
-/* Two rounds: after one, ids at even distances from each other crowd a few buckets under one seed
- * in twenty (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding
+/* Two rounds: after one, evenly spaced ids cluster in a few buckets under one seed in twenty
+ * (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding
  * the two halves of a full product does the work of a round.  Kernels of different levels need not
  * agree: no hash leaves them, and rows listed in table order are sorted before they are packed
  * (wire.pack_entries). */
@@ -146,8 +146,8 @@ INLINE void slot_clear(bucket_t *b, unsigned s) {
     b->not_tasks[s] = 0;
     b->vals[s] = 0;
 }
-/* Insert an entry whose key is not in the table; the table must not be full.  Returns the probe
- * distance, in buckets. */
+/* Insert an entry: no live entry has the key, unless this one is dead, and the table is not full.
+ * Returns the probe distance, in buckets. */
 static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     size_t i = home, distance = 0;
     uint32_t match, free_;

@@ -1,6 +1,6 @@
 """Every message on every state of an entry, in each form that a ledger has for it.
 
-The native kernel has two: `apply_message` for any case, and the straight path of `run_block`.
+The native kernel has two: `apply_message` for any case, and the fast path of `run_block`.
 Both, and the twin, are held to SEMANTICS 2 and 4, which stand below as code.
 """
 
