@@ -377,9 +377,11 @@ def _given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
         )
     if said.startswith(_NO_MODULE):
         way_out = (
-            "the workers' Python lacks what the driver's has. Point PYSPARK_PYTHON (or "
-            f"spark.pyspark.python) to one that has it, here {sys.executable}, before the "
-            f"session is made, or send it along with addPyFile(); then {way_out}"
+            "the workers do not find what the driver does. A file of yours, which the driver has "
+            "from its script's directory: send it along with spark.sparkContext.addPyFile(), or "
+            "put its directory into PYTHONPATH. A package that is installed: point PYSPARK_PYTHON "
+            f"(or spark.pyspark.python) to a Python that has it, here {sys.executable}. Both "
+            f"before the session is made, but for addPyFile(); then {way_out}"
         )
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "

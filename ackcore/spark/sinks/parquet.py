@@ -176,8 +176,10 @@ class ParquetSink:
             found = None
         if found != owner:
             raise CheckpointForeign(
-                f"{self.path} has micro-batches that are not of this checkpoint and sink; give "
-                "the sink a directory of its own, or remove this one with its checkpoint"
+                f"{self.path} is a directory of another checkpoint or another sink: micro-batches "
+                "in it are not of this checkpoint and sink, and would have the same numbers; give "
+                f"each checkpoint a directory of its own, such as {self.path}/run=2. To write into "
+                "this one anew, remove it first, with all the rows that are in it"
             )
 
     def _stage(self, batch_id: int) -> str:
