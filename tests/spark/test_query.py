@@ -226,7 +226,8 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
 
 
 def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
-    stream = spark.readStream.format("rate").load().selectExpr("cast(1/0 as string) as line")
+    failing = "cast(raise_error('no') as string) as line"
+    stream = spark.readStream.format("rate").load().selectExpr(failing)
     topology = word_count(stream, store, run_attempts=2, restart_attempts=1, restart_backoff_ms=1)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises((RunFailed, StreamingQueryException)):
