@@ -67,9 +67,12 @@ from pathlib import Path
 from ackcore.spark.base.lock import Lock
 
 lock = Lock(Path(sys.argv[1]))
+forked, tell = os.pipe()
 if os.fork() == 0:
+    os.write(tell, b"!")
     sys.stdin.read()  # until the test is over
     os._exit(0)
+os.read(forked, 1)
 os._exit(0)
 """
 
