@@ -1,4 +1,4 @@
-"""Each module can be imported by itself, loads only what its floor may, and imports downwards."""
+"""Each module can be imported by itself, loads only what its layer may, and imports downwards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import ackcore
 
 ROOT = Path(ackcore.__file__).parent
 
-#: The floors of the house from the ground up: what stands on each, and what each may bring in
-#: beside the standard library, numpy and the floors below.  "" is ``ackcore/__init__.py``.
-FLOORS: tuple[tuple[set[str], set[str]], ...] = (
+#: The layers from the lowest up: what is in each, and what each may import beside the standard
+#: library, numpy and the layers below.  "" is ``ackcore/__init__.py``.
+LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_records", "_columns", "_id_parts", "_row_parts"}, set()),
     ({"_native", "_reference"}, set()),
     ({"_backend"}, set()),
@@ -32,9 +32,9 @@ FLOORS: tuple[tuple[set[str], set[str]], ...] = (
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 
-#: The rooms of ``spark/``, by when and where code runs, and what each may import of the others.
-#: What lies in ``spark/`` itself, the doors, may import them all.
-ROOMS: dict[str, set[str]] = {
+#: The packages of ``spark/``, by when and where code runs, and what each may import of the others.
+#: The modules of ``spark/`` itself, the entry points, may import them all.
+PACKAGES: dict[str, set[str]] = {
     "base": set(),
     "settle": {"base"},
     "tasks": {"base", "settle"},
@@ -55,20 +55,22 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
-def floor_of(module: str) -> int:
-    """Which floor a module stands on."""
+def layer_of(module: str) -> int:
+    """Which layer a module is in."""
     part = module.split(".")[1] if "." in module else ""
-    floors = [n for n, (parts, _) in enumerate(FLOORS) if part in parts]
-    assert floors, f"{module} has no floor; give it one here and in CONTRIBUTING"
-    return floors[0]
+    layers = [n for n, (parts, _) in enumerate(LAYERS) if part in parts]
+    assert layers, f"{module} has no layer; give it one here and in CONTRIBUTING"
+    return layers[0]
 
 
-def room_of(module: str) -> str:
-    """In which room of ``spark/`` a module is, or "" for a door."""
+def package_of(module: str) -> str:
+    """In which package of ``spark/`` a module is, or "" for an entry point."""
     path = MODULES[module].relative_to(ROOT / "spark")
-    room = path.parts[0] if len(path.parts) > 1 else ""
-    assert not room or room in ROOMS, f"{room} is no room; give it its place in ROOMS"
-    return room
+    package = path.parts[0] if len(path.parts) > 1 else ""
+    assert not package or package in PACKAGES, (
+        f"{package} is not in PACKAGES; give it its place there"
+    )
+    return package
 
 
 def imported(module: str) -> set[str]:
@@ -92,29 +94,31 @@ def imported(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module: str) -> None:
-    """No module names one of a higher floor, nor a third party that its floor may not know."""
-    floor = floor_of(module)
-    may = sys.stdlib_module_names | {"numpy"} | FLOORS[floor][1]
+    """No module names one of a higher layer, nor a third party that its layer may not import."""
+    layer = layer_of(module)
+    may = sys.stdlib_module_names | {"numpy"} | LAYERS[layer][1]
     for name in imported(module):
         if name.split(".")[0] == "ackcore":
-            assert floor_of(name) <= floor, f"{module} imports {name} from above"
+            assert layer_of(name) <= layer, f"{module} imports {name} from above"
         else:
-            assert name.split(".")[0] in may, f"{module} may not import {name} on its floor"
+            assert name.split(".")[0] in may, f"{module} may not import {name} in its layer"
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in MODULES if name.startswith("ackcore.spark.") and room_of(name)]
+    "module", [name for name in MODULES if name.startswith("ackcore.spark.") and package_of(name)]
 )
-def test_rooms_import_down(module: str) -> None:
-    """No room of ``spark/`` knows one above it, nor a door."""
-    room = room_of(module)
+def test_packages_import_down(module: str) -> None:
+    """No package of ``spark/`` imports one above it, nor an entry point."""
+    package = package_of(module)
     for name in imported(module) & MODULES.keys():
         if name.startswith("ackcore.spark"):
-            assert room_of(name) in ROOMS[room] | {room}, f"{module} imports {name} from above"
+            assert package_of(name) in PACKAGES[package] | {package}, (
+                f"{module} imports {name} from above"
+            )
 
 
-def test_modules_of_one_floor_do_not_lean_on_each_other_in_a_ring() -> None:
-    """Neighbours may import one another, but never in a circle."""
+def test_modules_of_one_layer_do_not_import_each_other_in_a_ring() -> None:
+    """Those of a layer may import one another, but never in a ring."""
     ours = {name: imported(name) & MODULES.keys() - {name} for name in MODULES}
     assert list(graphlib.TopologicalSorter(ours).static_order())
 
@@ -186,16 +190,16 @@ def loaded() -> dict[str, list[str] | str]:
 def test_every_module_can_be_imported_alone(
     module: str, loaded: dict[str, list[str] | str]
 ) -> None:
-    """It needs nothing that another import happened to load, and loads no higher floor."""
+    """It needs nothing that another import happened to load, and loads no higher layer."""
     answer = loaded[module]
-    floor = floor_of(module)
+    layer = layer_of(module)
     if isinstance(answer, str):
-        absent = [name for name in FLOORS[floor][1] if find_spec(name) is None]
+        absent = [name for name in LAYERS[layer][1] if find_spec(name) is None]
         assert any(name in answer for name in absent), answer
         pytest.skip(f"an extra is not installed: {answer}")
     assert module in answer
-    banned = {"pyarrow", "pyspark", "pandas", "rich", "typer"} - FLOORS[floor][1]
-    if "pyarrow" in FLOORS[floor][1]:
+    banned = {"pyarrow", "pyspark", "pandas", "rich", "typer"} - LAYERS[layer][1]
+    if "pyarrow" in LAYERS[layer][1]:
         banned -= {"pandas"}  # both look whether it is there
     assert not banned & {name.partition(".")[0] for name in answer}
 
@@ -210,7 +214,7 @@ def test_the_package_loads_numpy_and_the_standard_library_only(
 
 def test_the_python_backend_loads_nothing_compiled() -> None:
     """All that can be imported here can be where the extension cannot."""
-    here = [name for name in MODULES if all(map(find_spec, FLOORS[floor_of(name)][1]))]
+    here = [name for name in MODULES if all(map(find_spec, LAYERS[layer_of(name)][1]))]
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; "
     code += "print('ackcore._native' in sys.modules)"
     assert run_python(code, *here, backend="python") == "False\n"

@@ -10,7 +10,7 @@ Write bolts, declare them to a `TopologyBuilder`, and `build` it:
     topology = builder.build(max_attempts=3)
     print(topology.explain())
 
-Nothing on this floor runs anything; `ackcore.spark` does.
+Nothing in this package runs anything; `ackcore.spark` does.
 """
 
 from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, TopologyError

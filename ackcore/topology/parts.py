@@ -36,7 +36,7 @@ class Spout:
     name : str
         Of the component.
     source : DataFrame
-        The records.  Only the names of its columns are known on this floor.
+        The records.  Only the names of its columns are used in this package.
     fields : tuple of str
         The names of its columns.
     message_id : tuple of str

@@ -1,4 +1,4 @@
-"""A newcomer's mistakes are refused at the doors: by name, with the way out, before a plan."""
+"""A newcomer's mistakes are refused at once: by name, with the way out, before a plan."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def stream(spark):
     return topology(spark.readStream.format("rate").load().select("value"))
 
 
-@pytest.mark.parametrize("door", [run_batch, start])
-def test_what_is_no_session_is_refused(spark, tmp_path, door, numbers, stream):
-    runs = numbers if door is run_batch else stream
+@pytest.mark.parametrize("entry_point", [run_batch, start])
+def test_what_is_no_session_is_refused(spark, tmp_path, entry_point, numbers, stream):
+    runs = numbers if entry_point is run_batch else stream
     for given in (None, str(tmp_path), spark.sparkContext):
         words = f"spark must be a SparkSession, got {type(given).__name__}; SparkSession.builder"
         with pytest.raises(TypeError, match=words):
-            door(runs, given, tmp_path / "cp")
+            entry_point(runs, given, tmp_path / "cp")
     with pytest.raises(TypeError, match="spark must be a SparkSession, got PosixPath"):
-        door(runs, tmp_path / "cp", spark)
+        entry_point(runs, tmp_path / "cp", spark)
     assert not (tmp_path / "cp").exists()
 
 
@@ -89,9 +89,9 @@ def test_options_of_other_types_are_refused(spark, tmp_path, numbers, stream, gi
     ],
 )
 def test_places_that_hold_no_files_are_refused(spark, numbers, stream, path, words):
-    for door, runs in ((run_batch, numbers), (start, stream)):
+    for entry_point, runs in ((run_batch, numbers), (start, stream)):
         with pytest.raises(ValueError, match=words):
-            door(runs, spark, path)
+            entry_point(runs, spark, path)
 
 
 def test_files_in_the_place_of_directories_are_named(spark, tmp_path, numbers):
@@ -139,7 +139,7 @@ with spark_session("local[1]") as (spark, folder):
     bounded = topology(events)
     stream = topology(spark.readStream.format("rate").load())
     spark.stop()
-    doors = {
+    entry_points = {
         "run_batch": lambda: run_batch(bounded, spark, folder + "/cp"),
         "start": lambda: start(stream, spark, folder + "/cp"),
         "settle": lambda: settle(events),
@@ -151,9 +151,9 @@ with spark_session("local[1]") as (spark, folder):
         "root_id": lambda: functions.root_id(5, 0, "offset"),
         "xor_edges": lambda: functions.xor_edges("edges"),
     }
-    for name, door in doors.items():
+    for name, entry_point in entry_points.items():
         try:
-            door()
+            entry_point()
         except Exception as error:
             print(name, type(error).__name__, error, sep="|")
 """

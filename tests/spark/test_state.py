@@ -420,7 +420,7 @@ def test_a_file_cut_or_changed_anywhere_is_told(checkpoint, name):
     read = checksummed.read_table if name in TABLES else partial(checksummed.read_record, name=name)
     for n, data in enumerate(wrong):
         path.write_bytes(data)
-        # All by the reader, some by the front door, which takes longer.
+        # All by the reader, some by opening the checkpoint, which takes longer.
         for look in (partial(read, path), partial(OPEN, checkpoint))[: 1 + (n % 97 == 0)]:
             with pytest.raises(CheckpointCorrupt) as caught:
                 look()

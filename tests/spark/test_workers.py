@@ -36,7 +36,7 @@ def as_elsewhere(monkeypatch):
 
 
 @pytest.fixture
-def doors(spark, frame, tmp_path):
+def entry_points(spark, frame, tmp_path):
     """Every function that sends something to the workers, by name."""
     events = frame([(1, 5, 0), (1, 5, -1)])
     builder = TopologyBuilder()
@@ -81,7 +81,7 @@ def test_what_runs_the_drivers_python_is_not_asked(spark, context, monkeypatch):
 
 
 def test_another_ackcore_on_the_workers_is_refused(
-    spark, context, doors, as_elsewhere, tmp_path, monkeypatch
+    spark, context, entry_points, as_elsewhere, tmp_path, monkeypatch
 ):
     package = tmp_path / "other" / "ackcore" / "spark"
     package.mkdir(parents=True)
@@ -94,9 +94,9 @@ def test_another_ackcore_on_the_workers_is_refused(
     python.chmod(0o755)
     context.pythonExec = str(python)
     words = rf"workers run .* \(Python 3.* with ackcore 0\.0\.7, .*{ackcore.__version__}: they"
-    for name, door in doors.items():
+    for name, entry_point in entry_points.items():
         with pytest.raises(WorkerPythonError, match=words) as caught:
-            door()
+            entry_point()
         assert f"as {sys.executable} has here" in str(caught.value), name
     assert not (tmp_path / "checkpoint").exists()
 

@@ -19,7 +19,7 @@ COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 
 class Frame:
-    """As much of a DataFrame as this floor looks at."""
+    """As much of a DataFrame as this package looks at."""
 
     def __init__(self, *columns):
         self.columns = list(columns)

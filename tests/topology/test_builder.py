@@ -26,7 +26,7 @@ KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp
 
 
 class Foreign:
-    """As much of a frame of pandas as this floor looks at."""
+    """As much of a frame of pandas as this package looks at."""
 
     __module__ = "pandas.core.frame"
     columns = ("x",)

@@ -1,1 +1,1 @@
-"""What the other rooms build on: files, locks, clocks, and what is particular to Spark."""
+"""What the other packages build on: files, locks, clocks, and what is particular to Spark."""
