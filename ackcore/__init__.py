@@ -1,10 +1,11 @@
 """Per-record delivery guarantees for PySpark, on Storm's XOR acker compiled for Python.
 
 `Ledger` is the table of pending tuple trees, `Acker` shards of them with a clock; `ackcore.ids`
-derives the ids.  ``ackcore.backend`` says which backend runs: ``"native"`` or ``"python"``.
+derives the ids.  `OffsetTracker` says up to where a partition of Kafka's is done, `ackcore.offsets`
+what to commit of it.  ``ackcore.backend`` says which backend runs: ``"native"`` or ``"python"``.
 """
 
-from ackcore._backend import AckerBackend, Ledger, backend, load_backend
+from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend, load_backend
 from ackcore._records import (
     ACK,
     ACKED,
@@ -22,6 +23,8 @@ from ackcore._records import (
     Entries,
     Entry,
     LedgerFull,
+    OffsetState,
+    OffsetStats,
     Outcome,
     Outcomes,
     Settled,
@@ -64,6 +67,9 @@ __all__ = [
     "IdSource",
     "Ledger",
     "LedgerFull",
+    "OffsetState",
+    "OffsetStats",
+    "OffsetTracker",
     "Outcome",
     "Outcomes",
     "Settled",

@@ -24,8 +24,9 @@ _OURS = {"native": "ackcore._native", "python": "ackcore._reference"}
 
 def _load(name: str) -> ModuleType:
     module = importlib.import_module(_OURS[name])
-    if not hasattr(module, "Ledger"):
-        raise ImportError(f"{_OURS[name]} has no Ledger; build it anew")
+    for cls in ("Ledger", "OffsetTracker"):
+        if not hasattr(module, cls):
+            raise ImportError(f"{_OURS[name]} has no {cls}; build it anew")
     return module
 
 
@@ -59,8 +60,10 @@ backend, implementation = _choose()
 
 if TYPE_CHECKING:
     from ackcore._reference import Ledger as Ledger
+    from ackcore._reference import OffsetTracker as OffsetTracker
 else:
     Ledger = implementation.Ledger
+    OffsetTracker = implementation.OffsetTracker
 
 
 @runtime_checkable
@@ -68,12 +71,12 @@ class AckerBackend(Protocol):
     """What a framework calls: the methods of `ackcore.Ledger`, which says what each does.
 
     Anything that has them and passes `ackcore.testing.check_backend` may stand in for a
-    ledger.  ``isinstance`` tells whether the names are there, not whether they work.
+    ledger.  ``isinstance`` checks that the names are there, not that they work.
     """
 
     @property
     def buckets(self) -> int:
-        """Turns that an entry lives through at most."""
+        """Turns after which an entry expires."""
 
     @property
     def refresh_on_ack(self) -> bool:

@@ -1,6 +1,6 @@
 """What a ledger hands out: constants, rows, and tables of parallel numpy columns.
 
-Both backends return these same classes, so a caller never sees which one ran.
+Both backends return these same classes, so results do not show which one ran.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Table(Generic[Row]):
     __slots__ = ()
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns that are there, by name, uncopied: what ``numpy.savez`` wants."""
+        """The columns that are there, by name, uncopied: as ``numpy.savez`` takes them."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: column for name, column in named if column is not None}
 
@@ -209,3 +209,27 @@ class Settled(_Table[Decision]):
     def __iter__(self) -> Iterator[Decision]:
         for root_id, status, *rest in zip(*self._lists(), strict=True):
             yield Decision(root_id, _STATUSES[status], *rest)
+
+
+class OffsetStats(NamedTuple):
+    """Offsets of messages to an `OffsetTracker` that changed nothing, by why."""
+
+    stale: int  # of another generation
+    below_base: int  # before the offset that the generation began at
+    not_emitted: int  # acks and fails of what was not emitted, or not yet
+    repeated: int  # it was so already: emitted, done or failed
+
+
+class OffsetState(NamedTuple):
+    """What a partition's next reader has to know: what is done, and what failed how often.
+
+    Everything below ``committable`` is done, and so is everything below ``end`` that is in no run
+    of holes; a hole is an offset that is not done and has one that is done above it.
+    """
+
+    committable: int
+    end: int  # one above the highest that is known to be done
+    hole_starts: Int64s  # run i of holes: hole_starts[i] up to, not including, hole_ends[i]
+    hole_ends: Int64s
+    failed: Int64s  # those not done that failed, in order ...
+    attempts: Int32s  # ... and how often

@@ -60,7 +60,7 @@ class Acker:
     timeout_s : float, default 30.0
         The spout's message time-out, T.
     buckets : int, default 3
-        Turns that an entry lives through at most.
+        Turns after which an entry expires.
     period_s : float, optional
         Time between turns, in whole milliseconds (rounded up).  By default ``timeout_s``.
     clock : callable, optional
@@ -174,7 +174,7 @@ class Acker:
 
     @property
     def buckets(self) -> int:
-        """Turns that an entry lives through at most."""
+        """Turns after which an entry expires."""
         return self._buckets
 
     @property
@@ -363,7 +363,7 @@ class Acker:
                 self._thread_error = self._thread_error or error
 
     def _turn_if_due(self) -> None:
-        # Without the lock: at worst this sees a turn that was made a moment ago.
+        # Without the lock: at worst this reads the time before a turn that was just made.
         now = read_clock(self._clock)
         if now >= self._next_turn_ms:
             with self._turning:

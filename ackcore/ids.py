@@ -26,7 +26,7 @@ The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittabl
 number generators", OOPSLA 2014) with the constants of Stafford's variant 13 of MurmurHash3's
 ("Better bit mixing", 2011); subkeys are the outputs of SplitMix64 started at the key.  Names are
 hashed by BLAKE2b.  The mixing spreads ids, so that honest ones meet by chance alone; it is no
-cipher, and who can choose ids can make them meet.
+cipher, and ids can be chosen so that they collide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from ackcore._backend import implementation
 from ackcore._columns import as_count, as_id
-from ackcore._id_parts import component_key
+from ackcore._id_arguments import component_key
 
 if TYPE_CHECKING:
     from ackcore._reference import (

@@ -1,7 +1,7 @@
 # cython: language_level=3, embedsignature=True, autotestdict=False
 # cython: wraparound=False, boundscheck=False, initializedcheck=False
 # cython: freethreading_compatible=True
-"""The compiled core: the ledger, ids in bulk, packing.
+"""The compiled core: the ledger, offsets, ids in bulk, packing.
 
 Column calls check and convert, allocate, then loop without the GIL, with the rows read in place.
 The loops of Ledger calls cannot fail; others may stop at a bad row.
@@ -36,8 +36,7 @@ import os
 
 import numpy as np
 
-from ackcore import _columns, _records
-from ackcore import _id_parts as parts
+from ackcore import _columns, _id_arguments, _records, _row_arguments
 
 cnp.import_array()
 
@@ -243,5 +242,7 @@ include "ids.pxi"
 include "ledger.pxi"
 include "ledger_messages.pxi"
 include "ledger_entries.pxi"
+include "offsets.pxi"
+include "offset_state.pxi"
 include "pack.pxi"
 include "rows.pxi"

@@ -89,9 +89,16 @@ INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const i
 }
 /* The rows' home buckets, and which rows may be probed early: not those with a read-after-write
  * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
- * of the last bucket, whose next one is the first, and not FAILs and RESETs.  While a reseed is
- * due, none, so that only `apply_message` makes an overflow count greater than the slots of
- * PROBE_LIMIT buckets. */
+ * of the last bucket, whose next one is the first, and not FAILs and RESETs.
+ *
+ * Beside it is enough: on the fast path a row reads and writes its home bucket and the next one
+ * only, so two rows have a bucket in common only if their homes are at most 1 apart.  What goes
+ * further (`apply_slowly`, `erase_shifting`) calls `reprobe` for the rows that were probed early.
+ *
+ * While a reseed is due, none, and `probe_late` looks at the home bucket only.  So the fast path
+ * displaces entries only while none is more than PROBE_LIMIT buckets from home: those that probed
+ * past a bucket then lie in the 32 buckets after it, 32 x SLOTS = 96 at most.  Only
+ * `table_insert` makes greater overflow counts, and it minds OVERFLOW_MAX. */
 INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, const int has_tasks,
                        const int mode) {
     uint32_t padded[PROBE_AHEAD + BLOCK], *const homes = padded + PROBE_AHEAD;
@@ -117,7 +124,7 @@ INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, con
     for (size_t j = 0; j < n; j++) {
         uint32_t hazard = (homes[j] == last) | (homes[j] == last_old);
         if (has_tasks) hazard |= w->not_tasks_in[j] > 0;
-        for (size_t k = 1; k <= PROBE_AHEAD; k++)
+        for (size_t k = 1; k <= PROBE_AHEAD; k++) /* unsigned: a difference of -1, 0 or 1 */
             hazard |= homes[j] - padded[PROBE_AHEAD + j - k] + 1 <= 2;
         w->early_mask[j] = (uint16_t)((hazard - 1) & any);
     }
@@ -332,6 +339,8 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
                 continue;
             }
             bucket_t *const b = w.buckets[j];
+            /* The lowest bit: the key's slot comes before free ones. Where there is a free slot and
+             * not the key, the key is nowhere: a search ends here. */
             const uint32_t slot = value_barrier((uint32_t)__builtin_ctz(slots));
             const size_t s = slot % FREE_BITS;
             const uint32_t is_new = slot / FREE_BITS;
@@ -374,9 +383,11 @@ INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size
             }
             b->stamps[s] = (uint8_t)(stamp & ~done);
             b->not_tasks[s] = not_task & (int32_t)~done;
+            /* One more, one less (`done` is 0 or all ones, that is, -1), or both. */
             if (UNLIKELY(slots & DISPLACED)) b[-1].overflow_count += (uint8_t)(is_new + done);
         }
     }
+    /* Rows of the fast path that found no entry took a free slot. */
     for (size_t j = 0; j < n; j++) inserted += ((w.slots[j] & ALL_SLOTS) == 0) & (w.slots[j] != 0);
     if (decide) collect_outcomes(l, &w, n, out);
     if (!count_now) l->counts[now] += inserted;
@@ -407,8 +418,9 @@ BLOCK_OF(fold_large, 1, 0, PLAIN, 1)
 BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
 
 static run_block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
-    /* Row: one kind, tasks, fold.  Column: cached, large, aged, general, of which the last two are
-     * always built as large. */
+    /* Row: one kind, tasks, fold.  Column: cached, large, aged, general.  The last two are built as
+     * large only, which does for any size: in a small table they prefetch further ahead than they
+     * need, and once more a row. */
     static const run_block_t blocks[3][4] = {{kind_cached, kind_large, kind_aged, kind_general},
                                              {apply_cached, apply_large, apply_aged, apply_general},
                                              {fold_cached, fold_large, fold_general, fold_general}};

@@ -16,9 +16,10 @@
  * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros. Its
  * low seven bits are the turn (1..127) in which the entry was inserted or refreshed; its high bit
  * says that the entry has bits in the side array `marks` (a second init, a fail, ...). not_tasks[s]
- * is ~task, negative once the init was seen, and 0 before.  The buckets are followed by `times`,
- * only in a ledger with a clock, and by `marks`, four bytes a bucket, touched only by a second
- * INIT, FAIL and overflow above 255 (a page of zeros that is never written takes no memory).
+ * is ~task, negative once the init was seen, and 0 before: an INIT ORs ~task in, an ACK 0, so both
+ * are one operation and the sign says whether an init has come.  The buckets are followed by
+ * `times`, only in a ledger with a clock, and by `marks`, four bytes a bucket, touched only by a
+ * second INIT, FAIL and overflow above 255 (a page of zeros that is never written takes no memory).
  *
  * Lookup.  A key's home bucket is its hash scaled to 0..n-1.  Its entry is there or, if that was
  * full, in a later bucket (the first follows the last).  `overflow_count` of a bucket is the number
@@ -76,7 +77,9 @@
 enum {
     SLOTS = 3,
     /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one
-     * that is larger than that. */
+     * that is larger than that.  92 is what 48 bytes an entry allow: (64 + 4) * 64 / 92 = 47.3
+     * without a clock.  70 leaves half as many displaced, each of which costs its rows a second
+     * cache line; it takes 62 bytes an entry, and 94 just after growth by half. */
     MAX_LOAD_SIZED = 92,
     MAX_LOAD_GROWN = 70,
     PROBE_LIMIT = 32, /* buckets from home */
@@ -188,7 +191,10 @@ typedef struct {
     int needs_reseed; /* a probe was longer than PROBE_LIMIT */
     /* The next bucket to sweep, and to take expired entries from (old, then cur). */
     size_t sweep_at, take_at;
-    /* Rows since `peak` was reset, a turn counting as `limit` rows; most entries since. */
+    /* Rows since `peak` was reset, a turn counting as `limit` rows; most entries since.  When
+     * `work` is 4 * limit and no migration is under way, both start anew, and a table that grew
+     * shrinks if `peak` was below limit / LOW_WATER: to room for twice the peak, so that entries
+     * must double before it grows again. */
     size_t work, peak;
     size_t shrink_to; /* buckets that would do; 0: fits */
     int64_t second_inits, orphans, untaken, growths;
@@ -255,6 +261,13 @@ INLINE int stamp_of(const ledger_t *l, int age) {
     int stamp = l->stamp - age;
     return stamp < 1 ? stamp + STAMPS : stamp;
 }
+/* An entry that no message completes becomes
+ *   dead       when its age reaches `turns`: no lookup sees it, and it keeps its slot;
+ *   takeable   dead, and of that very age: `take_expired` can hand it out until the next turn;
+ *   untaken    takeable once, and not taken before that turn;
+ *   sweepable  dead and older, so untaken: sweeping or migration frees its slot;
+ *   orphan     dead, whatever else, and without an init: `orphans` has those that left their slots,
+ *              `waiting_orphans` counts the others. */
 INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
 /* Dead entries that still have slots, and can no longer be taken. */
 INLINE int64_t sweepable(const ledger_t *l) { return l->dead - takeable(l); }

@@ -150,8 +150,7 @@ cdef tuple views_of(Ledger ledger):
 
 cdef object BUCKET = np.dtype(
     [
-        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS),
-        ("over", np.uint8),  # overflow_count
+        ("keys", np.uint64, SLOTS), ("stamps", np.uint8, SLOTS), ("overflow_count", np.uint8),
         ("not_tasks", np.int32, SLOTS), ("vals", np.uint64, SLOTS),
     ]
 )

@@ -25,6 +25,13 @@ static inline void lock_release(lock_t *lock) { PyMutex_Unlock(lock); }
 #else
 
 #include <pthread.h>
+/* The newest symbol that we ask of glibc is the oldest that will do, so that wheels run on systems
+ * that are older than the one that built them: 2.34 moved this one from libpthread, unchanged. */
+#if defined(__GLIBC__) && defined(__x86_64__) && !defined(__ILP32__)
+__asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@GLIBC_2.2.5");
+#elif defined(__GLIBC__) && defined(__aarch64__)
+__asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@GLIBC_2.17");
+#endif
 typedef pthread_mutex_t lock_t;
 static inline int lock_init(lock_t *lock) { return pthread_mutex_init(lock, NULL); }
 static inline void lock_destroy(lock_t *lock) { pthread_mutex_destroy(lock); }

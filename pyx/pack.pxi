@@ -139,21 +139,22 @@ def take_shard(root_ids, vals, tasks, times_ms, shard, n):
     cdef cnp.ndarray out_vals = new_column(m, cnp.NPY_INT64)
     cdef cnp.ndarray out_kinds = new_column(m, cnp.NPY_INT32)
     cdef cnp.ndarray out_times = None if times_ms is None else new_column(m, cnp.NPY_INT64)
-    cdef const uint64_t *of = ids_of(root_column)
+    cdef const uint64_t *roots = ids_of(root_column)
     cdef const uint64_t *xors = ids_of(val_column)
     cdef const int32_t *task = tasks_of(kinds)
-    cdef const int64_t *at = NULL
+    cdef const int64_t *times = NULL
     cdef int64_t *to_roots = <int64_t *>cnp.PyArray_DATA(out_roots)
     cdef int64_t *to_vals = <int64_t *>cnp.PyArray_DATA(out_vals)
     cdef int32_t *to_kinds = <int32_t *>cnp.PyArray_DATA(out_kinds)
     cdef int64_t *to_times = NULL
     cdef size_t k
     if time_column is not None:
-        at = <const int64_t *>cnp.PyArray_DATA(time_column)
+        times = <const int64_t *>cnp.PyArray_DATA(time_column)
         to_times = <int64_t *>cnp.PyArray_DATA(out_times)
     with nogil:
         k = take_rows_of_shard(
-            of, xors, task, at, m, <uint32_t>wanted, shards, to_roots, to_vals, to_kinds, to_times
+            roots, xors, task, times, m, <uint32_t>wanted, shards, to_roots, to_vals, to_kinds,
+            to_times,
         )
     return (
         shortened(out_roots, k), shortened(out_vals, k), shortened(out_kinds, k),

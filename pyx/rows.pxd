@@ -3,7 +3,8 @@
 #
 # Fixed for ever, bit by bit: a checkpoint holds fingerprints, and two tasks of one shuffle, or of
 # two versions, must send one value to one place.  The reference implementation is
-# ackcore/_reference/rows.py; the test vectors are in tests/test_rows.py.
+# ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py, test_runs.py and
+# test_fingerprints.py.
 #
 # A row's hash h takes in one column after the other:
 #

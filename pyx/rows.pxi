@@ -7,15 +7,13 @@ from rows cimport (
     gather_bytes, number_edges, place_gathered, runs_t, start_edges,
 )
 
-from ackcore import _row_parts as row_parts
-
 
 cdef cnp.ndarray as_bytes(object data, str name):
     """The memory of a buffer as an array of bytes."""
     if cnp.PyArray_CheckExact(data) and cnp.PyArray_NDIM(data) == 1:
         if cnp.PyArray_ISCARRAY_RO(data) and cnp.PyArray_TYPE(data) == cnp.NPY_UINT8:
             return data
-    return row_parts.bytes_of(data, name)
+    return _row_arguments.bytes_of(data, name)
 
 
 cdef inline const uint8_t *bytes_at(cnp.ndarray column) noexcept:
@@ -49,15 +47,15 @@ def hash_fixed(hashes, data, width, valid=None):
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
         lengths differ, or if there is no such width.
     """
-    cdef cnp.ndarray hash_rows = row_parts.in_place(hashes, "hashes")
+    cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
     cdef int64_t w = as_count(width, "width", 1, INT64_MAX)
-    if w not in row_parts.WIDTHS:
-        row_parts.refuse_width(w)
+    if w not in _row_arguments.WIDTHS:
+        _row_arguments.refuse_width(w)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef size_t n = rows(hash_rows)
     if <size_t>rows(memory) != n * <size_t>w:
-        row_parts.refuse_size(rows(memory), n, w)
-    cdef cnp.ndarray valid_rows = row_parts.valid_column(valid, n)
+        _row_arguments.refuse_size(rows(memory), n, w)
+    cdef cnp.ndarray valid_rows = _row_arguments.valid_column(valid, n)
     cdef const uint8_t *ok = bytes_at(valid_rows)
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
@@ -97,12 +95,12 @@ def hash_binary(hashes, offsets, data, valid=None):
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
         lengths differ, or if the offsets fall or leave the data: the message names the row.
     """
-    cdef cnp.ndarray hash_rows = row_parts.in_place(hashes, "hashes")
+    cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
     cdef size_t n = rows(hash_rows), bad
-    cdef cnp.ndarray starts = row_parts.offset_column(offsets, n)
+    cdef cnp.ndarray starts = _row_arguments.offset_column(offsets, n)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef size_t size = rows(memory)
-    cdef cnp.ndarray valid_rows = row_parts.valid_column(valid, n)
+    cdef cnp.ndarray valid_rows = _row_arguments.valid_column(valid, n)
     cdef const uint8_t *ok = bytes_at(valid_rows)
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
@@ -119,7 +117,7 @@ def hash_binary(hashes, offsets, data, valid=None):
             if bad == n:
                 fold_bytes(h, wide, at, size, n, ok)
     if bad < n:
-        row_parts.refuse_offsets(starts, bad, size)
+        _row_arguments.refuse_offsets(starts, bad, size)
 
 
 def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=None, ordinals=None):
@@ -179,7 +177,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     cdef uint64_t parent = 0
     cdef size_t m = rows(owner_column), groups = rows(root_column)
     if m > <size_t>INT32_MAX:
-        row_parts.refuse_rows(m)
+        _row_arguments.refuse_rows(m)
     if is_one_for_all(parent_edges):
         parent = as_id(parent_edges, "parent_edges")
     else:
@@ -195,12 +193,12 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     else:
         # Copied, as these are places in memory: what was checked is what is used.
         count_column = np.array(id_column(counts, "counts"), np.int64)
-        row_parts.check_counts(count_column, m)
+        _row_arguments.check_counts(count_column, m)
     if ordinals is not None:
-        ordinal_column = row_parts.in_place(ordinals, "ordinals")
+        ordinal_column = _row_arguments.in_place(ordinals, "ordinals")
         if <size_t>rows(ordinal_column) != groups:
             _columns.same_length(roots=root_column, ordinals=ordinal_column)
-        check_part(ordinal_column, "ordinals", row_parts.START_BITS)
+        check_part(ordinal_column, "ordinals", _row_arguments.START_BITS)
 
     cdef size_t destinations = rows(count_column)
     cdef cnp.ndarray totals = np.zeros(groups, np.int64)
@@ -229,7 +227,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     out.counts = <int64_t *>cnp.PyArray_DATA(run_counts)
     cdef cnp.ndarray seen = np.zeros(m, np.uint8)
     cdef uint8_t *came_up = <uint8_t *>cnp.PyArray_DATA(seen)
-    cdef size_t i, done, runs = 0, different = 0, bad_place = m
+    cdef size_t i, done, runs = 0, distinct_rows = 0, bad_place = m
     cdef uint64_t bad_owner = 0
     if parent_column is not None:
         parent_rows = ids_of(parent_column)
@@ -243,13 +241,13 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
                 of_row, edge, m, places, count, destinations, out, came_up, &bad_place
             )
             for i in range(m):
-                different += came_up[i]
+                distinct_rows += came_up[i]
     if done < m:
-        row_parts.refuse_owner(done, <int64_t>bad_owner, groups)
+        _row_arguments.refuse_owner(done, <int64_t>bad_owner, groups)
     if bad_place < m:
-        row_parts.refuse_order(bad_place, <int64_t>places[bad_place], m)
-    if different < m:
-        row_parts.refuse_order(rows=m)
+        _row_arguments.refuse_order(bad_place, <int64_t>places[bad_place], m)
+    if distinct_rows < m:
+        _row_arguments.refuse_order(rows=m)
     if ordinal_column is not None:
         np.copyto(ordinal_column, next_ordinals)
     return (
@@ -290,7 +288,7 @@ def gather_binary(offsets, data, order):
         data, if there is no row of a number in ``order``, or if the bytes are too many for the
         offsets' type: the message names the row.
     """
-    cdef cnp.ndarray starts = row_parts.offset_column(offsets)
+    cdef cnp.ndarray starts = _row_arguments.offset_column(offsets)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef cnp.ndarray order_column = id_column(order, "order")
     cdef size_t n = rows(starts) - 1, m = rows(order_column), bad, bad_place = 0
@@ -314,11 +312,11 @@ def gather_binary(offsets, data, order):
             if bad == n:
                 bad_place = place_gathered(wide, n, places, m, wide_ends, most, &total)
     if bad < n:
-        row_parts.refuse_offsets(starts, bad, size)
+        _row_arguments.refuse_offsets(starts, bad, size)
     if bad_place < m:
-        row_parts.refuse_taken(bad_place, <int64_t>places[bad_place], n)
+        _row_arguments.refuse_taken(bad_place, <int64_t>places[bad_place], n)
     if total > most:
-        row_parts.refuse_gathered()
+        _row_arguments.refuse_gathered()
 
     cdef int64_t room = (total + AT_ONCE + 63) // 64 * 64
     cdef cnp.ndarray gathered = new_column(room, cnp.NPY_UINT8)

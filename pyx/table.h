@@ -3,6 +3,7 @@
  * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
  * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller
  * sees to it that no two live entries have one key, and that the table does not become full.
+ * SIMD is 0 without vectors, 1 with SSE2, 2 with AVX2, 3 with AVX-512: each kernel_*.c sets it.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
@@ -172,19 +173,19 @@ static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
     slot_clear(&t->buckets[i], s);
     while (UNLIKELY(t->buckets[i].overflow_count != 0)) {
         size_t j = i, distance = 0;
-        uint32_t q = 0;  /* slots of bucket j whose entries probed past bucket i */
-        while (q == 0) { /* ends: overflow_count > 0 says that there is one */
+        uint32_t displaced = 0;  /* slots of bucket j whose entries probed past bucket i */
+        while (displaced == 0) { /* ends: overflow_count > 0 says that there is one */
             j = next_bucket(t, j);
             distance++;
             ASSERT(distance < t->n);
             const bucket_t *b = &t->buckets[j];
             for (unsigned k = 0; k < SLOTS; k++) {
                 const size_t from = home_bucket(t->n, hash_of(seed, b->keys[k]));
-                q |= (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance))
-                     << k;
+                displaced |=
+                    (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance)) << k;
             }
         }
-        q = (unsigned)__builtin_ctz(q);
+        const unsigned q = (unsigned)__builtin_ctz(displaced);
         entry_put(t, i, s, entry_at(t, j, q));
         for (size_t x = i; x != j; x = next_bucket(t, x)) overflow_dec(t, x);
         slot_clear(&t->buckets[j], q);

@@ -14,6 +14,7 @@ from ackcore._reference.ids import (
     xor_by_parent,
 )
 from ackcore._reference.ledger import Ledger
+from ackcore._reference.offsets import OffsetTracker
 from ackcore._reference.pack import sort_by_shard, split_by_shard, take_shard
 from ackcore._reference.rows import (
     fingerprint,
@@ -26,6 +27,7 @@ from ackcore._reference.rows import (
 __all__ = [
     "IdSource",
     "Ledger",
+    "OffsetTracker",
     "acker_task",
     "edge_id",
     "edge_ids",

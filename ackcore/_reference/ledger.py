@@ -333,7 +333,7 @@ class Ledger:
         Parameters
         ----------
         now_ms : int, optional
-            The time; the clock's if not given.  Nothing asks for it without ``timeout_ms``.
+            The time, in milliseconds; the clock's by default.  Unused without ``timeout_ms``.
         timeout_ms : int, optional
             An entry whose last message is longer ago than this is past the time-out; without
             it none is.  Needs a ledger with a clock.

@@ -2,7 +2,8 @@
 
 The hash is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``; a shard
 is its upper half scaled to their number (Lemire, "Fast random integer generation in an interval",
-2019).  Fixed for ever, as there: what one job wrote for a shard another may read.
+2019).  Fixed for ever, as there: what one job wrote for a shard another may read.  Arguments,
+results and errors are documented in pyx/pack.pxi.
 """
 
 from __future__ import annotations
@@ -14,38 +15,13 @@ import numpy as np
 from ackcore._columns import as_count, id_column, same_length, task_column
 from ackcore._records import Int32s, Int64s
 from ackcore._reference.mix import UInt64s
-from ackcore._row_parts import MAX_SHARDS
+from ackcore._row_arguments import MAX_SHARDS
 
 _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 
 
 def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
-    """Sort row numbers by the shard of their root.
-
-    The shard is a fixed hash of the root id that shares nothing with the hash of a ledger's
-    table nor with `ackcore.ids.acker_task`.
-
-    Parameters
-    ----------
-    root_ids : column of int64 or uint64, shape (m,)
-        The rows' roots.
-    n : int
-        Number of shards, in 1..2**20.
-
-    Returns
-    -------
-    order : numpy.ndarray of int64, shape (m,)
-        Row numbers: those of shard 0, then those of shard 1, each shard's in their old order.
-    counts : numpy.ndarray of int64, shape (n,)
-        How many rows each shard has.
-
-    Raises
-    ------
-    TypeError
-        If ``root_ids`` is not a column of 64-bit integers, or ``n`` no integer.
-    ValueError
-        If the column is not one-dimensional and C-contiguous, or ``n`` out of range.
-    """
+    """Sort row numbers by the shard of their root."""
     _, of_row, counts = _shards(root_ids, n)
     return np.argsort(of_row, kind="stable").astype(np.int64, copy=False), counts
 
@@ -64,28 +40,7 @@ def _shards(root_ids: Any, n: Any) -> tuple[UInt64s, Int64s, Int64s]:
 
 
 def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
-    """Sort row numbers by the shard of their root, and by a hash of the root within a shard.
-
-    The order is the same on every processor and by either backend, and that of ``n`` shards is
-    that of any other number.
-
-    Parameters
-    ----------
-    root_ids : column of int64 or uint64, shape (m,)
-        The rows' roots.
-    n : int
-        Number of shards, in 1..2**20.
-
-    Returns
-    -------
-    order, counts
-        As `split_by_shard` returns them; rows of one root are in their old order.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for `split_by_shard`.
-    """
+    """Sort row numbers by the shard of their root, and by a hash of the root within a shard."""
     mixed, _, counts = _shards(root_ids, n)
     return np.argsort(mixed, kind="stable").astype(np.int64, copy=False), counts
 
@@ -93,32 +48,7 @@ def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
 def take_shard(
     root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
 ) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
-    """Copy the messages of one shard's roots, in their order.
-
-    Parameters
-    ----------
-    root_ids, vals : column of int64 or uint64, shape (m,)
-        Of messages, as for `Ledger.fold`.
-    tasks : column of int32, shape (m,)
-        Likewise.
-    times_ms : column of int64, shape (m,), or None
-        Likewise.
-    shard : int
-        Which of the shards that `split_by_shard` tells apart, in 0..n-1.
-    n : int
-        Number of shards, in 1..2**20.
-
-    Returns
-    -------
-    tuple
-        ``(root_ids, vals, tasks, times_ms)`` of k <= m rows: arrays of int64, int64, int32, and
-        int64, or None without times.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a column is of another type, shape or length, or a number out of range.
-    """
+    """Copy the messages of one shard's roots, in their order."""
     roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
     kinds = task_column(tasks, "tasks")
     shards = as_count(n, "n", 1, MAX_SHARDS)

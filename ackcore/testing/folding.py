@@ -187,7 +187,7 @@ def check_settling_table(factory: Factory) -> None:
 
 
 def check_settling_without_a_timeout(factory: Factory) -> None:
-    """Nothing is past a time-out that is not there, with a clock and without."""
+    """Without a time-out nothing is past it, with a clock or without."""
     for clock in (None, Clock(MAX)):
         ledger = factory(clock=clock)
         for root, (val, task, inits, flags, _, _) in enumerate(_SETTLING):

@@ -126,7 +126,7 @@ def check_entries_go_in_and_out(factory: Factory) -> None:
 
 
 def check_pickles_and_copies(factory: Factory) -> None:
-    """Copies have the options, entries, expired ones and counts, and live on their own."""
+    """Copies have the options, entries, expired ones and counts, and share no memory."""
     for clock in (None, Clock(10)):
         for way in (copy.copy, copy.deepcopy, _pickled):
             ledger = _used(factory, clock)
@@ -169,7 +169,7 @@ def _goes_on_alike(one: Any, other: Any) -> None:
         expect(outcomes[0], outcomes[1], "outcomes")
         for ledger in (one, other):
             ledger.rotate()
-    expect(one.get(99), other.get(99), "a root that neither knows")
+    expect(one.get(99), other.get(99), "a root that neither has")
 
 
 def check_saving_with_numpy(factory: Factory) -> None:

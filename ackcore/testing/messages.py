@@ -175,7 +175,7 @@ _script(
     refresh_on_ack=True,
 )
 _script(
-    "what_nobody_took_is_dropped",
+    "what_was_not_taken_is_dropped",
     "A 1 1\n T\n A 2 1\n T\n T\n T\n left 2\n left\n T\n left",
 )
 _script(

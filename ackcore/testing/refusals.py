@@ -130,7 +130,7 @@ def _with_a_bad_id_column(bad: Any, two: Any, tasks: Any) -> dict[str, Call]:
         "root_ids of fold": methodcaller("fold", bad, two, tasks),
         "vals of fold": methodcaller("fold", two, bad, tasks),
     }
-    if bad is not None:  # which is how fold is told to ask the clock
+    if bad is not None:  # None is no column: fold then reads the clock
         calls["times_ms of fold"] = methodcaller("fold", two, two, tasks, bad)
     return calls
 

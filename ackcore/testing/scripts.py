@@ -39,7 +39,7 @@ def expect(got: Any, wanted: Any, what: str) -> None:
 
 
 class Clock:
-    """A clock that stands until it is told; ``reads`` counts how often it was looked at."""
+    """A clock that is set by hand; ``reads`` counts how often it was read."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms

@@ -1,0 +1,374 @@
+"""Which offsets of a partition are done, in plain Python: the twin of pyx/offsets.h.
+
+What is not done is kept in a dict, in the order of the offsets; whatever else is below the position
+is done.  Arguments, results and errors are documented in pyx/offsets.pxi.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._columns import MAX_TASK, as_count
+from ackcore._id_arguments import is_one_for_all
+from ackcore._offset_arguments import (
+    as_generation,
+    as_offset,
+    as_position,
+    check_state,
+    offset_column,
+    tracker_key,
+)
+from ackcore._records import Int64s, OffsetState, OffsetStats
+
+Run = tuple[int, int]
+
+
+class OffsetTracker:
+    """Which offsets of one partition are done, in one generation of its assignment.
+
+    The first that is not done is where a reader has to begin again: what may be committed.  See
+    the native class for what each method does; the arguments are
+
+    Parameters
+    ----------
+    topic, partition, generation
+        What is tracked: a str, and ints >= 0.
+    base : int
+        The offset that this generation reads first; all below it is done.
+    """
+
+    def __init__(self, topic: str, partition: int, generation: int, base: int) -> None:
+        self._key = tracker_key(topic, partition, generation, base)
+        self._position = self._done_end = self._key.base
+        # Emitted and not done, in order: the position only grows, so each goes in at the end.
+        self._open: OrderedDict[int, None] = OrderedDict()
+        # Holes at or above the position, which an earlier generation left.
+        self._ahead: list[Run] = []
+        self._attempts: dict[int, int] = {}
+        self._waiting: set[int] = set()
+        self._stale = self._below_base = self._not_emitted = self._repeated = 0
+        self._lock = threading.Lock()
+
+    # What is tracked, and what came of it ----------------------------------------------------
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        return self._key.topic
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self._key.partition
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation; messages of another change nothing."""
+        return self._key.generation
+
+    @property
+    def base(self) -> int:
+        """The offset that this generation read first."""
+        return self._key.base
+
+    @property
+    def position(self) -> int:
+        """One above the highest offset that was emitted or passed."""
+        return self._position
+
+    @property
+    def committable(self) -> int:
+        """The lowest offset that is not done: what to commit, as Kafka names the next to read."""
+        with self._lock:
+            return self._committable()
+
+    @property
+    def pending(self) -> int:
+        """Offsets that were emitted and are not done."""
+        return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Those of them that failed and were not emitted again."""
+        return len(self._waiting)
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest pending offset, or None."""
+        with self._lock:
+            return next(iter(self._open), None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, roughly."""
+        with self._lock:
+            an_offset = 2 * sys.getsizeof(2**40)
+            sizes = map(sys.getsizeof, (self._open, self._ahead, self._attempts, self._waiting))
+            return sum(sizes) + an_offset * (len(self._open) + len(self._attempts))
+
+    @property
+    def stats(self) -> OffsetStats:
+        """Counts of what changed nothing."""
+        with self._lock:
+            return self._stats()
+
+    def _stats(self) -> OffsetStats:
+        return OffsetStats(self._stale, self._below_base, self._not_emitted, self._repeated)
+
+    def _committable(self) -> int:
+        if self._open:
+            return next(iter(self._open))
+        if self._ahead:
+            return self._ahead[0][0]
+        return max(self._position, self._done_end)
+
+    # Messages --------------------------------------------------------------------------------
+
+    def emitted(self, offsets: Any, generation: int | None = None) -> int:
+        """Take in that offsets were read and sent on; return how many are in flight by it."""
+        return self._apply(self._emit, offsets, generation, in_order=True)
+
+    def acked(self, offsets: Any, generation: int | None = None) -> int:
+        """Take in that offsets are done; return how many were not before."""
+        return self._apply(self._ack, offsets, generation)
+
+    def failed(self, offsets: Any, generation: int | None = None) -> int:
+        """Take in that offsets failed and wait to be emitted again; return how many were not."""
+        return self._apply(self._fail, offsets, generation)
+
+    def advance(self, position: int, generation: int | None = None) -> None:
+        """Take in that nothing will be emitted below a position that was not yet."""
+        to = as_position(position, "position")
+        theirs = None if generation is None else as_generation(generation)
+        with self._lock:
+            if not self._is_stale(theirs, 1):
+                self._pass(to)
+
+    def _apply(
+        self, one: Callable[[int], int], offsets: Any, generation: Any, in_order: bool = False
+    ) -> int:
+        if is_one_for_all(offsets):
+            rows = [as_offset(offsets, "offsets")]
+        else:
+            rows = offset_column(offsets).tolist()
+        theirs = None if generation is None else as_generation(generation)
+        with self._lock:
+            if self._is_stale(theirs, len(rows)):
+                return 0
+            return sum(map(one, sorted(rows) if in_order else rows))
+
+    def _is_stale(self, generation: int | None, rows: int) -> bool:
+        if generation is None or generation == self.generation:
+            return False
+        self._stale += rows
+        return True
+
+    def _emit(self, offset: int) -> int:
+        if offset < self.base:
+            self._below_base += 1
+            return 0
+        if offset < self._position:
+            if offset in self._waiting:
+                self._waiting.remove(offset)
+                return 1
+            self._repeated += 1
+            return 0
+        done_before = self._is_done(offset)
+        self._pass(offset)
+        self._position = offset + 1
+        self._drop_ahead()
+        if done_before:
+            self._repeated += 1
+            return 0
+        self._open[offset] = None
+        return 1
+
+    def _pass(self, position: int) -> None:
+        """Whatever is below a position and was not emitted is not there: done."""
+        if position <= self._position:
+            return
+        self._position = position
+        self._done_end = max(self._done_end, position)
+        self._drop_ahead()
+        gone = [
+            offset for offset in self._attempts if offset < position and offset not in self._open
+        ]
+        for offset in gone:
+            del self._attempts[offset]
+
+    def _drop_ahead(self) -> None:
+        """Forget the holes that the position has passed."""
+        passed = bisect_right(self._ahead, self._position, key=lambda run: run[1])
+        del self._ahead[:passed]
+        if self._ahead and self._ahead[0][0] < self._position:
+            self._ahead[0] = (self._position, self._ahead[0][1])
+
+    def _ack(self, offset: int) -> int:
+        if not self._is_known(offset):
+            return 0
+        if offset not in self._open:
+            self._repeated += 1
+            return 0
+        del self._open[offset]
+        self._attempts.pop(offset, None)
+        self._waiting.discard(offset)
+        self._done_end = max(self._done_end, offset + 1)
+        return 1
+
+    def _fail(self, offset: int) -> int:
+        if not self._is_known(offset):
+            return 0
+        if offset not in self._open or offset in self._waiting:
+            self._repeated += 1
+            return 0
+        self._waiting.add(offset)
+        self._attempts[offset] = min(self._attempts.get(offset, 0) + 1, MAX_TASK)
+        return 1
+
+    def _is_known(self, offset: int) -> bool:
+        """Whether an ack or a fail is of something that may have been emitted; count it if not."""
+        self._below_base += offset < self.base
+        self._not_emitted += offset >= self._position
+        return self.base <= offset < self._position
+
+    # Looking inside, saving and loading ------------------------------------------------------
+
+    @overload
+    def is_done(self, offsets: int) -> bool: ...
+    @overload
+    def is_done(self, offsets: Any) -> npt.NDArray[np.bool_]: ...
+    def is_done(self, offsets: Any) -> bool | npt.NDArray[np.bool_]:
+        """Whether an offset, or each of a column, need not be read (again)."""
+        if is_one_for_all(offsets):
+            offset = as_offset(offsets, "offsets")
+            with self._lock:
+                return self._is_done(offset)
+        column = offset_column(offsets)
+        with self._lock:
+            return np.array([self._is_done(offset) for offset in column.tolist()], np.bool_)
+
+    def _is_done(self, offset: int) -> bool:
+        if offset < self._position:
+            return offset not in self._open
+        before = bisect_right(self._ahead, offset, key=lambda run: run[0])
+        in_hole = before > 0 and offset < self._ahead[before - 1][1]
+        return offset < self._done_end and not in_hole
+
+    def attempt(self, offset: int) -> int:
+        """How often an offset that is not done has failed; 0 the first time."""
+        offset = as_offset(offset, "offset")
+        with self._lock:
+            return self._attempts.get(offset, 0)
+
+    def holes(self, limit: int | None = None) -> Int64s:
+        """The offsets that are not done below the highest that is, in order."""
+        most = None if limit is None else as_count(limit, "limit", 0)
+        found: list[int] = []
+        with self._lock:
+            for start, end in self._holes():
+                left = end - start if most is None else most - len(found)
+                found.extend(range(start, min(end, start + left)))
+        return np.array(found, np.int64)
+
+    def _holes(self) -> Iterator[Run]:
+        """The holes as runs, of which no two touch."""
+        in_flight = ((offset, offset + 1) for offset in self._open if offset < self._done_end)
+        return _joined([*in_flight, *self._ahead])
+
+    def state(self, limit: int | None = None) -> OffsetState:
+        """What the next reader has to know, with at most so many runs of holes."""
+        most = None if limit is None else as_count(limit, "limit", 0)
+        with self._lock:
+            return self._state(most)
+
+    def _state(self, most: int | None) -> OffsetState:
+        runs = list(self._holes())
+        committable = self._committable()
+        end = max(committable, self._done_end)
+        if most is not None and len(runs) > most:
+            end = runs[most][0]
+        starts, ends = np.array(runs[:most], np.int64).reshape(-1, 2).T
+        failed = sorted(self._attempts.items())
+        return OffsetState(
+            committable,
+            end,
+            starts.copy(),
+            ends.copy(),
+            np.array([offset for offset, _ in failed], np.int64),
+            np.array([attempts for _, attempts in failed], np.int32),
+        )
+
+    @classmethod
+    def from_state(
+        cls, topic: str, partition: int, generation: int, state: OffsetState
+    ) -> OffsetTracker:
+        """A tracker that goes on where another, of an earlier generation, was saved."""
+        checked = check_state(state)
+        tracker = cls(topic, partition, generation, checked.committable)
+        tracker._load(checked, checked.committable)
+        return tracker
+
+    def _load(self, state: OffsetState, position: int) -> None:
+        runs = list(zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True))
+        self._position, self._done_end, self._ahead = position, state.end, runs
+        # Holes below the position are in flight, and so is all from the last that is done on.
+        flying = [(start, min(end, position)) for start, end in runs if start < position]
+        for start, end in [*flying, (state.end, position)]:
+            self._open.update(dict.fromkeys(range(start, end)))
+        self._drop_ahead()
+        self._attempts = dict(zip(state.failed.tolist(), state.attempts.tolist(), strict=True))
+
+    def __repr__(self) -> str:
+        return (
+            f"<ackcore.OffsetTracker: {self.topic}-{self.partition}, generation "
+            f"{self.generation}, committable {self.committable}, {self.pending} pending, python>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._lock:
+            return _restore, (
+                type(self),
+                self._key,
+                self._state(None),
+                self._position,
+                np.array(sorted(self._waiting), np.int64),
+                self._stats(),
+            )
+
+
+def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+    """Runs in order, those that touch made one."""
+    last: Run | None = None
+    for start, end in runs:
+        if last is not None and last[1] == start:
+            last = (last[0], end)
+        else:
+            if last is not None:
+                yield last
+            last = (start, end)
+    if last is not None:
+        yield last
+
+
+def _restore(
+    cls: type[OffsetTracker],
+    key: tuple[str, int, int, int],
+    state: OffsetState,
+    position: int,
+    waiting: Int64s,
+    stats: OffsetStats,
+) -> OffsetTracker:
+    """Unpickle a tracker."""
+    tracker = cls(*key)
+    tracker._load(state, position)
+    tracker._waiting = set(waiting.tolist())
+    tracker._stale, tracker._below_base, tracker._not_emitted, tracker._repeated = stats
+    return tracker

@@ -1,0 +1,417 @@
+"""What a Kafka group commits of a partition: up to where all is done, and what is above that.
+
+The offset says where to begin again; the metadata beside it, a string of at most 4,095 characters,
+says what above that offset is done all the same, so that it is not done again.  `OffsetTracker`
+has both.  They are put together by `encode_metadata` and taken apart by `decode_metadata`, which
+takes whatever it finds: what is not ours, or damaged, says nothing about what is done.
+
+The metadata is ``ack``, a digit for the version of what follows, a letter for how bits are written
+as characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers,
+Rice coded: lengths of the runs of holes (or single holes, where that is shorter), how many offsets
+are done behind each, the distances of the offsets that failed, and how often each did.  (R. F.
+Rice, "Some practical universal noiseless coding techniques", 1979; quotients and remainders lie
+apart, so that numpy reads and writes either at once.)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._backend import OffsetTracker
+from ackcore._columns import as_count, as_id, signed
+from ackcore._offset_arguments import check_state, tracker_key
+from ackcore._records import Int64s, OffsetState
+
+__all__ = ["KAFKA_LIMIT", "Commit", "Restored", "decode_metadata", "encode_metadata"]
+
+_log = logging.getLogger(__name__)
+
+#: Characters of metadata that go through librdkafka: a broker's default limit
+#: (``offset.metadata.max.bytes``, in UTF-16 units for all its name) is 4,096, and one is appended.
+KAFKA_LIMIT = 4095
+#: What any header takes in base64, and a hole or two.
+_LEAST_LIMIT = 64
+
+_MAGIC = "ack"
+_VERSION = "1"
+#: A character of U+0800..U+87FF carries 15 bits: one UTF-16 unit, never a surrogate.
+_WIDE, _BASE64 = "u", "b"
+_FIRST_WIDE = 0x0800
+_WIDE_BITS, _BASE64_BITS = 15, 6
+
+_CRC_BITS, _ID_BITS, _SIZE_BITS = 32, 64, 6
+#: In place of a Rice parameter: every number of the column is 0, and no bits follow.
+_ALL_ZERO = 63
+#: More runs than this are not written, nor believed: where all numbers are 0, a run takes no bit.
+_MOST_RUNS = 1 << 18
+#: More offsets that are not done are not believed: a tracker has a bit for each.
+_MOST_OPEN = 1 << 32
+#: A quotient that is not below this is written in full elsewhere, lest one jump of 10**9 among
+#: small ones takes 10**9 bits; and in so many bits.
+_ESCAPE, _FULL_BITS = 40, 63
+
+Bits = npt.NDArray[np.uint8]
+
+
+class Commit(NamedTuple):
+    """What to commit of a partition: Kafka's offset, the next to read, and the metadata."""
+
+    offset: int
+    metadata: str
+
+
+class Restored(NamedTuple):
+    """What was found in a commit; ``state`` is for `OffsetTracker.from_state`, come what may."""
+
+    state: OffsetState
+    deployment: int | None  # whose it is, as in `encode_metadata`; None if it is not ours
+    generation: int | None  # and of which generation
+    problem: str | None  # why nothing is known to be done above the offset; None if it is ours
+
+
+class _Damaged(ValueError):
+    """Metadata that is ours by its first characters is not what was written."""
+
+
+# Into metadata ------------------------------------------------------------------------------
+
+
+def encode_metadata(
+    tracker: OffsetTracker, deployment: int, *, limit: int = KAFKA_LIMIT, wide: bool = True
+) -> Commit:
+    """Return what to commit of a partition.
+
+    Parameters
+    ----------
+    tracker : OffsetTracker
+        Of the partition.
+    deployment : int
+        64 bits, signed or not, that name whose offsets these are, as in `spout_key`.
+    limit : int
+        Characters that the metadata may have, at least 64.  What does not fit is left out, first
+        how often records failed, then the highest holes with all that is done above them: a
+        restart does more again then, and takes nothing for done that is not.
+    wide : bool
+        15 bits a character, which Kafka's brokers count as one.  False for those that count
+        bytes, or refuse what is not ASCII: base64, 6 bits a character.
+
+    Returns
+    -------
+    Commit
+        The committable offset and the metadata, of one moment.
+    """
+    limit = as_count(limit, "limit", _LEAST_LIMIT)
+    deployment = as_id(deployment, "deployment")
+    per_character = _WIDE_BITS if wide else _BASE64_BITS
+    room = (limit - len(_prefix(wide))) * per_character
+    state = tracker.state(limit=_MOST_RUNS)
+    key = _key(tracker.topic, tracker.partition, state.committable)
+    fixed = [_field(deployment % 2**_ID_BITS, _ID_BITS), _number(tracker.generation)]
+    room -= _CRC_BITS + sum(map(len, fixed))
+    content = np.concatenate([*fixed, *_fitting(state, room)])
+    padding = -(len(content) + _CRC_BITS) % per_character
+    content = np.concatenate([content, np.zeros(padding, np.uint8)])
+    bits = np.concatenate([_field(_check_sum(content, key), _CRC_BITS), content])
+    return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
+
+
+def _prefix(wide: bool) -> str:
+    return _MAGIC + _VERSION + (_WIDE if wide else _BASE64)
+
+
+def _key(topic: str, partition: int, offset: int) -> int:
+    """The checksum begins with it: metadata says nothing beside another partition's offset."""
+    return crc32(f"{topic}\0{partition}\0{offset}".encode())
+
+
+def _check_sum(content: Bits, key: int) -> int:
+    return crc32(np.packbits(content).tobytes(), key)
+
+
+class _Column:
+    """Numbers, each 0 or more, and how they are written shortest."""
+
+    def __init__(self, numbers: Int64s) -> None:
+        self.numbers = numbers
+        self.parameter, self.size = _ALL_ZERO, _SIZE_BITS
+        if numbers.any():
+            self.parameter, coded = min(
+                ((guess, _rice_bits(numbers, guess)) for guess in _guesses(numbers)),
+                key=lambda guessed: guessed[1],
+            )
+            self.size += coded
+
+    def first(self, n: int) -> _Column:
+        """A column of the first n."""
+        return self if n == len(self.numbers) else _Column(self.numbers[:n])
+
+    def bits(self) -> list[Bits]:
+        """The parameter, quotients in unary, remainders, quotients that were escaped."""
+        pieces = [_field(self.parameter, _SIZE_BITS)]
+        if self.parameter == _ALL_ZERO:
+            return pieces
+        quotients = self.numbers >> self.parameter
+        escaped = quotients[quotients >= _ESCAPE]
+        stops = np.cumsum(np.minimum(quotients, _ESCAPE) + 1) - 1
+        unary = np.zeros(int(stops[-1]) + 1, np.uint8)
+        unary[stops] = 1
+        remainders = _fields(self.numbers & ((1 << self.parameter) - 1), self.parameter)
+        return [*pieces, unary, remainders, _fields(escaped, _FULL_BITS)]
+
+
+def _guesses(numbers: Int64s) -> list[int]:
+    """Rice parameters, one of which is the best or as good."""
+    typical = [int(numbers.mean())]
+    if numbers.max() > 64 * typical[0]:
+        typical.append(int(np.median(numbers)))  # few are far above all others
+    return sorted({max(0, one.bit_length() - by) for one in typical for by in (1, 2)})
+
+
+def _rice_bits(numbers: Int64s, parameter: int) -> int:
+    quotients = numbers >> parameter
+    escaped = int(np.count_nonzero(quotients >= _ESCAPE))
+    unary = int(np.minimum(quotients, _ESCAPE).sum()) + len(numbers)
+    return unary + parameter * len(numbers) + escaped * _FULL_BITS
+
+
+class _Pair:
+    """Two columns of one length."""
+
+    def __init__(self, one: _Column, other: _Column) -> None:
+        self.one, self.other = one, other
+        self.head = _number(len(one.numbers))
+        self.size = len(self.head) + one.size + other.size
+
+    def first(self, n: int) -> _Pair:
+        """The first n of both."""
+        return _Pair(self.one.first(n), self.other.first(n))
+
+    def fitting(self, room: int) -> _Pair:
+        """As many as take so many bits, or nearly so many: more rarely take fewer."""
+        if self.size <= room:
+            return self
+        least, most = 0, len(self.one.numbers)  # least fits, most does not
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if self.first(middle).size <= room else (least, middle)
+        return self.first(least)
+
+    def bits(self) -> list[Bits]:
+        """The length, and the columns."""
+        return [self.head, *self.one.bits(), *self.other.bits()]
+
+
+def _fitting(state: OffsetState, room: int) -> list[Bits]:
+    """As much of a state as fits into so many bits."""
+    holes, failed = _holes_of(state), _failed_of(state)
+    if holes.size + failed.size > room:
+        holes = holes.fitting(room - failed.first(0).size)
+        failed = failed.fitting(room - holes.size)
+    return [*holes.bits(), *failed.bits()]
+
+
+def _holes_of(state: OffsetState) -> _Pair:
+    """Runs of holes, their lengths less 1, and how many offsets are done behind each."""
+    starts, ends = state.hole_starts, state.hole_ends
+    lengths = ends - starts
+    done = np.append(starts[1:], state.end)[: len(ends)] - ends
+    runs = _Pair(_Column(lengths - 1), _Column(done))
+    if runs.one.size == _SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
+        return runs
+    # Single holes: their lengths take no bits, those of runs one each or more.
+    each = np.zeros(int(lengths.sum()), np.int64)
+    each[np.cumsum(lengths) - 1] = done
+    singles = _Pair(_Column(np.zeros_like(each)), _Column(each))
+    return min(runs, singles, key=lambda pair: pair.size)
+
+
+def _failed_of(state: OffsetState) -> _Pair:
+    """The distances of what failed, and how often it did, less 1 each."""
+    distances = np.diff(state.failed[:_MOST_RUNS], prepend=state.committable - 1) - 1
+    attempts = state.attempts[:_MOST_RUNS].astype(np.int64) - 1
+    return _Pair(_Column(distances), _Column(attempts))
+
+
+def _fields(numbers: Int64s, width: int) -> Bits:
+    """Numbers as so many bits each, the highest first."""
+    shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
+    return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
+
+
+def _field(number: int, width: int) -> Bits:
+    digits = f"{number:0{width}b}" if width else ""
+    return np.frombuffer(digits.encode(), np.uint8) - ord("0")
+
+
+def _number(number: int) -> Bits:
+    """A number below 2**63 as its width and its bits."""
+    width = number.bit_length()
+    return np.concatenate([_field(width, _SIZE_BITS), _field(number, width)])
+
+
+def _to_wide(bits: Bits) -> str:
+    powers = 1 << np.arange(_WIDE_BITS - 1, -1, -1, dtype=np.int64)
+    units = bits.reshape(-1, _WIDE_BITS) @ powers + _FIRST_WIDE
+    return units.astype("<u2").tobytes().decode("utf-16-le")
+
+
+def _to_base64(bits: Bits) -> str:
+    return base64.b64encode(np.packbits(bits).tobytes()).decode().rstrip("=")[: len(bits) // 6]
+
+
+# Out of metadata ----------------------------------------------------------------------------
+
+
+def decode_metadata(topic: str, partition: int, offset: int, metadata: str | None) -> Restored:
+    """Return what is known of a partition that was committed.
+
+    Parameters
+    ----------
+    topic, partition
+        Which it is.
+    offset : int
+        The committed offset.
+    metadata : str or None
+        What was committed beside it, by whomever.  Nothing, and what is not ours, was written for
+        another partition or offset, or is damaged, leaves the offset alone to go by: then
+        ``problem`` says why, and unless there was nothing, so does a warning in the log.
+
+    Returns
+    -------
+    Restored
+    """
+    topic, partition, _, offset = tracker_key(topic, partition, 0, offset)
+    try:
+        deployment, generation, state = _decoded(topic, partition, offset, metadata)
+    except _Damaged as damaged:
+        if metadata:
+            _log.warning(
+                "%s-%d: the metadata of the committed offset %d says nothing, %s; what was done "
+                "above it is done again",
+                *(topic, partition, offset, damaged),
+            )
+        none = np.empty(0, np.int64)
+        nothing = OffsetState(offset, offset, none, none, none, np.empty(0, np.int32))
+        return Restored(check_state(nothing), None, None, str(damaged))
+    return Restored(state, deployment, generation, None)
+
+
+def _decoded(
+    topic: str, partition: int, offset: int, metadata: str | None
+) -> tuple[int, int, OffsetState]:
+    if not metadata:
+        raise _Damaged("as there is none")
+    start = len(_MAGIC)
+    if metadata[:start] != _MAGIC or metadata[start + 1 : start + 2] not in (_WIDE, _BASE64):
+        raise _Damaged(f"as it is not ackcore's: {metadata[:40]!r}")
+    if metadata[start] != _VERSION:
+        raise _Damaged(
+            f"as it is of version {metadata[start]!r}, and this ackcore knows {_VERSION}"
+        )
+    bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
+    reader = _Reader(bits)
+    check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
+    if check_sum != _check_sum(content, _key(topic, partition, offset)):
+        raise _Damaged("as its checksum is wrong: it is damaged, or of another partition or offset")
+    deployment, generation = signed(reader.field(_ID_BITS)), reader.number()
+    holes, done = reader.pair()
+    failed, attempts = reader.pair()
+    reader.finish()
+    # Lengths of holes and of what is done, in turn, up to the last that is done.
+    n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
+    holes, done = holes[:n], done[:n]
+    if holes.sum(dtype=np.float64) > _MOST_OPEN:
+        raise _Damaged("as it says that more is not done than was ever read at once")
+    lengths = np.column_stack([holes + 1, done]).ravel()
+    bounds = offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    starts, ends = bounds[:-1:2], bounds[1::2]
+    apart = starts[1:] != ends[:-1]
+    state = OffsetState(
+        offset,
+        int(bounds[-1]),
+        starts[np.append(np.ones(min(1, len(starts)), np.bool_), apart)],
+        ends[np.append(apart, np.ones(min(1, len(ends)), np.bool_))],
+        offset - 1 + np.cumsum(failed + 1),
+        np.minimum(attempts + 1, 2**31 - 1).astype(np.int32),
+    )
+    try:
+        return deployment, generation, check_state(state)
+    except (ValueError, TypeError) as error:
+        raise _Damaged(f"as it cannot be: {error}") from error
+
+
+def _from_wide(text: str) -> Bits:
+    try:
+        units = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.int64) - _FIRST_WIDE
+    except UnicodeEncodeError:
+        raise _Damaged("as it has lone surrogates") from None
+    if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
+        raise _Damaged("as it has characters that none of ours has")
+    return _fields(units, _WIDE_BITS)
+
+
+def _from_base64(text: str) -> Bits:
+    try:
+        data = base64.b64decode(text + "A" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise _Damaged("as it has characters that none of ours has") from None
+    return np.unpackbits(np.frombuffer(data, np.uint8))[: len(text) * _BASE64_BITS]
+
+
+class _Reader:
+    """Takes apart what `_pairs` and its like have put together."""
+
+    def __init__(self, bits: Bits) -> None:
+        self._bits = bits
+        self._at = 0
+
+    def _take(self, n: int) -> Bits:
+        if n > len(self._bits) - self._at:
+            raise _Damaged("as it ends too early")
+        self._at += n
+        return self._bits[self._at - n : self._at]
+
+    def field(self, width: int) -> int:
+        """The next bits as a number."""
+        return int.from_bytes(np.packbits(self._take(width)).tobytes()) >> (-width % 8)
+
+    def number(self) -> int:
+        return self.field(self.field(_SIZE_BITS))
+
+    def _fields(self, n: int, width: int) -> Int64s:
+        bits = self._take(n * width).reshape(n, width).astype(np.int64)
+        return bits @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
+
+    def pair(self) -> tuple[Int64s, Int64s]:
+        """Two columns of one length."""
+        n = self.number()
+        return self._column(n), self._column(n)
+
+    def _column(self, n: int) -> Int64s:
+        parameter = self.field(_SIZE_BITS)
+        if parameter == _ALL_ZERO:
+            if n > _MOST_RUNS:
+                raise _Damaged(f"as it has a column of {n} numbers")
+            return np.zeros(n, np.int64)
+        stops = np.flatnonzero(self._bits[self._at :])[:n]
+        if len(stops) < n:
+            raise _Damaged("as it ends too early")
+        self._take(int(stops[-1]) + 1 if n else 0)
+        quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
+        remainders = self._fields(n, parameter)
+        escaped = quotients >= _ESCAPE
+        quotients[escaped] = self._fields(int(np.count_nonzero(escaped)), _FULL_BITS)
+        return (quotients << parameter) | remainders
+
+    def finish(self) -> None:
+        """Nothing is left but what fills the last character."""
+        rest = self._bits[self._at :]
+        if len(rest) >= _WIDE_BITS or rest.any():
+            raise _Damaged("as it goes on after its end")

@@ -1,0 +1,213 @@
+"""Columns are hashed alike by both backends, as defined, and so for ever."""
+
+import numpy as np
+import pytest
+from definitions import (
+    ANY_BITS,
+    MASK,
+    NO_VALUE,
+    fold,
+    hash_of_bytes,
+    hash_of_number,
+    int64s,
+    lay_out,
+    signed,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore import _reference
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+def test_numbers_are_hashed_as_defined(backend, width):
+    rng = np.random.default_rng(width)
+    items = [b"\0" * width, b"\xff" * width, b"\x80" * width, *(rng.bytes(width) for _ in range(9))]
+    start = int64s(rng.integers(0, 2**63, len(items)).tolist())
+    start[0] = 0
+    wanted = [fold(int(h) & MASK, hash_of_number(x)) for h, x in zip(start, items, strict=True)]
+    hashes = start.copy()
+    assert backend.hash_fixed(hashes, b"".join(items), width) is None
+    assert hashes.tolist() == int64s(wanted).tolist()
+    valid = rng.random(len(items)) < 0.5
+    for kind in (valid, valid.view(np.uint8), valid * np.uint8(255)):
+        hashes = start.view(np.uint64).copy()
+        backend.hash_fixed(hashes, b"".join(items), width, kind)
+        expected = [
+            w if ok else fold(int(h) & MASK, NO_VALUE)
+            for h, w, ok in zip(start, wanted, valid, strict=True)
+        ]
+        assert hashes.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_strings_are_hashed_as_defined(backend, dtype):
+    rng = np.random.default_rng(5)
+    # Every length around the words' edges, at every distance from the end of the buffer.
+    strings = [rng.bytes(n) for n in [*range(26), 100, *range(18, -1, -1)]]
+    wanted = int64s([hash_of_bytes(s) for s in strings]).tolist()
+    for before, after in ((b"", b""), (b"xyz", b"12345678"), (b"", b"1")):
+        offsets, data = lay_out(strings, dtype, before, after)
+        hashes = np.zeros(len(strings), np.int64)
+        assert backend.hash_binary(hashes, offsets, data) is None
+        assert hashes.tolist() == wanted
+    valid = rng.random(len(strings)) < 0.5
+    start = rng.integers(-(2**63), 2**63 - 1, len(strings))
+    hashes = start.copy()
+    backend.hash_binary(hashes, offsets, data, valid)
+    assert hashes.tolist() == [
+        signed(fold(int(h) & MASK, (w & MASK) if ok else NO_VALUE))
+        for h, w, ok in zip(start, wanted, valid, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("strings", [[b""], [b"a"], [b"abcdefg"], [b"abcdefgh"], [b"x" * 17]])
+def test_strings_that_fill_the_buffer_are_not_read_beyond(backend, strings):
+    """The bytes behind are another object's; `make sanitize` sees a read of them."""
+    offsets, data = lay_out(strings, np.int32)
+    hashes = np.zeros(1, np.int64)
+    backend.hash_binary(hashes, offsets, np.frombuffer(data, np.uint8).copy())
+    assert hashes.tolist() == [signed(hash_of_bytes(strings[0]))]
+
+
+def test_hashes_never_change(backend):
+    """Vectors, worked out once: shuffles and checkpoints rely on them."""
+    hashes = np.zeros(4, np.int64)
+    backend.hash_fixed(hashes, np.array([0, 1, -1, 42]), 8)
+    assert hashes.tolist() == NUMBERS
+    backend.hash_fixed(
+        hashes, np.array([0, 1, -1, 42], np.int8), 1, np.array([1, 0, 1, 0], np.bool_)
+    )
+    assert hashes.tolist() == NUMBERS_TWICE
+    backend.hash_binary(hashes, *lay_out([b"", b"a", b"acknowledge", "é".encode()], np.int32))
+    assert hashes.tolist() == AND_STRINGS
+
+
+def test_a_number_hashes_alike_in_each_width(backend):
+    numbers = np.array([-128, -1, 0, 5, 127])
+    found = set()
+    for width in (1, 2, 4, 8):
+        hashes = np.zeros(5, np.int64)
+        backend.hash_fixed(hashes, numbers.astype(f"i{width}"), width)
+        found.add(tuple(hashes.tolist()))
+    assert len(found) == 1
+
+
+def test_numbers_may_start_anywhere(backend):
+    for width in (2, 4, 8, 16, 32):
+        data = np.arange(5 * width + 1, dtype=np.uint8)
+        hashes, aligned = np.zeros(5, np.int64), np.zeros(5, np.int64)
+        backend.hash_fixed(hashes, data[1:], width)
+        backend.hash_fixed(aligned, data[1:].copy(), width)
+        assert hashes.tolist() == aligned.tolist()
+
+
+def test_the_order_of_columns_and_where_they_end_matter(backend):
+    def of(*columns):
+        hashes = np.zeros(1, np.int64)
+        for column in columns:
+            backend.hash_binary(hashes, *lay_out([column], np.int64))
+        return int(hashes[0])
+
+    seen = [of(b"ab", b"c"), of(b"a", b"bc"), of(b"c", b"ab"), of(b"abc"), of(b"abc", b"")]
+    seen += [of(b"abc\0"), of(b"", b"abc"), of(b"", b""), of(b""), of(b"\0")]
+    assert len(set(seen)) == len(seen)
+
+
+def test_hashes_spread(backend):
+    """Neighbours differ in half of the bits, and no two of many keys meet."""
+    n = 50_000
+    hashes = np.zeros(n, np.int64)
+    backend.hash_fixed(hashes, np.arange(n), 8)
+    assert len(set(hashes.tolist())) == n
+    bits = np.unpackbits((hashes[1:] ^ hashes[:-1]).view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 0.005
+    pairs = np.zeros(n, np.int64)
+    for _ in range(2):  # both columns the same: they must not cancel
+        backend.hash_fixed(pairs, np.arange(n), 8)
+    assert len(set(pairs.tolist())) == n
+    assert abs(np.unpackbits(pairs.view(np.uint8)).mean() - 0.5) < 0.005
+
+
+@given(st.data())
+def test_backends_hash_alike(native, data):
+    n = data.draw(st.integers(0, 20))
+    start = int64s(data.draw(st.lists(ANY_BITS, min_size=n, max_size=n)))
+    nulls = st.none() | st.lists(st.booleans(), min_size=n, max_size=n).map(
+        lambda items: np.array(items, np.bool_)
+    )
+    ours, twins = start.copy(), start.copy()
+    for _ in range(data.draw(st.integers(1, 3))):
+        valid = data.draw(nulls)
+        if data.draw(st.booleans()):
+            width = data.draw(st.sampled_from([1, 2, 4, 8, 16, 32]))
+            memory = data.draw(st.binary(min_size=n * width, max_size=n * width))
+            native.hash_fixed(ours, memory, width, valid)
+            _reference.hash_fixed(twins, memory, width, valid)
+        else:
+            strings = data.draw(st.lists(st.binary(max_size=30), min_size=n, max_size=n))
+            dtype = data.draw(st.sampled_from([np.int32, np.int64]))
+            offsets, memory = lay_out(strings, dtype, after=data.draw(st.binary(max_size=9)))
+            native.hash_binary(ours, offsets, memory, valid)
+            _reference.hash_binary(twins, offsets, memory, valid)
+        assert ours.tolist() == twins.tolist()
+
+
+def test_what_hashes_refuse(backend):
+    hashes = np.zeros(3, np.int64)
+    fixed = np.arange(3)
+    with pytest.raises(TypeError, match="hashes must be an array"):
+        backend.hash_fixed([0, 0, 0], fixed, 8)
+    frozen = np.zeros(3, np.int64)
+    frozen.setflags(write=False)
+    with pytest.raises(ValueError, match="hashes must be writable"):
+        backend.hash_fixed(frozen, fixed, 8)
+    for width in (3, 64):
+        with pytest.raises(ValueError, match=f"width must be one of 1, .*, 32 bytes, got {width}"):
+            backend.hash_fixed(hashes, fixed, width)
+    with pytest.raises(ValueError, match="width must be in 1"):
+        backend.hash_fixed(hashes, fixed, 0)
+    with pytest.raises(TypeError, match="width must be an integer"):
+        backend.hash_fixed(hashes, fixed, 8.0)
+    with pytest.raises(ValueError, match="must have 12 bytes for 3 rows of width 4, got 24"):
+        backend.hash_fixed(hashes, fixed, 4)
+    with pytest.raises(TypeError, match="data must be bytes or another buffer, got list"):
+        backend.hash_fixed(hashes, [1, 2, 3], 8)
+    with pytest.raises(TypeError, match="data must be bytes or another buffer, got ndarray"):
+        backend.hash_fixed(hashes, fixed.view("M8[s]"), 8)
+    with pytest.raises(ValueError, match="data must be C-contiguous"):
+        backend.hash_fixed(hashes, np.arange(6)[::2], 8)
+    with pytest.raises(ValueError, match="hashes has 3 rows and valid has 2"):
+        backend.hash_fixed(hashes, fixed, 8, np.ones(2, np.bool_))
+    with pytest.raises(TypeError, match="valid must hold 8-bit"):
+        backend.hash_binary(hashes, np.zeros(4, np.int32), b"", np.ones(3))
+    with pytest.raises(TypeError, match="offsets must be a numpy array of int32 or int64, got ui"):
+        backend.hash_binary(hashes, np.zeros(4, np.uint32), b"")
+    with pytest.raises(TypeError, match="offsets must be a numpy array of int32 or int64, got lis"):
+        backend.hash_binary(hashes, [0, 0, 0, 0], b"")
+    with pytest.raises(ValueError, match="offsets must be one-dimensional"):
+        backend.hash_binary(hashes, np.zeros(8, np.int32)[::2], b"")
+    with pytest.raises(ValueError, match="one item more than the 3 rows of hashes, got 3"):
+        backend.hash_binary(hashes, np.zeros(3, np.int32), b"")
+    for dtype in (np.int32, np.int64):
+        for offsets, row in (
+            ([0, 1, 5, 3], r"1..5 in row 1"),
+            ([-1, 0, 1, 2], "-1..0 in row 0"),
+            ([0, 1, 2, 5], r"2..5 in row 2"),
+            ([2, 1, 1, 1], r"2..1 in row 0"),
+            ([9, 9, 9, 9], r"9..9 in row 0"),
+        ):
+            with pytest.raises(ValueError, match=f"within the 4 bytes of data, got {row}"):
+                backend.hash_binary(hashes, np.array(offsets, dtype), b"abcd")
+    assert hashes.tolist() == [0, 0, 0]
+
+
+# Worked out once by definitions.py.
+NUMBERS = [-7696910208926366575, 4817364491166516681, -4637038782566295195, -5241351740220216041]
+NUMBERS_TWICE = [
+    3326094378375228529,
+    -2513180396249974621,
+    -8316426518617262933,
+    2607203880522472624,
+]
+AND_STRINGS = [855882832545710127, -6780260368182832577, 1298259394691958792, 802993479406444366]

@@ -1,0 +1,659 @@
+"""Offset trackers, on both backends: what is done, what may be committed, what changes nothing."""
+
+import copy
+import pickle
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from ackcore import OffsetState, OffsetStats
+
+NONE = np.empty(0, np.int64)
+HUGE = 10**9
+
+
+def int64s(*offsets):
+    return np.array(offsets, np.int64)
+
+
+@pytest.fixture(scope="session")
+def OffsetTracker(backend):
+    return backend.OffsetTracker
+
+
+@pytest.fixture
+def tracker(OffsetTracker):
+    """Records 100..109 are in flight."""
+    tracker = OffsetTracker("lines", 3, 7, 100)
+    assert tracker.emitted(np.arange(100, 110)) == 10
+    return tracker
+
+
+def holes_of(tracker):
+    return tracker.holes().tolist()
+
+
+# What Storm's OffsetManagerTest asks, in its words where it has them.
+
+
+def test_nothing_is_committable_without_acks(tracker):
+    assert tracker.committable == 100
+    assert (tracker.pending, tracker.oldest, tracker.position) == (10, 100, 110)
+
+
+def test_one_ack_at_the_head(tracker):
+    assert tracker.acked(100) == 1
+    assert (tracker.committable, tracker.pending, tracker.oldest) == (101, 9, 101)
+
+
+def test_acks_out_of_order_become_contiguous(tracker):
+    for offset, committable in [(102, 100), (101, 100), (104, 100), (100, 103), (103, 105)]:
+        assert tracker.acked(offset) == 1
+        assert tracker.committable == committable
+
+
+def test_a_hole_stops_the_commit(tracker):
+    tracker.acked(np.arange(101, 110))
+    assert tracker.committable == 100
+    assert holes_of(tracker) == [100]
+    assert tracker.acked(100) == 1
+    assert tracker.committable == 110
+    assert (tracker.pending, tracker.oldest, holes_of(tracker)) == (0, None, [])
+
+
+def test_what_was_not_emitted_in_the_middle_is_skipped(tracker):
+    tracker.emitted(int64s(112, 113, 120))
+    tracker.acked(np.arange(100, 114))
+    assert tracker.committable == 120
+    assert tracker.acked(120) == 1
+    assert tracker.committable == 121
+
+
+def test_gaps_are_between_all_of_a_column_whatever_its_order(OffsetTracker):
+    """What is lower than another, and further on in the column, is no gap: it is in flight."""
+    tracker = OffsetTracker("lines", 0, 0, 5)
+    offsets = int64s(9, 6, 12, 7)
+    assert tracker.emitted(offsets) == 4
+    assert offsets.tolist() == [9, 6, 12, 7]
+    assert (tracker.committable, tracker.pending) == (6, 4)
+    assert holes_of(tracker) == [6, 7, 9]
+    tracker.acked(int64s(12, 7))
+    assert tracker.committable == 6
+
+
+def test_what_was_not_emitted_before_the_first_is_skipped(OffsetTracker):
+    tracker = OffsetTracker("lines", 0, 0, 5)
+    tracker.emitted(9)
+    assert tracker.committable == 9
+    tracker.acked(9)
+    assert tracker.committable == 10
+
+
+def test_an_ack_below_what_is_committable_changes_nothing(tracker):
+    tracker.acked(np.arange(100, 105))
+    assert tracker.acked(int64s(100, 104, 99)) == 0
+    assert (tracker.committable, tracker.pending) == (105, 5)
+    assert tracker.stats == OffsetStats(0, 1, 0, 2)
+
+
+def test_double_acks_are_tolerated(tracker):
+    assert tracker.acked(int64s(103, 103, 105, 103)) == 2
+    assert tracker.acked(103) == 0
+    assert tracker.stats.repeated == 3
+    assert tracker.pending == 8
+
+
+# Failures.
+
+
+def test_a_failed_record_is_pending_until_it_is_done(tracker):
+    assert tracker.failed(int64s(100, 104)) == 2
+    assert (tracker.pending, tracker.waiting) == (10, 2)
+    tracker.acked(np.arange(101, 110))
+    assert (tracker.committable, tracker.pending, tracker.waiting) == (100, 1, 1)
+    assert tracker.acked(100) == 1  # as a dead letter does
+    assert (tracker.committable, tracker.waiting) == (110, 0)
+
+
+def test_a_record_fails_once_for_each_time_it_was_emitted(tracker):
+    assert tracker.attempt(101) == 0
+    assert tracker.failed(101) == 1
+    assert tracker.failed(int64s(101, 101)) == 0
+    assert tracker.attempt(101) == 1
+    assert tracker.emitted(101) == 1
+    assert (tracker.waiting, tracker.position) == (0, 110)
+    assert tracker.emitted(101) == 0
+    assert tracker.failed(101) == 1
+    assert tracker.attempt(101) == 2
+    assert tracker.stats == OffsetStats(0, 0, 0, 3)
+    tracker.acked(101)
+    assert tracker.attempt(101) == 0
+    assert tracker.failed(101) == 0
+    assert (tracker.waiting, tracker.stats.repeated) == (0, 4)
+
+
+def test_a_thousand_failures_are_each_counted(OffsetTracker):
+    """Enough that the native table grows, and by chance, so that places in it are contended."""
+    tracker = OffsetTracker("lines", 0, 0, 0)
+    offsets = np.sort(np.random.default_rng(4).choice(50_000, 1_000, replace=False))
+    tracker.emitted(np.arange(50_000))
+    for attempt in range(1, 4):
+        assert tracker.failed(offsets) == 1_000
+        assert tracker.waiting == 1_000
+        assert [tracker.attempt(offset) for offset in offsets.tolist()] == [attempt] * 1_000
+        assert tracker.emitted(offsets) == 1_000
+    some, others = offsets[::2].copy(), offsets[1::2].copy()
+    assert tracker.failed(offsets) == 1_000
+    assert tracker.acked(some) == 500
+    assert tracker.waiting == 500
+    assert [tracker.attempt(offset) for offset in others.tolist()] == [4] * 500
+    assert tracker.state().failed.tolist() == others.tolist()
+    assert tracker.acked(others) == 500
+    assert (tracker.waiting, len(tracker.state().failed)) == (0, 0)
+
+
+# What changes nothing.
+
+
+@pytest.mark.parametrize("other", [6, 8])
+def test_messages_of_another_generation_change_nothing(tracker, other):
+    tracker.failed(109)
+    before = tracker.state()
+    assert tracker.acked(int64s(100, 101), generation=other) == 0
+    assert tracker.acked(100, other) == 0
+    assert tracker.failed(int64s(102), generation=other) == 0
+    assert tracker.emitted(int64s(109, 110, 111), generation=other) == 0
+    tracker.advance(500, generation=other)
+    assert tracker.stats == OffsetStats(8, 0, 0, 0)
+    assert (tracker.committable, tracker.position, tracker.waiting) == (100, 110, 1)
+    assert [np.asarray(part).tolist() for part in tracker.state()] == [
+        np.asarray(part).tolist() for part in before
+    ]
+    assert tracker.acked(100, generation=7) == 1
+
+
+def test_what_was_never_emitted_changes_nothing(tracker):
+    """Nor beside some that were, in whose word of bits they lie."""
+    assert tracker.acked(int64s(109, 110, 2**63 - 2)) == 1
+    assert tracker.failed(int64s(108, 110, 99, 0)) == 1
+    assert tracker.emitted(int64s(99, 105)) == 0
+    assert tracker.stats == OffsetStats(0, 3, 3, 1)
+    assert (tracker.committable, tracker.position) == (100, 110)
+    assert (tracker.pending, tracker.waiting) == (9, 1)
+    assert not tracker.is_done(110)
+
+
+def test_a_generation_begins_where_it_was_told(OffsetTracker):
+    """Within the word that the base lies in, too, what is below it was never emitted here."""
+    tracker = OffsetTracker("lines", 0, 0, 70)
+    tracker.emitted(np.arange(70, 80))
+    assert tracker.acked(int64s(75, 69, 64, 0)) == 1
+    assert tracker.failed(int64s(76, 69)) == 1
+    assert tracker.stats == OffsetStats(0, 4, 0, 0)
+    assert (tracker.committable, tracker.pending) == (70, 9)
+
+
+# Gaps and positions.
+
+
+@pytest.mark.parametrize("gap", [1, 63, 64, 65, 300, 320, 321, 385, 5_000, HUGE, 2**62])
+def test_gaps_of_any_width_are_done(OffsetTracker, gap):
+    tracker = OffsetTracker("lines", 0, 0, 30)
+    above = 40 + gap
+    tracker.emitted(np.arange(30, 40))
+    tracker.emitted(np.arange(above, above + 10))
+    assert tracker.pending == 20
+    assert tracker.is_done(int64s(39, 40, above - 1, above)).tolist() == [False, True, True, False]
+    assert tracker.acked(int64s(40, above - 1)) == 0  # not there, as if it were done
+    assert tracker.acked(int64s(above + 9, 30, above)) == 3
+    assert holes_of(tracker) == [*range(31, 40), *range(above + 1, above + 9)]
+    assert tracker.acked(np.arange(31, 40)) == 9
+    assert tracker.committable == above + 1
+    assert tracker.acked(np.arange(above, above + 10)) == 8
+    assert tracker.committable == above + 10
+
+
+def test_a_wide_gap_costs_nothing(OffsetTracker):
+    tracker = OffsetTracker("lines", 0, 0, 0)
+    tracker.emitted(0)
+    before = tracker.nbytes
+    tracker.emitted(int64s(HUGE, 2 * HUGE))
+    assert tracker.nbytes - before < 1_000
+    assert tracker.state().hole_starts.tolist() == [0, HUGE]
+
+
+def test_many_gaps_in_one_column(OffsetTracker):
+    """Each in a word of its own, far from the others, in the middle of a long column."""
+    offsets = np.arange(1_000) ** 3
+    tracker = OffsetTracker("lines", 0, 0, 0)
+    assert tracker.emitted(offsets) == 1_000
+    order = np.random.default_rng(1).permutation(offsets)
+    assert tracker.acked(order[:500]) == 500
+    left = sorted(order[500:].tolist())
+    assert tracker.committable == left[0]
+    assert holes_of(tracker) == [o for o in left if o < 999**3]  # done: the gap before the last
+    assert tracker.is_done(offsets).tolist() == [o not in set(left) for o in offsets.tolist()]
+    assert tracker.acked(order) == 500
+    assert tracker.committable == 999**3 + 1
+
+
+def test_markers_behind_the_last_record_leave_no_lag(tracker):
+    tracker.acked(np.arange(100, 110))
+    assert tracker.advance(112) is None
+    assert (tracker.committable, tracker.position) == (112, 112)
+    tracker.advance(105)  # a reader that went back
+    assert (tracker.committable, tracker.position) == (112, 112)
+    assert tracker.acked(111) == 0
+    assert tracker.emitted(111) == 0
+    assert tracker.emitted(112) == 1
+
+
+def test_a_position_over_records_in_flight_is_committable_after_them(tracker):
+    tracker.advance(1_000)
+    assert (tracker.committable, tracker.position, tracker.pending) == (100, 1_000, 10)
+    tracker.acked(np.arange(100, 110))
+    assert tracker.committable == 1_000
+
+
+def test_the_last_offset_there_is(OffsetTracker):
+    last = 2**63 - 2
+    tracker = OffsetTracker("lines", 2**31 - 1, 2**63 - 1, last - 70)
+    assert tracker.emitted(np.arange(last - 70, last + 1)) == 71
+    assert tracker.acked(np.arange(last - 69, last + 1)) == 70
+    assert holes_of(tracker) == [last - 70]
+    assert tracker.acked(last - 70) == 1
+    assert tracker.committable == tracker.position == last + 1
+    tracker.advance(last + 1)
+    assert tracker.stats == OffsetStats(0, 0, 0, 0)
+
+
+# Columns and numbers.
+
+
+def test_a_batch_equals_its_rows(OffsetTracker):
+    chance = np.random.default_rng(5)
+    batches = [
+        (name, chance.integers(0, 400, chance.integers(0, 40)))
+        for name in ["emitted", "acked", "failed"] * 40
+    ]
+    column, rows = (OffsetTracker("lines", 0, 0, 20) for _ in range(2))
+    for name, offsets in batches:
+        if name == "emitted":
+            offsets = np.sort(offsets)
+        changed = getattr(column, name)(offsets)
+        assert changed == sum(map(getattr(rows, name), offsets.tolist()))
+        assert column.stats == rows.stats
+        assert column.committable == rows.committable
+        assert holes_of(column) == holes_of(rows)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        np.array([101, 103], np.uint64),
+        memoryview(np.array([101, 103])),
+        np.array([101, 0, 103])[::2].copy(),
+        np.int64(101),
+    ],
+    ids=["uint64", "memoryview", "copy", "numpy's int"],
+)
+def test_what_is_taken(tracker, offsets):
+    n = tracker.acked(offsets)
+    assert n == np.size(offsets)
+    assert tracker.is_done(101)
+    assert tracker.is_done(offsets) is True if n == 1 else tracker.is_done(offsets).all()
+
+
+@pytest.mark.parametrize("name", ["emitted", "acked", "failed", "is_done"])
+@pytest.mark.parametrize(
+    ("offsets", "error", "words"),
+    [
+        (-1, ValueError, "offsets must be in 0..9223372036854775806, got -1; negative"),
+        (
+            2**63 - 1,
+            ValueError,
+            "offsets must be in 0..9223372036854775806, got 9223372036854775807",
+        ),
+        (10**30, ValueError, "offsets must be in 0"),
+        (
+            1.0,
+            TypeError,
+            "offsets must be an array or another buffer of 64-bit integers, got float",
+        ),
+        ([1], TypeError, "got list; numpy.array"),
+        (None, TypeError, "got NoneType"),
+        (
+            np.array([1.0]),
+            TypeError,
+            "offsets must hold 64-bit integers, got items of dtype float64",
+        ),
+        (np.arange(4, dtype=np.int32), TypeError, "cast the column to int64 first"),
+        (np.arange(4).reshape(2, 2), ValueError, "one-dimensional"),
+        (np.arange(110, 130)[::2], ValueError, "C-contiguous"),
+        (
+            int64s(110, 111, -1001),
+            ValueError,
+            "got -1001 in row 2; negative ones are Kafka's codes",
+        ),
+        (int64s(110, 2**63 - 1), ValueError, "got 9223372036854775807 in row 1"),
+        (np.array([110, 2**64 - 1], np.uint64), ValueError, "got 18446744073709551615 in row 1"),
+    ],
+)
+def test_bad_offsets_are_refused_and_nothing_is_applied(tracker, name, offsets, error, words):
+    tracker.failed(105)
+    with pytest.raises(error) as caught:
+        getattr(tracker, name)(offsets)
+    assert words in str(caught.value)
+    assert (tracker.position, tracker.pending, tracker.committable) == (110, 10, 100)
+    assert (tracker.waiting, tracker.stats) == (1, OffsetStats(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((b"t", 0, 0, 0), TypeError, "topic must be a string, got bytes"),
+        (("", 0, 0, 0), ValueError, "topic must not be empty"),
+        (("t", -1, 0, 0), ValueError, "partition must be in 0..2147483647, got -1"),
+        (("t", 2**31, 0, 0), ValueError, "partition must be in"),
+        (("t", "0", 0, 0), TypeError, "partition must be an integer, got str"),
+        (("t", 0, -1, 0), ValueError, "generation must be in 0..9223372036854775807, got -1"),
+        (("t", 0, 0, -1001), ValueError, "base must be in 0..9223372036854775806, got -1001; neg"),
+        (("t", 0, 0, 0.0), TypeError, "base must be an integer, got float"),
+    ],
+)
+def test_bad_arguments_are_refused(OffsetTracker, arguments, error, words):
+    with pytest.raises(error) as caught:
+        OffsetTracker(*arguments)
+    assert words in str(caught.value)
+
+
+def test_bad_numbers_are_refused(tracker):
+    for call, words in [
+        (lambda: tracker.acked(100, -1), "generation must be in 0..9223372036854775807, got -1"),
+        (lambda: tracker.acked(int64s(100), -1), "generation must be in"),
+        (lambda: tracker.advance(-5), "position must be in 0..9223372036854775807, got -5"),
+        (lambda: tracker.advance(200, -1), "generation must be in"),
+        (lambda: tracker.holes(-1), "limit must be at least 0, got -1"),
+        (lambda: tracker.state(limit=-1), "limit must be at least 0, got -1"),
+        (lambda: tracker.attempt(-1), "offset must be in 0..9223372036854775806, got -1"),
+    ]:
+        with pytest.raises(ValueError, match="must be") as caught:
+            call()
+        assert words in str(caught.value)
+    assert (tracker.position, tracker.pending) == (110, 10)
+
+
+def test_what_it_tracks_can_be_read_and_not_set(tracker):
+    assert (tracker.topic, tracker.partition, tracker.generation, tracker.base) == (
+        *("lines", 3, 7),
+        100,
+    )
+    for name in ("topic", "partition", "generation", "base", "committable"):
+        with pytest.raises(AttributeError):
+            setattr(tracker, name, 5)
+    assert repr(tracker).startswith(
+        "<ackcore.OffsetTracker: lines-3, generation 7, committable 100, 10 pending, "
+    )
+
+
+# Saving, loading, restarting.
+
+
+def test_a_new_generation_reads_what_is_not_done(tracker):
+    tracker.acked(int64s(101, 102, 105, 108))
+    tracker.failed(103)
+    state = tracker.state()
+    assert (state.committable, state.end) == (100, 109)
+    assert state.hole_starts.tolist() == [100, 103, 106]
+    assert state.hole_ends.tolist() == [101, 105, 108]
+    assert (state.failed.tolist(), state.attempts.tolist()) == ([103], [1])
+
+    again = type(tracker).from_state("lines", 3, 8, state)
+    assert (again.base, again.committable, again.position, again.pending) == (100, 100, 100, 0)
+    assert again.generation == 8
+    assert holes_of(again) == [100, 103, 104, 106, 107]
+    assert again.is_done(np.arange(98, 111)).tolist() == [
+        offset not in (100, 103, 104, 106, 107, 109, 110) for offset in range(98, 111)
+    ]
+    assert again.acked(100) == 0  # it was not emitted in this generation
+    assert again.emitted(np.arange(100, 112)) == 5 + 3
+    assert (again.pending, again.attempt(103), again.waiting) == (8, 1, 0)
+    assert again.failed(103) == 1
+    assert again.attempt(103) == 2
+    assert again.acked(int64s(100, 103, 104, 106, 107)) == 5
+    assert again.committable == 109
+    assert again.stats == OffsetStats(0, 0, 1, 4)
+
+
+def test_a_hole_that_is_gone_when_it_is_read_again_is_done(tracker):
+    tracker.acked(int64s(101, 105, 109))
+    tracker.failed(int64s(103, 104))
+    again = type(tracker).from_state("lines", 3, 8, tracker.state())
+    again.emitted(int64s(100, 104))  # 102 and 103 were compacted away meanwhile
+    again.acked(100)
+    assert again.committable == 104
+    assert (again.attempt(103), again.attempt(104)) == (0, 1)
+    assert holes_of(again) == [104, 106, 107, 108]
+    again.acked(104)
+    assert again.committable == 106
+    again.advance(109)
+    assert again.committable == 110
+
+
+def test_a_commit_may_lie_beyond_the_position(tracker):
+    """What is done behind the only hole need not be read before it is committed."""
+    tracker.acked(np.arange(101, 110))
+    again = type(tracker).from_state("lines", 3, 8, tracker.state())
+    again.emitted(100)
+    again.acked(100)
+    assert (again.committable, again.position, again.oldest) == (110, 101, None)
+    assert again.emitted(np.arange(101, 112)) == 2
+
+
+def test_states_can_be_cut_short(tracker):
+    tracker.acked(int64s(101, 103, 105, 107))
+    for limit, end in [(0, 100), (1, 102), (3, 106), (4, 108), (None, 108)]:
+        state = tracker.state(limit)
+        assert (state.committable, state.end) == (100, end)
+        assert len(state.hole_starts) == min(4 if limit is None else limit, 4)
+        again = type(tracker).from_state("lines", 3, 8, state)
+        assert not (
+            again.is_done(np.arange(100, 110)) & ~tracker.is_done(np.arange(100, 110))
+        ).any()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on_by_themselves(tracker, way):
+    tracker.acked(int64s(101, 102, 400))
+    tracker.failed(int64s(104, 105))
+    tracker.emitted(int64s(105, 50, HUGE))
+    other = way(tracker)
+    assert type(other) is type(tracker)
+    for name in ("topic", "partition", "generation", "base", "position", "committable", "pending"):
+        assert getattr(other, name) == getattr(tracker, name), name
+    assert (other.waiting, other.stats, holes_of(other)) == (1, tracker.stats, holes_of(tracker))
+    assert (other.attempt(104), other.attempt(105)) == (1, 1)
+    assert other.emitted(int64s(104, 105)) == 1
+    assert other.acked(int64s(100, 103)) == 2
+    assert (other.committable, tracker.committable) == (104, 100)
+
+
+def test_a_state_is_of_either_backend(native, reference):
+    first = native.OffsetTracker("lines", 0, 0, 5)
+    first.emitted(np.arange(5, 500))
+    first.acked(np.arange(5, 500, 3))
+    first.failed(np.arange(6, 100, 30))
+    second = reference.OffsetTracker.from_state("lines", 0, 1, first.state())
+    third = native.OffsetTracker.from_state("lines", 0, 2, second.state())
+    for one, other in zip(first.state(), third.state(), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+
+
+def state(committable=10, end=20, starts=(10, 15), ends=(12, 16), failed=(), attempts=()):
+    return OffsetState(
+        committable,
+        end,
+        int64s(*starts),
+        int64s(*ends),
+        int64s(*failed),
+        np.array(attempts, np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (state(committable=9), "committable must be the first hole, or end without holes, got 9"),
+        (state(starts=(), ends=()), "committable must be the first hole, or end without holes"),
+        (state(end=16), "hole_starts, hole_ends and end, in turn, must ascend, got 16 after 16"),
+        (state(starts=(10, 12)), "must ascend, got 12 after 12"),
+        (state(ends=(10, 16)), "must ascend, got 10 after 10"),
+        (state(starts=(10,)), "hole_starts has 1 rows and hole_ends has 2"),
+        (state(committable=-1), "committable must be in"),
+        (state(failed=(10,)), "failed has 1 rows and attempts has 0"),
+        (state(failed=(10, 10), attempts=(1, 1)), "failed must ascend, got 10 after 10"),
+        (state(failed=(12,), attempts=(1,)), "failed must be not done, got 12 in row 0"),
+        (state(failed=(9,), attempts=(1,)), "failed must be not done, got 9 in row 0"),
+        (state(failed=(10, 16, 20), attempts=(1, 1, 1)), "not done, got 16 in row 1"),
+        (state(failed=(10,), attempts=(0,)), "attempts must be at least 1, got 0 in row 0"),
+        (state(failed=(2**63 - 1,), attempts=(1,)), "failed must be in 0..9223372036854775806"),
+    ],
+)
+def test_states_that_cannot_be_are_refused(OffsetTracker, wrong, words):
+    with pytest.raises(ValueError, match="must") as caught:
+        OffsetTracker.from_state("lines", 0, 0, wrong)
+    assert words in str(caught.value)
+
+
+def test_other_things_than_states_are_refused(OffsetTracker, tracker):
+    with pytest.raises(
+        TypeError, match=r"state must be .*OffsetState, got OffsetTracker; pass its"
+    ):
+        OffsetTracker.from_state("lines", 0, 0, tracker)
+    with pytest.raises(TypeError, match="got dict"):
+        OffsetTracker.from_state("lines", 0, 0, {})
+    with pytest.raises(TypeError, match="hole_starts must be an array"):
+        OffsetTracker.from_state("lines", 0, 0, state()._replace(hole_starts=[10, 15]))
+
+
+def test_limits_of_holes(tracker):
+    tracker.acked(int64s(102, 103, 107, 109))
+    holes = [100, 101, 104, 105, 106, 108]
+    for limit in range(8):
+        assert tracker.holes(limit).tolist() == holes[:limit]
+    assert tracker.holes(10**30).tolist() == holes
+
+
+# Memory: the native one's is exact.
+
+
+def test_an_offset_in_flight_takes_a_bit_and_a_half(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    for start in range(0, 1_000_000, 10_000):
+        tracker.emitted(np.arange(start, start + 10_000))
+    assert tracker.pending == 1_000_000
+    assert tracker.nbytes <= 0.2 * 1_000_000
+
+
+@pytest.mark.parametrize("batch", [10_000, 5_000_000])
+def test_five_million_behind_a_poison_head_take_less_than_a_megabyte(native, batch):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    most = 0
+    for start in range(0, 5_000_000, batch):
+        tracker.emitted(np.arange(start, start + batch))
+        tracker.acked(np.arange(max(1, start), start + batch))
+        most = max(most, tracker.nbytes)
+    assert (tracker.committable, tracker.pending) == (0, 1)
+    assert most < 1_000_000
+    assert tracker.state().hole_ends.tolist() == [1]
+    tracker.acked(0)
+    assert tracker.committable == 5_000_000
+
+
+def test_a_window_that_slides_takes_no_more_memory(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    chance = np.random.default_rng(2)
+    tracker.emitted(np.arange(10_000))
+    most = 0
+    for start in range(10_000, 2_000_000, 5_000):
+        tracker.emitted(np.arange(start, start + 5_000))
+        order = chance.permutation(np.arange(start - 10_000, start - 5_000))
+        tracker.acked(order)
+        most = max(most, tracker.nbytes)
+    assert tracker.committable == 1_990_000
+    assert most < 10_000
+
+
+def test_memory_of_a_rush_is_given_back(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    tracker.emitted(np.arange(5_000_000))
+    tracker.failed(np.arange(0, 5_000_000, 500))
+    assert tracker.nbytes > 900_000
+    tracker.acked(np.arange(5_000_000))
+    tracker.emitted(5_000_000)
+    tracker.acked(5_000_000)
+    assert tracker.nbytes < 20_000
+
+
+def test_an_idle_tracker_takes_next_to_nothing(native):
+    assert native.OffsetTracker("lines", 0, 0, 0).nbytes == 0
+
+
+def test_what_cannot_be_had_is_refused_and_nothing_is_applied(native):
+    """A run of holes that would take more than the address space."""
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    whole = OffsetState(0, 2**62 + 1, int64s(0), int64s(2**62), NONE, np.empty(0, np.int32))
+    with pytest.raises(MemoryError, match="read from committable again"):
+        native.OffsetTracker.from_state("lines", 0, 0, whole)
+    assert tracker.pending == 0
+
+
+# Threads.
+
+
+def test_threads_that_share_a_tracker_lose_nothing(OffsetTracker):
+    tracker = OffsetTracker("lines", 0, 0, 0)
+    rows, batch, threads = 20_000, 100, 4
+    counts, errors = [0] * threads, []
+    tracker.emitted(np.arange(rows))
+    start = threading.Barrier(threads + 1)
+
+    def acking(mine):
+        order = np.random.default_rng(mine).permutation(rows // batch) * batch
+        start.wait()
+        try:
+            for at in order:
+                counts[mine] += tracker.acked(np.arange(at, at + batch))
+                counts[mine] += tracker.acked(int(at))
+        except BaseException as error:
+            errors.append(error)
+
+    def looking():
+        start.wait()
+        try:
+            while tracker.pending:
+                seen = tracker.state()
+                assert seen.committable <= seen.end
+                assert len(seen.hole_starts) == 0 or seen.hole_starts[0] == seen.committable
+                pickle.dumps(tracker)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=acking, args=(mine,)) for mine in range(threads)]
+        workers.append(threading.Thread(target=looking))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert sum(counts) == rows
+    assert tracker.committable == rows
+    assert tracker.stats.repeated == (threads - 1) * rows + threads * (rows // batch)
