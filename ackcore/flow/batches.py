@@ -1,0 +1,112 @@
+"""Many records in one tuple, of which only those that failed are sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Batch(Sequence[Any]):
+    """The records of one tuple, and where they stood in the tuple that was sent first.
+
+    A tuple of B records, each of which fails with probability p, fails as a whole with ``1 - (1 -
+    p) ** B``: of 100 records that fail one in a thousand times, almost a tenth of the tuples. So
+    what comes back is a bitmap, and `only` is what it leaves to be sent again.
+
+    Parameters
+    ----------
+    records : sequence
+        Kept as it is.
+    rows : array of int64, shape (n,), optional
+        The place of each in the tuple that was sent first; by default ``0 .. n - 1``.
+
+    Raises
+    ------
+    ValueError
+        If there are no records, or not a row for each.
+    """
+
+    __slots__ = ("records", "rows")
+
+    def __init__(self, records: Sequence[Any], rows: npt.NDArray[np.int64] | None = None) -> None:
+        if not len(records):
+            raise ValueError("records must hold one at least, got none: nothing would come back")
+        self.records = records
+        self.rows = np.arange(len(records)) if rows is None else np.asarray(rows, np.int64)
+        if self.rows.shape != (len(records),):
+            raise ValueError(
+                f"rows has shape {self.rows.shape} and records {len(records)} items; "
+                "they must pair up row by row"
+            )
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.records[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self.records)} records)"
+
+    def failed(self, bitmap: bytes | npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return what failed, from either form of a bitmap.
+
+        Parameters
+        ----------
+        bitmap : bytes, or array of bool, shape (n,)
+            Row i failed: bit ``i % 8`` of byte ``i // 8`` (`numpy.packbits` with
+            ``bitorder="little"``) of ``ceil(n / 8)`` bytes, the rest of the last one 0; or item i.
+
+        Returns
+        -------
+        numpy.ndarray of bool, shape (n,)
+
+        Raises
+        ------
+        TypeError
+            If it is neither bytes nor boolean.
+        ValueError
+            If it is not of this batch's length.
+        """
+        n = len(self.records)
+        if isinstance(bitmap, (bytes, bytearray, memoryview)):
+            packed = np.frombuffer(bitmap, np.uint8)
+            bits = np.unpackbits(packed, bitorder="little")
+            if len(packed) != -(-n // 8) or bits[n:].any():
+                raise ValueError(
+                    f"the bitmap of {n} records must have {-(-n // 8)} bytes and no bit beyond "
+                    f"them, got {len(packed)} bytes and {int(bits[n:].sum())} bits beyond"
+                )
+            return bits[:n].astype(np.bool_)
+        found = np.asarray(bitmap)
+        if found.dtype != np.bool_:
+            raise TypeError(
+                f"the bitmap must be bytes or booleans, got {found.dtype}; rows by number become "
+                "one by: bits = numpy.zeros(n, bool); bits[rows] = True"
+            )
+        if found.shape != (n,):
+            raise ValueError(f"the bitmap has shape {found.shape} and the batch {n} records")
+        return found
+
+    def only(self, failed: npt.NDArray[np.bool_]) -> Batch:
+        """Return the records that failed; of a list a list, of anything else what ``take`` gives.
+
+        Parameters
+        ----------
+        failed : array of bool, shape (n,)
+            Of `failed`; at least one is set.
+        """
+        places = np.flatnonzero(failed)
+        take = getattr(self.records, "take", None)
+        rest = [self.records[i] for i in places.tolist()] if take is None else take(places)
+        return Batch(rest, self.rows[places])
+
+    def singles(self) -> list[Batch]:
+        """Return a batch for each record: to find out which of them its consumer fails of."""
+        return [self.only(np.arange(len(self)) == i) for i in range(len(self))]

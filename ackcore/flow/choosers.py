@@ -1,0 +1,267 @@
+"""Which consumer gets the next tuple, of those that have room.
+
+A controller tells its chooser which consumers there are and whenever one has changed, and asks it
+for one. A chooser serves one controller, under its lock, and keeps what it needs in lists by slot:
+with a dozen consumers the smallest of a list of floats costs less than any cleverer structure
+would.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from hashlib import blake2b
+from math import inf, sqrt
+from typing import ClassVar, Protocol
+
+from ackcore._reference.mix import mix
+from ackcore.flow.consumers import Consumer
+
+_CLOSED = inf  # the score of a slot without room, or without a consumer
+
+
+class Chooser(Protocol):
+    """Which consumer gets the next tuple.  Used by one thread at a time."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a tuple's key decides: it must be given, and one tuple of a key is out at
+        most."""
+
+    def join(self, consumer: Consumer) -> None:
+        """Take a consumer up, at its slot; `changed` follows."""
+
+    def leave(self, consumer: Consumer) -> None:
+        """Forget a consumer; its slot may be another's from now on."""
+
+    def changed(self, consumer: Consumer) -> None:
+        """Take in that its limit, its load, its service time or its silence is another now."""
+
+    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+        """Return a consumer that has room, or None.
+
+        Parameters
+        ----------
+        key : hashable
+            The tuple's, or None.
+        avoid : Consumer, optional
+            Where the tuple failed, or None; not taken while another is open, even if that has no
+            room now.
+        """
+
+
+class _ByScore:
+    """The consumer of the lowest score; infinite for those without room."""
+
+    keyed: ClassVar[bool] = False
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+        self._scores: list[float] = []
+        self._consumers: list[Consumer | None] = []
+
+    def join(self, consumer: Consumer) -> None:
+        """As `Chooser.join`."""
+        while len(self._scores) <= consumer.slot:
+            self._scores.append(_CLOSED)
+            self._consumers.append(None)
+        if self._consumers[consumer.slot] is not None:
+            raise ValueError("this chooser serves a controller already; make one for each")
+        self._consumers[consumer.slot] = consumer
+
+    def leave(self, consumer: Consumer) -> None:
+        """As `Chooser.leave`."""
+        self._scores[consumer.slot] = _CLOSED
+        self._consumers[consumer.slot] = None
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        raise NotImplementedError
+
+    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+        """As `Chooser.choose`."""
+        if avoid is not None and self._others_open(avoid):
+            kept, self._scores[avoid.slot] = self._scores[avoid.slot], _CLOSED
+            try:
+                return self._pick()
+            finally:
+                self._scores[avoid.slot] = kept
+        return self._pick()
+
+    def _pick(self) -> Consumer | None:
+        scores = self._scores
+        if not scores:
+            return None
+        least = min(scores)
+        return None if least == _CLOSED else self._consumers[scores.index(least)]
+
+    def _others_open(self, avoid: Consumer) -> bool:
+        # A consumer that left is avoided by not being there; its slot may be another's.
+        if self._consumers[avoid.slot] is not avoid:
+            return False
+        return any(c.is_open for c in self._consumers if c is not None and c is not avoid)
+
+
+class Idlest(_ByScore):
+    """The one that is likely to be done first, within reason: the default.
+
+    Lowest ``(outstanding + 1) * sqrt(service time)``. Twice the silence of a consumer that should
+    have answered counts as service time; one that has been idle for more than a second counts as
+    1.5 times quicker for each, so that one which was slow, or dead, is tried again. By the service
+    time instead of its root, slow consumers would idle until the queues of the quick ones take as
+    long: hardly better on the whole, and much less fair. Ties are broken at random, once and for
+    all, by a consumer's own part in a million.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Of the random ties; by default not to be foreseen.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self._shares: list[float] = []
+
+    def join(self, consumer: Consumer) -> None:
+        """As `Chooser.join`."""
+        super().join(consumer)
+        while len(self._shares) < len(self._scores):
+            # Several producers must not all begin with the same consumer.
+            self._shares.append(1.0 + self._random.random() * 1e-6)
+
+    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+        """As `Chooser.choose`."""
+        if avoid is not None:
+            return super().choose(key, avoid)
+        # As `_pick`, without the calls: each tuple comes by here.
+        scores = self._scores
+        least = min(scores) if scores else _CLOSED
+        return None if least == _CLOSED else self._consumers[scores.index(least)]
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        slot = consumer.slot
+        out = consumer.out
+        if consumer.is_open and out < consumer.limit.limit:
+            # Before the first sample all are alike, and a little slow: what is known goes first.
+            nanoseconds = (consumer.service.service_ns or 1e6) + consumer.extra_ns
+            self._scores[slot] = (out + 1) * sqrt(nanoseconds) * self._shares[slot]
+        else:
+            self._scores[slot] = _CLOSED
+
+
+class LeastOutstanding(_ByScore):
+    """The one with the fewest tuples outstanding; ties in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = -1
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
+
+    def _pick(self) -> Consumer | None:
+        scores = self._scores
+        least = min(scores, default=_CLOSED)
+        if least == _CLOSED:
+            return None
+        later = scores[self._turn + 1 :]
+        start = self._turn + 1 if least in later else 0
+        self._turn = scores.index(least, start)
+        return self._consumers[self._turn]
+
+
+class RoundRobin(_ByScore):
+    """One after the other, past those without room, as in what `Seed004` is from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = -1
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
+
+    def _pick(self) -> Consumer | None:
+        n = len(self._scores)
+        for step in range(1, n + 1):
+            slot = (self._turn + step) % n
+            if self._scores[slot] != _CLOSED:
+                self._turn = slot
+                return self._consumers[slot]
+        return None
+
+
+class PowerOfTwo(_ByScore):
+    """The less loaded of two at random, by tuples outstanding; of the others only if both are full.
+
+    For many producers that know little of each other's load (Mitzenmacher, IEEE TPDS 12(10), 2001).
+
+    Parameters
+    ----------
+    seed : int, optional
+        Of the draws; by default not to be foreseen.
+    """
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
+
+    def _pick(self) -> Consumer | None:
+        scores = self._scores
+        live = [slot for slot, consumer in enumerate(self._consumers) if consumer is not None]
+        if len(live) > 1:
+            one, other = self._random.sample(live, 2)
+            slot = one if scores[one] <= scores[other] else other
+            if scores[slot] != _CLOSED:
+                return self._consumers[slot]
+        return super()._pick()
+
+
+class ByKey(_ByScore):
+    """Always the same one for a key, and the tuples of a key one after the other.
+
+    The consumer is the highest by a hash of key and name (rendezvous hashing: Thaler and
+    Ravishankar, IEEE/ACM ToN 6(1), 1998), so that one that comes or goes moves no keys but its own.
+    Its room is waited for. Since a tuple that fails is sent again, order is kept only with one
+    tuple of a key out at a time: the controller sends the next when the one before was acked or
+    dropped.
+
+    A key is hashed by its ``repr``, which must be the same whenever the key is equal.
+    """
+
+    keyed: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._salts: list[int] = []
+
+    def join(self, consumer: Consumer) -> None:
+        """As `Chooser.join`."""
+        super().join(consumer)
+        while len(self._salts) < len(self._scores):
+            self._salts.append(0)
+        self._salts[consumer.slot] = _hashed(consumer.name)
+
+    def changed(self, consumer: Consumer) -> None:
+        """As `Chooser.changed`."""
+        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
+
+    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+        """As `Chooser.choose`; a paused consumer's keys wait for it."""
+        if avoid is not None and not self._others_open(avoid):
+            avoid = None
+        hashed = _hashed(key)
+        best, highest = None, -1
+        for consumer in self._consumers:
+            if consumer is not None and consumer is not avoid:
+                weight = mix(hashed ^ self._salts[consumer.slot])
+                if weight > highest:
+                    best, highest = consumer, weight
+        return best if best is not None and best.has_room else None
+
+
+def _hashed(key: Hashable) -> int:
+    digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")

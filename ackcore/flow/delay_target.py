@@ -1,0 +1,159 @@
+"""The default limit: a consumer's service time, times a delay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ackcore._columns import as_count
+from ackcore.flow.limits import MAX_LIMIT
+from ackcore.flow.numbers import milliseconds, positive
+
+
+class DelayTarget:
+    """A window that keeps a consumer's queue at a delay: the default.
+
+    ``limit = (target + base_rtt) / service``, rounded and within ``2 .. max_limit``: what a
+    consumer serves within the target and within the round trip of an empty queue. So the target is
+    how long a tuple waits at a consumer that has more than enough to do. With fewer than 2 one that
+    is slower than the target would idle between an ack and the next tuple.
+
+    ``service`` is the time from one ack to the next, or from send to ack where that is shorter: for
+    a consumer that serves one by one, ``t_ack - max(t_previous_ack, t_sent)`` is what a tuple took
+    without the queue before it; for one that serves n at once, an n-th of it. The estimate is an
+    exponentially weighted mean, the plain mean of the first ``1 / alpha``; after t seconds in which
+    the consumer had nothing to do, a sample weighs ``t / 10`` at least. It does not drift up
+    when several producers queue at a consumer, as estimates from the shortest round trip do.
+
+    10 s and 50 round trips after ``base_rtt`` was last measured, the limit is 1 until an ack of a
+    tuple that was outstanding alone, which measures it anew.
+
+    A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times;
+    each ack takes back one such factor.
+
+    Parameters
+    ----------
+    target_ms : float, default 50.0
+        The queueing delay to aim at, in milliseconds; 20 for lower latency. A consumer that pauses
+        for no longer than that never runs dry.
+    initial : int, default 2
+        The limit before the first sample.
+    max_limit : int, default 1000
+        The largest limit.
+    alpha : float, default 0.05
+        Weight of a new sample.
+    clock : callable, optional
+        Nanoseconds as an int, the controller's; by default `time.monotonic_ns`.
+
+    Attributes
+    ----------
+    service_ns : float
+        Nanoseconds of service a tuple, failures weighed in; 0.0 before the first sample.
+    base_rtt_ns : float
+        The round trip of a tuple that meets no queue: the shortest, and it follows (with ``alpha``)
+        those of tuples that were outstanding alone, so that it can rise again; 0.0 before the
+        first.
+
+    Notes
+    -----
+    Bandwidth times delay, as in BBR (Cardwell et al., ACM Queue 14(5), 2016), with a target for the
+    queue as in CoDel (RFC 8289). Measured against the other laws in ``bench/README.md``.
+    """
+
+    __slots__ = (
+        "_alpha",
+        "_clock",
+        "_last_ns",
+        "_max_limit",
+        "_mean_ns",
+        "_penalty",
+        "_probe_ns",
+        "_weight",
+        "base_rtt_ns",
+        "limit",
+        "service_ns",
+        "threshold_ns",
+    )
+
+    _FAILURE, _MOST = 1.5, 64.0
+    _STALE_NS, _PROBE_RTTS = 10_000_000_000, 50
+
+    def __init__(
+        self,
+        target_ms: float = 50.0,
+        *,
+        initial: int = 2,
+        max_limit: int = 1000,
+        alpha: float = 0.05,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        #: Nanoseconds of queueing to aim at.
+        self.threshold_ns = milliseconds(target_ms, "target_ms")
+        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
+        #: Tuples that may be outstanding.
+        self.limit = as_count(initial, "initial", 1, self._max_limit)
+        self._alpha = positive(alpha, "alpha", 1.0)
+        self._clock = clock
+        self._last_ns = clock()
+        self._mean_ns = 0.0
+        self._weight = 1.0  # of the next sample: 1, 1/2, 1/3, ... down to alpha
+        self._penalty = 1.0
+        self._probe_ns: float = self._last_ns + self._STALE_NS
+        self.service_ns = 0.0
+        self.base_rtt_ns = 0.0
+
+    def on_sample(
+        self, rtt_ns: int, in_flight: int, dropped: bool, now_ns: int | None = None
+    ) -> None:
+        """Take a sample in, as `Limit.on_sample`; its time may be given."""
+        if dropped:
+            if not self._mean_ns:
+                self._mean_ns = float(rtt_ns)  # nothing better is known
+            self._penalty = min(self._penalty * self._FAILURE, self._MOST)
+            self.service_ns = self._mean_ns * self._penalty
+            self.limit = max(1, self.limit - 1)
+            return
+        now = self._clock() if now_ns is None else now_ns
+        interval = now - self._last_ns
+        self._last_ns = now
+        target = self.threshold_ns
+        mean = self._mean_ns
+        base = self.base_rtt_ns
+        weight = self._weight
+        if weight > self._alpha:
+            self._weight = max(self._alpha, weight / (1 + weight))
+            if weight == 1.0:
+                self.base_rtt_ns = base = float(rtt_ns)
+        if rtt_ns < base:
+            self.base_rtt_ns = base = rtt_ns
+            self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
+        if rtt_ns <= interval:
+            idle = interval - rtt_ns
+            interval = rtt_ns
+            if idle > self._STALE_NS * weight:
+                weight = min(1.0, idle / self._STALE_NS)
+            if in_flight == 1:
+                # It met no queue of ours.
+                if now >= self._probe_ns and rtt_ns > target:
+                    base = rtt_ns
+                else:
+                    base += (rtt_ns - base) * self._alpha
+                self.base_rtt_ns = base
+                self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
+        mean += (interval - mean) * weight
+        if mean < 1.0:
+            mean = 1.0
+        self._mean_ns = mean
+        least = 2
+        if self._penalty > 1.0:
+            self._penalty = max(1.0, self._penalty / self._FAILURE)
+            mean *= self._penalty
+            least = 1
+        self.service_ns = mean
+        # Beyond a long pipe the target adds less than half a tuple to few: rounded up, it grows.
+        window = int((target + base) / mean + (1.0 if base > 2 * target else 0.5))
+        if window < least:
+            window = least
+        if now >= self._probe_ns:
+            window = 1
+        self.limit = window if window < self._max_limit else self._max_limit

@@ -1,0 +1,47 @@
+"""Which numbers the settings of flow control take, and in which words others are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
+    """Return a number above 0 as a float.
+
+    Parameters
+    ----------
+    value : int or float
+        What was given.
+    name : str
+        The argument's.
+    most : float, default infinity
+        The largest that is taken; infinity itself never is.
+    unit : str, optional
+        What it counts, for the message.
+
+    Raises
+    ------
+    TypeError
+        If it is not a number.
+    ValueError
+        If it is out of range.
+    """
+    of_unit = f" of {unit}" if unit else ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number{of_unit}, got {type(value).__name__}")
+    if not 0 < value <= most or value == math.inf:
+        high = f" and at most {most:g}" if most < math.inf else " and finite"
+        raise ValueError(f"{name} must be above 0{high}, got {value}")
+    return float(value)
+
+
+def nanoseconds(value: Any, name: str) -> int:
+    """Return a number of seconds above 0 as whole nanoseconds, at least 1; errors as `positive`."""
+    # 1e9 s are 31 years: no product of them leaves what a float holds to the millisecond.
+    return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
+
+
+def milliseconds(value: Any, name: str) -> int:
+    """Return a number of milliseconds above 0 as nanoseconds, at least 1; errors as `positive`."""
+    return max(1, round(positive(value, name, 1e12, "milliseconds") * 1e6))

@@ -1,0 +1,75 @@
+"""Threads and coroutines that wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Hashable
+from typing import Any
+
+from ackcore.flow.consumers import Lease
+
+
+class Waiter:
+    """What is waited for; the controller sets ``lease`` under its lock, and wakes it afterwards."""
+
+    __slots__ = ("item", "key", "lease")
+
+    def __init__(self, item: Any, key: Hashable) -> None:
+        self.item = item
+        self.key = key
+        self.lease: Lease | None = None
+
+    def wake(self) -> None:
+        """Let it go on; from any thread."""
+        raise NotImplementedError
+
+    def granted(self) -> Lease:
+        """Return the lease that it was woken for."""
+        assert self.lease is not None
+        return self.lease
+
+
+class ThreadWaiter(Waiter):
+    """A thread that waits."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, item: Any, key: Hashable) -> None:
+        super().__init__(item, key)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        """As `Waiter.wake`."""
+        self._lock.release()
+
+    def wait(self, wait_s: float) -> bool:
+        """Wait so many seconds at most, and say whether it was woken."""
+        return self._lock.acquire(timeout=wait_s)
+
+
+class FutureWaiter(Waiter):
+    """A coroutine that waits."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self, item: Any, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(item, key)
+        self._loop = loop
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """As `Waiter.wake`."""
+        if self._loop.is_closed():
+            return  # and with it the coroutine
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, wait_s: float) -> bool:
+        """Wait so many seconds at most, and say whether it was woken."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._event.wait()
+        except TimeoutError:
+            return self._event.is_set()
+        return True

@@ -1,0 +1,328 @@
+"""The windows of all consumers and what is outstanding in them, for one thread at a time.
+
+`ackcore.flow.controller` puts a lock around this, and has those that wait for room.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ackcore.flow.choosers import Chooser
+from ackcore.flow.consumers import Consumer, Fate, Lease
+from ackcore.flow.delay_target import DelayTarget
+from ackcore.flow.limits import Limit
+
+_SWEEP_NS = 2_000_000
+#: For each second without a tuple, a consumer counts as quicker by a factor.
+_IDLE_NS, _IDLE_FACTOR = 1_000_000_000, 1.5
+
+_OUT, _ACKED, _REQUEUED = Fate.OUT, Fate.ACKED, Fate.REQUEUED
+_new = object.__new__
+
+
+class Windows:
+    """Consumers, the leases that are out, and what waits to be sent again.
+
+    Parameters
+    ----------
+    chooser : Chooser
+        Told of each change, asked for each lease.
+    max_pending : int or None
+        Leases that may be out in all.
+    timeout_ns : int
+        After which a lease has timed out.
+    clock : callable
+        Nanoseconds.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        max_pending: int | None,
+        timeout_ns: int,
+        clock: Callable[[], int],
+    ) -> None:
+        self._chooser = chooser
+        self._keyed = chooser.keyed
+        self._max_pending = sys.maxsize if max_pending is None else max_pending
+        self._timeout_ns = timeout_ns
+        self._clock = clock
+        self._free_slots: list[int] = []
+        self._queue: deque[Lease] = deque()  # re-queued; also some that came to their end since
+        self._held: set[Hashable] = set()  # keys with a tuple that is not done, if they decide
+        self._next_sweep_ns = clock()
+        self.consumers: dict[Hashable, Consumer] = {}
+        self.in_flight = 0
+        self.requeued = 0
+        self.late = 0
+
+    def join(self, name: Hashable, limit: Limit) -> None:
+        """Take a consumer up."""
+        if name in self.consumers:
+            raise ValueError(f"there is a consumer {name!r} already; remove it first")
+        slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
+        # Whatever the law: the choice goes by the service time.
+        service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
+        consumer = Consumer(name, slot, limit, service, self._clock())
+        self.consumers[name] = consumer
+        self._chooser.join(consumer)
+        self._chooser.changed(consumer)
+
+    def leave(self, name: Hashable) -> list[Lease]:
+        """Forget a consumer, and return what it had out, now re-queued."""
+        consumer = self.named(name)
+        del self.consumers[name]
+        consumer.is_open = False
+        self._chooser.leave(consumer)
+        self._free_slots.append(consumer.slot)
+        taken = [lease for lease in consumer.sent if lease.fate is _OUT]
+        consumer.sent.clear()
+        consumer.out = 0
+        self.in_flight -= len(taken)
+        for lease in taken:
+            self._requeue(lease)
+        return taken
+
+    def pause(self, name: Hashable, for_ns: int) -> None:
+        """Close a consumer for a while."""
+        consumer = self.named(name)
+        consumer.is_open = False
+        consumer.opens_ns = max(consumer.opens_ns, self._clock() + for_ns)
+        self._chooser.changed(consumer)
+
+    def resume(self, consumer: Consumer) -> None:
+        """Open a consumer at once, however long it was to be closed for."""
+        consumer.opens_ns = 0
+        consumer.is_open = True
+        self._chooser.changed(consumer)
+
+    def named(self, name: Hashable) -> Consumer:
+        """Return the consumer of a name."""
+        try:
+            return self.consumers[name]
+        except KeyError:
+            there = ", ".join(map(repr, self.consumers)) or "none"
+            raise KeyError(f"no consumer is called {name!r}; there are {there}") from None
+
+    def lease(
+        self, item: Any, key: Hashable = None, avoid: Consumer | None = None, attempt: int = 0
+    ) -> Lease | None:
+        """Return room, or None if there is none."""
+        now = self._clock()
+        if now >= self._next_sweep_ns:
+            self._sweep(now)
+        if self._keyed:
+            self.check_key(key)
+            if not attempt and key in self._held:
+                return None
+        if self.in_flight >= self._max_pending:
+            return None
+        chooser = self._chooser
+        consumer = chooser.choose(key, avoid)
+        if consumer is None:
+            return None
+        lease = _new(Lease)
+        lease.fate = _OUT
+        lease.consumer = consumer
+        lease.item = item
+        lease.sent_ns = now
+        if attempt:
+            lease.attempt = attempt
+        consumer.sent.append(lease)
+        if consumer.out:
+            consumer.out += 1
+        else:
+            consumer.out = 1
+            consumer.heard_ns = now
+        self.in_flight += 1
+        chooser.changed(consumer)
+        if key is not None:
+            lease.key = key
+            if self._keyed:
+                self._held.add(key)
+        return lease
+
+    @staticmethod
+    def check_key(key: Hashable) -> None:
+        """Refuse what a chooser by key cannot go by."""
+        if key is None:
+            raise TypeError("key must be given, got None: the chooser goes by it")
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"key must be hashable, got {type(key).__name__}; a tuple of its parts is"
+            ) from None
+
+    def lease_again(self) -> Lease | None:
+        """Return room for what was re-queued first, or None; by key, for the first with room."""
+        if self.in_flight >= self._max_pending:
+            return None
+        passed = []
+        lease = None
+        while self._queue and lease is None:
+            failed = self._queue.popleft()
+            if failed.fate is not _REQUEUED:
+                continue
+            # By name: one that left and came back is the same to its user.
+            avoid = self.consumers.get(failed.consumer.name, failed.consumer)
+            lease = self.lease(failed.item, failed.key, avoid, failed.attempt + 1)
+            if lease is None:
+                passed.append(failed)
+                # Not asked of the chooser, for which that would be a turn.
+                if not self._keyed and not any(c.has_room for c in self.consumers.values()):
+                    break  # there is no room for any
+            else:
+                failed.fate = Fate.SENT_AGAIN
+                lease.failed_at = failed.consumer
+                self.requeued -= 1
+        self._queue.extendleft(reversed(passed))
+        return lease
+
+    def done(self, lease: Lease) -> bool:
+        """A lease was acked; whether that ends it."""
+        now = self._clock()
+        consumer = lease.consumer
+        if lease.fate is not _OUT:
+            self.late += 1
+            consumer.heard_ns = now  # late or not: the consumer answers
+            if lease.fate is not _REQUEUED:
+                return False
+            self._end_requeued(lease, _ACKED)
+            return True
+        lease.fate = _ACKED
+        out = consumer.out
+        consumer.out = out - 1
+        self.in_flight -= 1
+        consumer.acked += 1
+        consumer.last_rtt_ns = rtt = now - lease.sent_ns
+        consumer.last_dropped = False
+        consumer.heard_ns = now
+        consumer.silence_ns = 0
+        consumer.extra_ns = 0.0
+        consumer.service.on_sample(rtt, out, False, now)
+        if consumer.limit is not consumer.service:
+            consumer.limit.on_sample(rtt, out, False)
+        self._chooser.changed(consumer)
+        if self._keyed:
+            self._held.discard(lease.key)
+        return True
+
+    def take_back(self, lease: Lease, dropped: bool, again: bool, timed_out: bool) -> bool:
+        """A lease failed or timed out; whether it was out."""
+        if lease.fate is not _OUT:
+            self.late += 1
+            return False
+        now = self._clock()
+        consumer = lease.consumer
+        if timed_out:
+            consumer.timed_out += 1
+        else:
+            consumer.failed += 1
+            consumer.heard_ns = now
+            consumer.silence_ns = 0
+            consumer.extra_ns = 0.0
+        consumer.last_dropped = dropped
+        consumer.last_rtt_ns = rtt = now - lease.sent_ns
+        consumer.dropped_ns = now
+        consumer.limit.on_sample(rtt, consumer.out, dropped)
+        if consumer.service is not consumer.limit:
+            consumer.service.on_sample(rtt, consumer.out, dropped)
+        if again:
+            self._requeue(lease)
+        else:
+            lease.fate = Fate.DROPPED
+            self._held.discard(lease.key)
+        self._one_less(consumer)
+        return True
+
+    def unsend(self, lease: Lease) -> bool:
+        """A lease was not used; whether it was out."""
+        if lease.fate is not _OUT:
+            return False
+        self._one_less(lease.consumer)
+        if lease.attempt:
+            lease.attempt -= 1
+            lease.consumer = lease.failed_at
+            self._requeue(lease)
+        else:
+            lease.fate = Fate.GIVEN_BACK
+            self._held.discard(lease.key)
+        return True
+
+    def drop(self, lease: Lease) -> bool:
+        """Let go of what waits to be sent again; whether it waited."""
+        if lease.fate is not _REQUEUED:
+            return False
+        self._end_requeued(lease, Fate.DROPPED)
+        return True
+
+    def expire(self) -> list[Lease]:
+        """Take back what timed out, and see to all else that is due."""
+        now = self._clock()
+        expired = []
+        for consumer in self.consumers.values():
+            sent = consumer.sent
+            while sent and (sent[0].fate is not _OUT or now - sent[0].sent_ns >= self._timeout_ns):
+                lease = sent.popleft()
+                if self.take_back(lease, dropped=True, again=True, timed_out=True):
+                    expired.append(lease)
+                else:
+                    self.late -= 1  # it had come back, in time
+        self._sweep(now)
+        return expired
+
+    def due_ns(self) -> int | None:
+        """Nanoseconds until something is due that may make room: a time-out, a pause that ends."""
+        now = self._clock()
+        due = []
+        for consumer in self.consumers.values():
+            if consumer.sent:
+                due.append(consumer.sent[0].sent_ns + self._timeout_ns - now)
+            if not consumer.is_open:
+                due.append(consumer.opens_ns - now)
+        return max(0, min(due)) if due else None
+
+    def _one_less(self, consumer: Consumer) -> None:
+        consumer.out -= 1
+        self.in_flight -= 1
+        self._chooser.changed(consumer)
+
+    def _requeue(self, lease: Lease) -> None:
+        lease.fate = _REQUEUED
+        self._queue.append(lease)
+        self.requeued += 1
+
+    def _end_requeued(self, lease: Lease, fate: Fate) -> None:
+        lease.fate = fate
+        self.requeued -= 1
+        self._held.discard(lease.key)
+
+    def _sweep(self, now: int) -> None:
+        """Find the silent, open what was paused, give another try where all had failed."""
+        self._next_sweep_ns = now + _SWEEP_NS
+        for consumer in self.consumers.values():
+            sent = consumer.sent
+            while sent and sent[0].fate is not _OUT:
+                sent.popleft()
+            service = consumer.service
+            silence, extra = 0, 0.0
+            if consumer.out:
+                # An empty queue's first answer takes a round trip; from then on, a service time.
+                silent = now - consumer.heard_ns
+                if silent > 4 * service.service_ns + service.base_rtt_ns:
+                    silence, extra = silent, 2.0 * silent
+            else:
+                idle = now - max(consumer.heard_ns, consumer.dropped_ns)
+                if idle > _IDLE_NS:
+                    # If it is not chosen for what it was, nothing is learnt of what it is.
+                    quicker = _IDLE_FACTOR ** -min(idle / _IDLE_NS, 60.0)
+                    extra = service.service_ns * (quicker - 1.0)
+            if not consumer.is_open and now >= consumer.opens_ns:
+                consumer.is_open = True
+            consumer.silence_ns = silence
+            consumer.extra_ns = extra
+            self._chooser.changed(consumer)

@@ -1,0 +1,294 @@
+"""What is acquired comes back once; what fails is sent again elsewhere; silence and time count."""
+
+import numpy as np
+import pytest
+from simulated import MS, S, SimClock
+
+from ackcore.flow import (
+    Batch,
+    DelayTarget,
+    Fate,
+    Fixed,
+    FlowController,
+    Pressure,
+    RoundRobin,
+    Seed004,
+)
+
+
+@pytest.fixture
+def clock():
+    return SimClock()
+
+
+@pytest.fixture
+def flow(clock):
+    return FlowController(
+        "abc", limit=lambda: Fixed(2), chooser=RoundRobin(), timeout_s=5, clock=clock
+    )
+
+
+def state(flow, name):
+    return next(each for each in flow.state() if each.name == name)
+
+
+def test_a_lease_comes_back_once(flow):
+    lease = flow.try_acquire("item")
+    assert (lease.item, lease.name, lease.attempt, lease.fate) == ("item", "a", 0, Fate.OUT)
+    assert flow.in_flight == 1
+    assert flow.ack(lease)
+    assert not flow.ack(lease)
+    assert not flow.fail(lease)
+    assert not flow.timed_out(lease)
+    assert not flow.give_back(lease)
+    assert not flow.drop(lease)
+    assert (flow.in_flight, flow.requeued, flow.late) == (0, 0, 3)
+    assert state(flow, "a").acked == 1
+
+
+def test_one_that_left_and_came_back_is_not_another(clock):
+    flow = FlowController("a", limit=lambda: Fixed(2), clock=clock)
+    lease = flow.try_acquire("item")
+    flow.add("b")
+    flow.remove("a")
+    flow.add("a")
+    assert (lease.fate, flow.try_again().name) == (Fate.REQUEUED, "b")
+
+
+def test_what_failed_goes_to_another_in_the_order_of_failing(flow):
+    leases = [flow.try_acquire(i) for i in range(3)]
+    assert flow.try_again() is None
+    flow.fail(leases[1])
+    flow.timed_out(leases[0])
+    assert (flow.requeued, flow.in_flight) == (2, 1)
+    first, second = flow.try_again(), flow.try_again()
+    assert [(each.item, each.attempt) for each in (first, second)] == [(1, 1), (0, 1)]
+    assert first.name != "b"
+    assert second.name != "a"
+    assert flow.try_again() is None
+    assert leases[0].fate is Fate.SENT_AGAIN
+    assert state(flow, "b").failed == state(flow, "a").timed_out == 1
+    assert state(flow, "b").pressure is Pressure.BUSY
+
+
+def test_a_late_ack_ends_what_still_waits_and_nothing_else(flow):
+    one, two = flow.try_acquire(1), flow.try_acquire(2)
+    flow.timed_out(one)
+    flow.timed_out(two)
+    assert flow.ack(one)  # nothing is sent twice
+    again = flow.try_again()
+    assert again.item == 2
+    assert not flow.ack(two)  # the other one decides
+    assert flow.try_again() is None
+    assert flow.in_flight == 1
+    assert flow.late == 2
+
+
+def test_time_outs_are_found_and_requeued(flow, clock):
+    leases = [flow.try_acquire(i) for i in range(3)]
+    clock.now_ns += 4 * S
+    younger = flow.try_acquire(3)
+    flow.ack(leases[1])
+    clock.now_ns += S - 1
+    assert flow.expire() == []
+    clock.now_ns += 1
+    assert flow.expire() == [leases[0], leases[2]]
+    assert younger.fate is Fate.OUT
+    assert (flow.in_flight, flow.requeued, flow.late) == (1, 2, 0)
+
+
+def test_who_leaves_leaves_nothing_behind(flow):
+    leases = [flow.try_acquire(i) for i in range(6)]
+    assert flow.try_acquire() is None
+    assert flow.remove("b") == [leases[1], leases[4]]
+    assert "b" not in flow
+    assert len(flow) == 2
+    assert (flow.in_flight, flow.requeued) == (4, 2)
+    assert flow.ack(leases[1])  # it lived long enough after all
+    flow.add("d")
+    assert flow.try_again().name == "d"
+    with pytest.raises(KeyError, match="no consumer is called 'b'; there are 'a', 'c', 'd'"):
+        flow.remove("b")
+    with pytest.raises(ValueError, match="there is a consumer 'd' already"):
+        flow.add("d")
+
+
+def test_a_pause_ends_by_itself(flow, clock):
+    flow.pause("a", 2)
+    flow.pause("a", 0.5)  # shortens nothing
+    assert {flow.try_acquire().name for _ in range(4)} == {"b", "c"}
+    assert flow.try_acquire() is None
+    assert flow.capacity == 4
+    clock.now_ns += 2 * S - 1
+    assert flow.try_acquire() is None
+    clock.now_ns += 10 * MS  # within a sweep
+    assert flow.try_acquire().name == "a"
+
+
+def test_there_is_a_cap_for_all(clock):
+    flow = FlowController("abc", limit=lambda: Fixed(9), max_pending=4, clock=clock)
+    leases = [flow.try_acquire() for _ in range(5)]
+    assert leases[4] is None
+    assert flow.capacity == 4
+    flow.fail(leases[0])
+    assert flow.try_again() is not None
+    assert flow.try_acquire() is None
+
+
+def test_given_back_room_teaches_nothing(flow, clock):
+    lease = flow.try_acquire("x")
+    clock.now_ns += S
+    assert flow.give_back(lease)
+    assert state(flow, "a")[2:] == (0, 2, True, 0.0, 0.0, 0.0, 0, 0, 0)
+    flow.fail(flow.try_acquire("y"))
+    again = flow.try_again()
+    assert flow.give_back(again)
+    assert flow.requeued == 1
+    third = flow.try_again()
+    assert (third.item, third.attempt) == ("y", 1)
+    assert third.name != "b"  # where it failed
+
+
+def test_what_cannot_be_sent_again_yet_moves_no_turn(clock):
+    limit = 1
+
+    def three(**arguments):
+        return FlowController(
+            "abc", limit=lambda: Fixed(limit), chooser=RoundRobin(), clock=clock, **arguments
+        )
+
+    flow = three()  # there is room where it failed, and elsewhere not
+    first, second, _ = (flow.try_acquire(i) for i in range(3))
+    flow.fail(first)
+    assert flow.try_again() is None
+    flow.ack(second)
+    assert flow.try_acquire("new").name == "a"
+
+    limit = 5  # there is room, and max_pending is reached
+    flow = three(max_pending=2)
+    flow.fail(flow.try_acquire(0))
+    leases = [flow.try_acquire(i) for i in (1, 2)]
+    assert flow.try_again() is None
+    flow.ack(leases[0])
+    assert flow.try_acquire("new").name == "a"
+
+
+def test_dropped_for_good(flow):
+    lease = flow.try_acquire("x")
+    assert flow.fail(lease, again=False)
+    assert lease.fate is Fate.DROPPED
+    lease = flow.try_acquire("y")
+    flow.fail(lease)
+    assert flow.drop(lease)
+    assert flow.try_again() is None
+    assert (flow.requeued, flow.in_flight) == (0, 0)
+
+
+def test_only_what_failed_of_a_batch_is_sent_again(flow):
+    batch = Batch([f"r{i}" for i in range(10)])
+    lease = flow.try_acquire(batch)
+    failed = np.zeros(10, bool)
+    failed[[3, 7]] = True
+    assert flow.fail(lease, failed)
+    again = flow.try_again()
+    assert (list(again.item), again.item.rows.tolist()) == (["r3", "r7"], [3, 7])
+    assert again.name != lease.name
+    flow.fail(again, b"\x02")
+    third = flow.try_again()
+    assert (list(third.item), third.item.rows.tolist(), third.attempt) == (["r7"], [7], 2)
+    with pytest.raises(ValueError, match="no record failed"):
+        flow.fail(third, b"\x00")
+    with pytest.raises(ValueError, match="must have 1 bytes"):
+        flow.fail(third, b"\x00\x01")
+    with pytest.raises(TypeError, match="got int64; rows by number"):
+        flow.fail(third, [0])
+    assert flow.ack(third)
+    with pytest.raises(TypeError, match="a bitmap needs a Batch as the lease's item, got int"):
+        flow.fail(flow.try_acquire(1), b"\x01")
+
+
+def test_a_batch_that_failed_in_part_is_no_sign_of_load(clock):
+    flow = FlowController("a", limit=lambda: Seed004(initial=4), clock=clock)
+    flow.fail(flow.try_acquire(Batch([1, 2])), b"\x01")
+    assert state(flow, "a").pressure is Pressure.NORMAL
+    flow.fail(flow.try_acquire(Batch([1, 2])), b"\x03")
+    assert state(flow, "a").pressure is Pressure.BUSY
+    assert state(flow, "a").limit == 3
+    flow.fail(flow.try_acquire("no consumer takes it"), dropped=False, again=False)
+    assert state(flow, "a").pressure is Pressure.NORMAL
+
+
+def test_a_consumer_that_failed_is_tried_again_some_time(clock):
+    """With others idle it is not chosen for its failures, and would stay unchosen for ever."""
+    flow = FlowController("ab", clock=clock, timeout_s=1)
+    tried = []
+    for _ in range(4000):
+        clock.now_ns += 10 * MS
+        flow.expire()
+        lease = flow.try_again() or flow.try_acquire()
+        if lease.name == "a" and clock.now_ns < 20 * S:
+            continue  # dead: nothing comes back
+        tried.append((lease.name, clock.now_ns))
+        clock.now_ns += 5 * MS
+        flow.ack(lease)
+    assert state(flow, "a").timed_out < 10 < 1000 < sum(at < 20 * S for _, at in tried)
+    assert [name for name, at in tried if at > 40 * S].count("a") > 10
+    assert state(flow, "a").service_ms == pytest.approx(5, rel=0.2)
+
+
+def test_states_are_readable(clock):
+    flow = FlowController(["a"], clock=clock)
+    assert state(flow, "a") == ("a", Pressure.NORMAL, 0, 2, True, 0.0, 0.0, 0.0, 0, 0, 0)
+    lease = flow.try_acquire()
+    clock.now_ns += 60 * MS
+    flow.ack(lease)
+    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 60.0, 60.0, 0.0, 1, 0, 0)
+    assert repr(flow) == "FlowController(1 consumers, in_flight=0, requeued=0)"
+    assert repr(lease) == "Lease('a', attempt=0, acked)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"limit": Fixed(3)}, TypeError, "limit must be callable, got Fixed; a limit is one"),
+        ({"clock": 5}, TypeError, "clock must be callable, got int"),
+        ({"chooser": "idlest"}, TypeError, "chooser must have a method choose, got str; pass"),
+        ({"max_pending": 0}, ValueError, "max_pending"),
+        ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
+        ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
+        ({"limit": object}, TypeError, "limit must make objects with limit and on_sample, got"),
+        ({"consumers": "aa"}, ValueError, "there is a consumer 'a' already"),
+    ],
+)
+def test_bad_settings_are_named(arguments, error, says):
+    with pytest.raises(error) as caught:
+        FlowController(**{"consumers": "ab", **arguments})
+    assert says in str(caught.value)
+
+
+def test_a_batch_says_what_is_wrong_with_it():
+    with pytest.raises(ValueError, match="records must hold one at least"):
+        Batch([])
+    with pytest.raises(ValueError, match="they must pair up row by row"):
+        Batch([1, 2], np.arange(3))
+    batch = Batch(np.arange(9))
+    with pytest.raises(ValueError, match=r"must have 2 bytes and no bit beyond them, got 2.* 1 "):
+        batch.failed(b"\x00\x02")
+    with pytest.raises(ValueError, match=r"has shape \(3,\) and the batch 9 records"):
+        batch.failed([True] * 3)
+    bits = np.arange(9) % 4 == 0
+    np.testing.assert_array_equal(
+        batch.failed(np.packbits(bits, bitorder="little").tobytes()), bits
+    )
+    only = batch.only(bits)
+    assert only.records.tolist() == only.rows.tolist() == [0, 4, 8]
+    assert [list(single) for single in only.singles()] == [[0], [4], [8]]
+    assert (only[1], len(only), repr(only)) == (4, 3, "Batch(3 records)")
+
+
+def test_the_default_is_a_delay_target_on_the_controllers_clock(clock):
+    flow = FlowController("a", clock=clock)
+    consumer = flow._windows.consumers["a"]
+    assert type(consumer.limit) is DelayTarget
+    assert consumer.limit._clock is clock
+    assert consumer.service is consumer.limit

@@ -1,0 +1,184 @@
+"""A controller under any sequence of calls, against what must hold of it after each."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from simulated import MS, S, SimClock
+
+from ackcore.flow import (
+    AIMD,
+    ByKey,
+    Fate,
+    Fixed,
+    FlowController,
+    Gradient2,
+    Idlest,
+    LeastOutstanding,
+    PowerOfTwo,
+    RoundRobin,
+    Seed004,
+    Vegas,
+)
+
+LIMITS = {
+    "delay": None,
+    "seed": Seed004,
+    "gradient2": Gradient2,
+    "vegas": lambda: Vegas(seed=1),
+    "aimd": AIMD,
+    "fixed": lambda: Fixed(3),
+}
+CHOOSERS = {
+    "idlest": lambda: Idlest(seed=1),
+    "turn": RoundRobin,
+    "two": lambda: PowerOfTwo(seed=1),
+    "least": LeastOutstanding,
+    "key": ByKey,
+}
+KEYS = st.integers(0, 5)
+
+
+class FlowMachine(RuleBasedStateMachine):
+    """Items are numbered as they are acquired; each is in one place, and gets to one end."""
+
+    @initialize(
+        limit=st.sampled_from(sorted(LIMITS)),
+        chooser=st.sampled_from(sorted(CHOOSERS)),
+        cap=st.none() | st.integers(1, 5),
+    )
+    def start(self, limit, chooser, cap):
+        self.clock = SimClock()
+        self.flow = FlowController(
+            limit=LIMITS[limit],
+            chooser=CHOOSERS[chooser](),
+            max_pending=cap,
+            timeout_s=1,
+            clock=self.clock,
+        )
+        self.cap, self.keyed = cap, chooser == "key"
+        self.names, self.count = set(), 0
+        self.out, self.waiting, self.ended, self.old = [], {}, set(), []
+
+    @rule(name=st.integers(0, 4))
+    def comes(self, name):
+        if name not in self.names:
+            self.names.add(name)
+            self.flow.add(name)
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def goes(self, data):
+        name = data.draw(st.sampled_from(sorted(self.names)))
+        self.names.remove(name)
+        theirs = [lease for lease in self.out if lease.name == name]
+        assert self.flow.remove(name) == sorted(theirs, key=lambda lease: lease.sent_ns)
+        for lease in theirs:
+            self.came_back(lease, again=True)
+
+    @rule(key=KEYS)
+    def acquires(self, key):
+        before = {each.name: each for each in self.flow.state()}
+        lease = self.flow.try_acquire(self.count, key)
+        if lease is None:
+            return
+        assert before[lease.name].in_flight < before[lease.name].limit
+        assert before[lease.name].is_open or self.clock.now_ns  # a pause may just have ended
+        assert lease.name in self.names
+        if self.keyed:
+            live = [*self.out, *self.waiting.values()]
+            assert key not in {each.key for each in live}
+        self.count += 1
+        self.out.append(lease)
+
+    @rule()
+    def again(self):
+        lease = self.flow.try_again()
+        if lease is not None:
+            before = self.waiting.pop(lease.item)
+            assert lease.attempt == before.attempt + 1
+            assert before.fate is Fate.SENT_AGAIN
+            others = [n for n in self.names if n != before.name]
+            opened = [each for each in self.flow.state() if each.name in others and each.is_open]
+            assert lease.name != before.name or not opened
+            self.out.append(lease)
+
+    def came_back(self, lease, again):
+        self.out.remove(lease)
+        self.old.append(lease)
+        if again:
+            self.waiting[lease.item] = lease
+        else:
+            self.ended.add(lease.item)
+
+    def drawn(self, data):
+        return data.draw(st.sampled_from(self.out))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def acks(self, data):
+        lease = self.drawn(data)
+        assert self.flow.ack(lease)
+        self.came_back(lease, again=False)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), again=st.booleans(), timed_out=st.booleans())
+    def fails(self, data, again, timed_out):
+        lease = self.drawn(data)
+        call = self.flow.timed_out if timed_out else self.flow.fail
+        assert call(lease, again=again)
+        self.came_back(lease, again)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def gives_back(self, data):
+        lease = self.drawn(data)
+        again = bool(lease.attempt)
+        assert self.flow.give_back(lease)
+        self.came_back(lease, again)
+
+    @precondition(lambda self: self.old)
+    @rule(data=st.data())
+    def comes_late(self, data):
+        lease = data.draw(st.sampled_from(self.old))
+        waited = lease.fate is Fate.REQUEUED
+        assert not self.flow.fail(lease)
+        assert self.flow.ack(lease) is waited
+        if waited:
+            self.ended.add(lease.item)
+            del self.waiting[lease.item]
+
+    @rule(data=st.data())
+    def pauses(self, data):
+        if self.names:
+            name = data.draw(st.sampled_from(sorted(self.names)))
+            self.flow.pause(name, data.draw(st.sampled_from([0.001, 0.5, 5])))
+
+    @rule(passes=st.integers(0, 2 * S) | st.integers(0, 5 * MS))
+    def time_passes(self, passes):
+        self.clock.now_ns += passes
+        for lease in self.flow.expire():
+            assert self.clock.now_ns - lease.sent_ns >= S
+            self.came_back(lease, again=True)
+
+    @invariant()
+    def books_balance(self):
+        assert self.flow.in_flight == len(self.out)
+        assert self.flow.requeued == len(self.waiting)
+        if self.cap:
+            assert len(self.out) <= self.cap
+        states = {each.name: each for each in self.flow.state()}
+        assert set(states) == self.names
+        for name, state in states.items():
+            assert state.in_flight == sum(lease.name == name for lease in self.out)
+        places = [each.item for each in self.out] + [*self.waiting] + [*self.ended]
+        assert sorted(places) == list(range(self.count))
+
+
+def test_books_balance_after_any_calls():
+    run_state_machine_as_test(FlowMachine)

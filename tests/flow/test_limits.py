@@ -1,0 +1,235 @@
+"""Each law does what its docstring says, stays in its bounds, and keeps no history."""
+
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import MS, S, SimClock
+
+from ackcore.flow import AIMD, DelayTarget, Fixed, Gradient2, Limit, Pressure, Seed004, Vegas
+
+MAKERS = {
+    "delay": lambda clock: DelayTarget(clock=clock),
+    "seed": lambda clock: Seed004(),
+    "gradient2": lambda clock: Gradient2(),
+    "vegas": lambda clock: Vegas(seed=1),
+    "aimd": lambda clock: AIMD(),
+    "fixed": lambda clock: Fixed(16),
+}
+SAMPLES = st.lists(
+    st.tuples(st.integers(0, 10 * S), st.integers(1, 2000), st.booleans(), st.integers(0, S)),
+    max_size=200,
+)
+
+
+@pytest.mark.parametrize("law", MAKERS)
+@given(samples=SAMPLES)
+def test_a_limit_is_an_int_from_1_to_its_bound(law, samples):
+    clock = SimClock()
+    limit = MAKERS[law](clock)
+    assert isinstance(limit, Limit)
+    for rtt, in_flight, dropped, passes in samples:
+        clock.now_ns += passes
+        limit.on_sample(rtt, in_flight, dropped)
+        assert type(limit.limit) is int
+        assert 1 <= limit.limit <= 1000
+
+
+@pytest.mark.parametrize("law", MAKERS)
+def test_a_limit_does_not_grow_with_its_samples(law):
+    clock = SimClock()
+    limit = MAKERS[law](clock)
+
+    def size():
+        slots = [getattr(limit, name) for name in type(limit).__slots__]
+        return sum(map(sys.getsizeof, slots))
+
+    sizes = []
+    for i in range(10_000):
+        clock.now_ns += MS
+        limit.on_sample(5 * MS + i % 7, 4, i % 50 == 0)
+        if i in (100, 9_999):
+            sizes.append(size())
+    assert sizes[1] <= sizes[0] + 64  # an int may get a digit more
+
+
+def served(limit, clock, service_ns, hop_ns=0, n=400, at_once=1):
+    """A consumer that always has as much as the limit allows, and serves so many at once."""
+    sent = []
+    ends = [0] * at_once
+    for _ in range(n):
+        while len(sent) < limit.limit:
+            start = max(min(ends), clock.now_ns + hop_ns)
+            ends[ends.index(min(ends))] = start + service_ns
+            sent.append((start + service_ns + hop_ns, clock.now_ns))
+        sent.sort()
+        done, at = sent.pop(0)
+        clock.now_ns = done
+        limit.on_sample(done - at, len(sent) + 1, False)
+    return done - at
+
+
+@pytest.mark.parametrize("target_ms", [20, 50, 200])
+@pytest.mark.parametrize("service_ms", [0.5, 5, 20])
+def test_delay_target_queues_for_its_target(target_ms, service_ms):
+    clock = SimClock()
+    rtt = served(DelayTarget(target_ms, clock=clock), clock, int(service_ms * MS))
+    assert rtt / MS == pytest.approx(target_ms + service_ms, rel=0.1, abs=service_ms)
+
+
+def test_delay_target_fills_a_pipe_that_is_long_and_serves_many_at_once():
+    """A service with 100 ms of latency and no queue: only the largest window is large enough."""
+    clock = SimClock()
+    limit = DelayTarget(max_limit=200, clock=clock)
+    served(limit, clock, 100 * MS, at_once=1000, n=3000)
+    assert limit.limit == 200
+
+
+def test_delay_target_follows_a_latency_that_rises():
+    clock = SimClock()
+    limit = DelayTarget(max_limit=64, clock=clock)
+    served(limit, clock, 20 * MS, at_once=100, n=1000)
+    assert limit.limit == 64
+    served(limit, clock, 400 * MS, at_once=100, n=6000)
+    assert limit.limit == 64
+
+
+def test_delay_target_takes_failures_back_one_by_one():
+    clock = SimClock()
+    limit = DelayTarget(clock=clock)
+    served(limit, clock, 5 * MS)
+    before, window = limit.service_ns, limit.limit
+    for i in range(1, 4):
+        limit.on_sample(5 * S, window, True)
+        assert limit.service_ns == pytest.approx(before * 1.5**i)
+        assert limit.limit == window - i
+    for _ in range(100):
+        limit.on_sample(5 * S, window, True)
+    assert limit.service_ns == pytest.approx(before * 64)
+    assert limit.limit == 1
+    served(limit, clock, 5 * MS, n=40)
+    assert limit.service_ns == pytest.approx(before)
+    assert limit.limit == window
+
+
+def test_after_a_rest_a_sample_weighs_more():
+    clock = SimClock()
+    limit = DelayTarget(clock=clock)
+    served(limit, clock, 100 * MS)
+    clock.now_ns += 5 * S
+    limit.on_sample(10 * MS, 1, False)
+    assert limit.service_ns / MS == pytest.approx(55, rel=0.01)
+    clock.now_ns += 60 * S
+    limit.on_sample(10 * MS, 1, False)
+    assert limit.service_ns / MS == pytest.approx(10)
+    clock.now_ns += 5 * S
+    limit.on_sample(5 * S, 9, False)  # no rest: it stalled
+    assert limit.service_ns / MS == pytest.approx(10 + 0.05 * 4990)
+
+
+def test_delay_target_knows_nothing_better_than_the_time_out_of_a_consumer_that_never_answered():
+    limit = DelayTarget(clock=SimClock())
+    limit.on_sample(5 * S, 1, True)
+    assert limit.service_ns == 7.5 * S
+    assert limit.limit == 1
+
+
+def test_seed004_steps_once_a_window():
+    limit = Seed004(100, initial=10)
+    for _ in range(11):
+        limit.on_sample(100 * MS, 10, False)
+    assert (limit.limit, limit.pressure) == (11, Pressure.NORMAL)
+    for _ in range(12):
+        limit.on_sample(100 * MS + 1, 10, False)
+    assert (limit.limit, limit.pressure) == (9, Pressure.SLOW)  # 9.97
+    limit.on_sample(5 * S, 10, True)
+    assert (limit.limit, limit.pressure) == (8, Pressure.BUSY)
+    limit.on_sample(1, 10, False)
+    assert limit.pressure is Pressure.NORMAL
+
+
+def test_seed004_drives_the_round_trip_to_its_threshold():
+    clock = SimClock()
+    rtt = served(Seed004(100), clock, 2 * MS, n=8000)
+    assert rtt / MS == pytest.approx(100, rel=0.1)
+
+
+def test_gradient2_shrinks_when_round_trips_grow_and_is_patient_with_half_of_it():
+    limit = Gradient2(initial=100)
+    for _ in range(600):
+        limit.on_sample(10 * MS, 10, False)
+    assert limit.limit == 100  # less than half in use: not its doing
+    limit.on_sample(15 * MS, 100, False)
+    assert limit.limit == 100  # within the tolerance: 100 + 0.2 * 4
+    limit.on_sample(40 * MS, 100, False)
+    assert limit.limit == math.floor(100.8 + 0.2 * (100.8 * 0.5 + 4 - 100.8))
+
+
+def test_vegas_goes_by_what_is_queued():
+    limit = Vegas(initial=100, probe=10**6)
+    limit.on_sample(10 * MS, 100, False)  # the shortest
+    limit.on_sample(int(10.1 * MS), 100, False)
+    assert limit.limit == 112  # 1 or 2 queued: up by 6 * log10
+    limit.on_sample(int(10.4 * MS), 100, False)
+    assert limit.limit == 114  # 5 queued, below 6: up by log10
+    limit.on_sample(11 * MS, 100, False)
+    assert limit.limit == 114  # 11 queued: as it should be
+    limit.on_sample(20 * MS, 100, False)
+    assert limit.limit == 112
+    limit.on_sample(20 * MS, 10, True)
+    assert limit.limit == 110
+    limit.on_sample(10 * MS + 1, 10, False)
+    assert limit.limit == 110  # less than half in use
+
+
+def test_vegas_forgets_its_shortest_round_trip():
+    clock = SimClock()
+    limit = Vegas(initial=10, probe=2, max_limit=10, seed=1)
+    limit.on_sample(MS, 10, False)
+    for _ in range(100):
+        limit.on_sample(50 * MS, 10, False)
+    assert limit.limit == 10, clock  # 50 ms is what is shortest now
+    assert limit._shortest_ns == 50 * MS
+
+
+def test_aimd_adds_one_and_takes_a_tenth():
+    limit = AIMD(initial=100, timeout_s=1)
+    limit.on_sample(MS, 50, False)
+    assert limit.limit == 101
+    limit.on_sample(MS, 50, False)
+    assert limit.limit == 101  # less than half in use
+    limit.on_sample(MS, 50, True)
+    assert limit.limit == 90
+    limit.on_sample(S + 1, 90, False)
+    assert limit.limit == 81
+    low = AIMD(initial=3)
+    low.on_sample(MS, 3, True)
+    assert low.limit == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: DelayTarget(0), ValueError, "target_ms must be above 0 and at most 1e+12, got 0"),
+        (lambda: DelayTarget("50"), TypeError, "target_ms must be a number of milliseconds, got"),
+        (lambda: DelayTarget(True), TypeError, "got bool"),
+        (lambda: DelayTarget(float("nan")), ValueError, "got nan"),
+        (lambda: DelayTarget(initial=5, max_limit=4), ValueError, "initial"),
+        (lambda: DelayTarget(alpha=1.5), ValueError, "alpha must be above 0 and at most 1"),
+        (lambda: Seed004(step=float("inf")), ValueError, "step"),
+        (lambda: Gradient2(tolerance=0.5), ValueError, "tolerance must be at least 1, got 0.5"),
+        (lambda: Gradient2(min_limit=0), ValueError, "min_limit"),
+        (lambda: Gradient2(smoothing=2), ValueError, "smoothing"),
+        (lambda: Vegas(probe=0), ValueError, "probe"),
+        (lambda: AIMD(backoff=1), ValueError, "backoff must be below 1, got 1; 0.9 takes off"),
+        (lambda: AIMD(backoff=float("inf")), ValueError, "above 0 and finite, got inf"),
+        (lambda: Fixed(0), ValueError, "limit"),
+        (lambda: Fixed(1.5), TypeError, "limit"),
+    ],
+)
+def test_bad_settings_are_named(make, error, says):
+    with pytest.raises(error) as caught:
+        make()
+    assert says in str(caught.value)
