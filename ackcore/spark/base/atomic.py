@@ -21,11 +21,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
+from ackcore._files.durable import link_if_free, sync_directory, write_synced
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 
 _TEMPORARY = re.compile(r"\..+\.tmp")
 _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextlib.contextmanager
@@ -43,15 +43,6 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} could not be written: {error.strerror or error}. What was recorded before "
             "stands; remove the cause and start again"
         ) from error
-
-
-def sync_directory(path: Path) -> None:
-    """Make durable what was created, renamed or removed in a directory."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def make_directory(path: Path) -> Path:
@@ -120,13 +111,11 @@ def write_file(
     free = True
     with writing(path):
         try:
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(temporary, write)
             check_fence()
             if once:
-                free = _link(temporary, path)
+                free = link_if_free(temporary, path)
+                temporary.unlink(missing_ok=True)
             else:
                 os.replace(temporary, path)
         except Exception:
@@ -135,25 +124,6 @@ def write_file(
         sync_directory(path.parent)
     if not free:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def _link(temporary: Path, path: Path) -> bool:
-    """Give a file its name if that is free, and return whether it was."""
-    free = True
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        free = False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # Not every file system that can be mounted has links; a look has to do there.
-        free = not path.exists()
-        if free:
-            os.replace(temporary, path)
-            return True
-    temporary.unlink()
-    return free
 
 
 def remove(path: Path) -> None:

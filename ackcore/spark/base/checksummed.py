@@ -23,8 +23,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from ackcore._files.durable import sync_directory
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import sync_directory, write_file, writing
+from ackcore.spark.base.atomic import write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
 #: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout

@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import threading
 from pathlib import Path
 
+from ackcore._files.process_lock import ProcessLock
 from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.errors import CheckpointInUse, StateError
-from ackcore.spark.base.process_lock import close_when_forked
 
 
 class Lock:
@@ -23,19 +22,16 @@ class Lock:
 
     def __init__(self, path: Path, wait: bool = False):
         self.path = path
-        self._closing = threading.Lock()
         with writing(path):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        close_when_forked(self)
+            self._file = ProcessLock(path)
         try:
             with writing(path):
-                fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                self._file.lock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                 holder = f"pid {os.getpid()} on {os.uname().nodename}\n{secrets.token_hex(16)}\n"
                 self._held = holder.encode()
-                os.ftruncate(self._handle, 0)
-                os.pwrite(self._handle, self._held, 0)
+                self._file.write(self._held, alone=True)
         except BaseException as error:
-            told = _holder(os.pread(self._handle, 1000, 0))
+            told = _holder(self._file.read(1000))
             self.close()
             if isinstance(error.__cause__, BlockingIOError):
                 raise CheckpointInUse(
@@ -71,18 +67,7 @@ class Lock:
 
     def close(self) -> None:
         """Release it; twice is fine, and from any thread."""
-        # A number that is closed twice may be another file's by then: a sink's that is being
-        # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
-        with self._closing:
-            handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
-
-    def close_in_child(self) -> None:
-        """Close the copy of a process that was forked, in which `_closing` may be held for ever."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
+        self._file.close()
 
 
 def _holder(found: bytes) -> str:

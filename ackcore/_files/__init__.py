@@ -1,0 +1,1 @@
+"""What files on disk take to be one process's, and to be there after a crash."""

@@ -1,0 +1,33 @@
+"""A producer and its consumers: records are sent to the idlest, tracked, sent again, and committed.
+
+`ackcore.flow` decides how many records each consumer has, and which gets the next; here is what
+sends them, to functions, coroutines, processes and HTTP endpoints, and remembers how far a source
+is done.
+"""
+
+from ackcore.calls import Reject, Unavailable
+from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError, Prefix
+from ackcore.dispatch.consumers import Coroutine, Function, Target
+from ackcore.dispatch.dispatcher import DispatchBooks, Dispatcher, FailedInBatch, RecordDead
+from ackcore.dispatch.http import Http, HttpError, Response
+from ackcore.dispatch.processes import Process, ProcessDied
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Coroutine",
+    "DispatchBooks",
+    "Dispatcher",
+    "FailedInBatch",
+    "Function",
+    "Http",
+    "HttpError",
+    "Prefix",
+    "Process",
+    "ProcessDied",
+    "RecordDead",
+    "Reject",
+    "Response",
+    "Target",
+    "Unavailable",
+]

@@ -1,0 +1,433 @@
+"""One producer and several consumers: each record is tracked to its end, however often it fails.
+
+*What is promised.*  A record is done when a consumer said so, or `dead` took it. The committed
+position moves over records that are done, and over nothing else; it is what a checkpoint keeps. So
+whatever dies, each record is processed at least once, and again are only those that were done
+beyond the committed position, or in flight, or whose consumer was late to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ackcore._columns import as_count
+from ackcore._records import Int64s
+from ackcore.calls import Reject, Unavailable
+from ackcore.dispatch.checkpoint import Checkpoint, Prefix
+from ackcore.dispatch.consumers import Target, as_target
+from ackcore.dispatch.sources import Reader, Record, Source
+from ackcore.dispatch.trees import Trees
+from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
+from ackcore.flow.numbers import positive
+from ackcore.retry import capped_doubling
+
+Dead = Callable[[int, Any, BaseException], Any]
+
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
+#: Records that are read ahead, so that one whose key waits does not keep all others waiting.
+_LOOK_AHEAD = 64
+#: Time-outs and pauses are looked after so often.
+_LOOK_S = 0.02
+
+
+class RecordDead(Exception):
+    """A record failed for the last time, and there is no ``dead`` to take it."""
+
+
+class DispatchBooks(NamedTuple):
+    """What became of the records of a run: ``read == acked + dead`` when it has come to its end."""
+
+    start: int  # position at which it began
+    committed: int  # all before it are done
+    read: int
+    acked: int
+    dead: int
+    attempts: int  # records sent, those that were sent again included
+    failed: int  # attempts that failed
+    timed_out: int  # attempts that timed out
+    unavailable: int  # attempts that a consumer did not take
+    consumers: list[ConsumerState]
+
+
+class FailedInBatch(Exception):
+    """A consumer's bitmap named a record."""
+
+
+class Dispatcher:
+    """Sends the records of a source to consumers, each to the idlest, until all are done.
+
+    Parameters
+    ----------
+    source : sequence, or callable
+        The records. A callable is given a position and returns those from there on, an iterable or
+        an asynchronous one: the same records each time, for a crash to resume where it was. What it
+        takes to give the next one, all else waits for, unless it is asynchronous: then batches are
+        smaller than ``batch`` when the next record takes more than 20 ms to come.
+    consumers : mapping
+        By name: a function (run in a thread), a coroutine function, or a `Target`, as `Process` and
+        `Http`.
+    limit, chooser, max_pending, timeout_s, clock
+        As of `FlowController`.
+    key : callable, optional
+        ``key(record)``, for a chooser by key. Not with ``batch``.
+    batch : int, default 1
+        Records a call; beyond 1, consumers are given lists, and may return a bitmap of what failed.
+    max_attempts : int, default 5
+        Times that a record may fail; a consumer that took nothing does not count.
+    dead : callable, optional
+        ``dead(position, record, error)``, or a coroutine function, takes a record that failed for
+        the last time, and must have kept it when it returns: the committed position then moves over
+        it. By default the run ends with `RecordDead`.
+    checkpoint : path-like, optional
+        Where the committed position is kept; see `Checkpoint`. By default each run begins at 0.
+    checkpoint_s : float, default 1.0
+        Seconds between commits. At the end of a run there is always one.
+    max_ahead : int, default 1_000_000
+        Records read beyond the first that is not done.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its type.
+    ValueError
+        If one is out of range, or there are no consumers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        consumers: Mapping[Hashable, Any],
+        *,
+        limit: Callable[[], Limit] | None = None,
+        chooser: Chooser | None = None,
+        max_pending: int | None = None,
+        timeout_s: float = 30.0,
+        clock: Callable[[], int] = time.monotonic_ns,
+        key: Callable[[Any], Hashable] | None = None,
+        batch: int = 1,
+        max_attempts: int = 5,
+        dead: Dead | None = None,
+        checkpoint: Any = None,
+        checkpoint_s: float = 1.0,
+        max_ahead: int = 1_000_000,
+    ) -> None:
+        if not callable(source) and not isinstance(source, Sequence):
+            raise TypeError(
+                "source must be a sequence, or a callable that gives the records from a position "
+                f"on, got {type(source).__name__}; of an iterable that begins anew each time: "
+                "lambda start: itertools.islice(it, start, None)"
+            )
+        if not consumers:
+            raise ValueError("consumers must hold one at least, got none")
+        self._source = source
+        self._targets: dict[Hashable, Target] = {
+            name: as_target(given, name) for name, given in consumers.items()
+        }
+        self._batch = as_count(batch, "batch", 1)
+        if key is not None and self._batch > 1:
+            raise ValueError("key cannot be given with batch > 1: a batch has no one key")
+        if chooser is not None and chooser.keyed and key is None:
+            raise ValueError("key must be given with a chooser that goes by it")
+        self._key = key
+        self._max_attempts = as_count(max_attempts, "max_attempts", 1)
+        self._dead = dead
+        self._checkpoint_path = checkpoint
+        self._checkpoint_s = positive(checkpoint_s, "checkpoint_s", unit="seconds")
+        self._max_ahead = as_count(max_ahead, "max_ahead", 1)
+        self._flow = FlowController(
+            self._targets,
+            limit=limit,
+            chooser=chooser,
+            max_pending=max_pending,
+            timeout_s=timeout_s,
+            clock=clock,
+        )
+        self._trees = Trees()
+        self._prefix = Prefix()
+        self._start = 0
+        self._ready: deque[Batch] = deque()  # read, not sent
+        self._tasks: dict[Lease, asyncio.Task[None]] = {}
+        self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
+        self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
+        self._refusals: dict[Hashable, int] = {}  # of a consumer, in a row
+        self._counts = dict.fromkeys(
+            ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
+        )
+        self._error: BaseException | None = None
+        self._running = False
+        self._stopping = False
+        self._more = asyncio.Event()
+
+    def run(self) -> DispatchBooks:
+        """Run to the end of the source; `run_async` is for a running loop."""
+        return asyncio.run(self.run_async())
+
+    async def run_async(self) -> DispatchBooks:
+        """Send all records, and return when each is done.
+
+        Returns
+        -------
+        DispatchBooks
+
+        Raises
+        ------
+        RecordDead
+            If a record failed for the last time, and there is no ``dead``. What is done is
+            committed.
+        CheckpointError
+            If the checkpoint is damaged, or another process's.
+        RuntimeError
+            If it ran before: make another.
+        """
+        if self._running:
+            raise RuntimeError("a dispatcher runs once; make another, which resumes")
+        self._running = True
+        checkpoint = None if self._checkpoint_path is None else Checkpoint(self._checkpoint_path)
+        try:
+            self._start = 0 if checkpoint is None else checkpoint.committed
+            self._prefix = Prefix(self._start)
+            await self._start_targets()
+            await self._run(checkpoint)
+        finally:
+            try:
+                await self._close()
+            finally:
+                if checkpoint is not None:
+                    with checkpoint:
+                        checkpoint.commit(self._prefix.committed)
+        if self._error is not None:
+            raise self._error
+        return self.books()
+
+    def stop(self) -> None:
+        """Read nothing more, and end when what was read is done; from the loop's thread."""
+        self._stopping = True
+        self._more.set()
+
+    def books(self) -> DispatchBooks:
+        """Return what became of the records so far."""
+        return DispatchBooks(
+            self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
+        )
+
+    @property
+    def targets(self) -> Mapping[Hashable, Target]:
+        """The consumers, by name."""
+        return self._targets
+
+    # Sending.
+
+    async def _start_targets(self) -> None:
+        await asyncio.gather(*(target.start() for target in self._targets.values()))
+
+    async def _close(self) -> None:
+        tasks = [*self._tasks.values(), *self._keeping]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        closing = (target.close() for target in self._targets.values())
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    async def _run(self, checkpoint: Checkpoint | None) -> None:
+        reader = Reader(self._source, self._start, self._more.set)
+        next_commit = time.monotonic() + self._checkpoint_s
+        next_look = 0.0
+        try:
+            while self._error is None:
+                self._more.clear()
+                self._send(reader)
+                busy = self._ready or self._tasks or self._keeping or self._flow.requeued
+                if not busy and (reader.ended or self._stopping):
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._more.wait()
+                now = time.monotonic()
+                if now >= next_look:
+                    next_look = now + _LOOK_S
+                    self._expire()
+                if checkpoint is not None and now >= next_commit:
+                    next_commit = now + self._checkpoint_s
+                    await asyncio.to_thread(checkpoint.commit, self._prefix.committed)
+        finally:
+            await reader.close()
+
+    def _send(self, reader: Reader) -> None:
+        """Send what there is room for; first what failed."""
+        while self._flow.requeued and (lease := self._flow.try_again()):
+            self._launch(lease)
+        while self._error is None:
+            self._read(reader)
+            if not self._send_ready():
+                return
+
+    def _read(self, reader: Reader) -> None:
+        """Have as much ready to be sent as may be of use."""
+        wanted = 1 if self._key is None else _LOOK_AHEAD
+        while len(self._ready) < wanted and not reader.ended and not self._stopping:
+            if reader.position - self._prefix.committed >= self._max_ahead:
+                return
+            records = reader.read(self._batch)
+            if not records:
+                return
+            self._counts["read"] += len(records)
+            self._ready.append(Batch(records))
+
+    def _send_ready(self) -> bool:
+        """Send what there is room for of what was read; whether that was anything."""
+        sent = False
+        passed: deque[Batch] = deque()
+        refused: set[Hashable] = set()
+        while self._ready:
+            batch = self._ready.popleft()
+            key = None if self._key is None else self._key(batch[0].value)
+            # One whose key was refused may not overtake: its consumer may have got room since.
+            lease = None if key in refused else self._flow.try_acquire(batch, key)
+            if lease is not None:
+                self._launch(lease)
+                sent = True
+                continue
+            passed.append(batch)
+            if self._key is None:
+                break
+            refused.add(key)
+        passed.extend(self._ready)
+        self._ready = passed
+        return sent
+
+    def _launch(self, lease: Lease) -> None:
+        self._counts["attempts"] += len(lease.item)
+        trees = self._trees.begin(lease.item)
+        self._tasks[lease] = asyncio.ensure_future(self._call(lease, trees))
+
+    # What became of it.
+
+    async def _call(self, lease: Lease, trees: tuple[Int64s, Int64s]) -> None:
+        """One tuple at one consumer."""
+        batch: Batch = lease.item
+        failed = np.ones(len(batch), np.bool_)
+        error: BaseException | None = None
+        try:
+            values = [record.value for record in batch]
+            bitmap = await self._targets[lease.name].call(values if self._batch > 1 else values[0])
+            if self._batch == 1 or bitmap is None:
+                failed[:] = False
+            else:
+                failed = batch.failed(bitmap)
+                error = FailedInBatch(f"consumer {lease.name!r} failed it and not its whole batch")
+        except Exception as raised:  # and not a cancellation: it timed out, or the dispatcher ends
+            error = raised
+        self._tasks.pop(lease, None)
+        try:
+            # What timed out is sent again as a whole, so it counts as a whole only.
+            if lease.fate is Fate.OUT or not failed.any():
+                for record in self._trees.ack(batch, *trees, failed):
+                    self._done(record, "acked")
+                self._answered(lease, failed, error)
+        except Exception as raised:
+            self._error = self._error or raised
+        self._more.set()
+
+    def _answered(self, lease: Lease, failed: Any, error: BaseException | None) -> None:
+        if not failed.any():  # a bitmap may name none
+            self._refusals.pop(lease.name, None)
+            self._flow.ack(lease)
+        else:
+            assert error is not None
+            self._failed(lease, failed, error)
+
+    def _expire(self) -> None:
+        # Without an await: what has not timed out as a whole may still be acked.
+        for lease in self._flow.expire():
+            task = self._tasks.pop(lease, None)
+            if task is not None:
+                task.cancel()
+            self._targets[lease.name].timed_out()
+            error = TimeoutError(f"consumer {lease.name!r} did not answer in time")
+            self._failed(lease, np.ones(len(lease.item), np.bool_), error)
+
+    def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
+        """Send those that failed again, singly if it is their last attempt, or have them kept."""
+        timed_out = lease.fate is Fate.REQUEUED
+        batch: Batch = lease.item.only(failed)
+        n = len(batch)
+        if not timed_out:  # which may be answered yet, until it is sent again
+            self._trees.fail(batch)
+        if isinstance(error, Unavailable):
+            self._counts["unavailable"] += n
+            self._flow.fail(lease)
+            self._pause(lease.name, error.after_s)
+            return
+        self._counts["timed_out" if timed_out else "failed"] += n
+        # All of a batch failed equally often: those that did not stayed behind.
+        failures = self._failures.get(batch[0].position, 0) + 1
+        for record in batch:
+            self._failures[record.position] = failures
+        named = isinstance(error, FailedInBatch)
+        last = failures >= self._max_attempts or isinstance(error, Reject)
+        # One record may be what all failed of.
+        splits = n > 1 and not named and (last or failures + 1 == self._max_attempts)
+        if not last and not splits:
+            if not timed_out:
+                self._flow.fail(lease, None if failed.all() else failed, dropped=not named)
+            return
+        if timed_out:
+            self._trees.fail(batch)
+            self._flow.drop(lease)
+        else:
+            self._flow.fail(
+                lease, again=False, dropped=not isinstance(error, (Reject, FailedInBatch))
+            )
+        if splits:
+            self._ready.extendleft(reversed(batch.singles()))
+            return
+        for record in batch:
+            self._keep_dead(record, error)
+
+    def _pause(self, name: Hashable, after_s: float | None) -> None:
+        """Send a consumer nothing for as long as it asks for, or longer and longer."""
+        refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
+        if after_s is None:
+            after_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
+        if after_s > 0:
+            self._flow.pause(name, after_s)
+
+    def _keep_dead(self, record: Record, error: BaseException) -> None:
+        if self._dead is None:
+            raise RecordDead(
+                f"record {record.position} failed {self._failures[record.position]} times, at last "
+                f"of {type(error).__name__}: {error}; give dead= something that keeps such records"
+            ) from error
+        kept = self._dead(record.position, record.value, error)
+        if inspect.isawaitable(kept):
+            task = asyncio.ensure_future(kept)
+            self._keeping.add(task)
+            task.add_done_callback(partial(self._kept, record))
+        else:
+            self._done(record, "dead")
+
+    def _kept(self, record: Record, task: asyncio.Future[Any]) -> None:
+        self._keeping.discard(task)
+        if task.cancelled():
+            error: BaseException | None = asyncio.CancelledError()
+        else:
+            error = task.exception()
+        if error is None:
+            self._done(record, "dead")
+        else:
+            self._error = self._error or error
+        self._more.set()
+
+    def _done(self, record: Record, how: str) -> None:
+        if self._prefix.done(record.position):
+            self._counts[how] += 1
+            self._failures.pop(record.position, None)

@@ -1,0 +1,158 @@
+"""A consumer in a process of its own, which may die."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from ackcore.calls import Unavailable
+from ackcore.dispatch.consumers import Target
+
+_LIVES_S = 2.0  # a process that was asked to end is killed after so long
+# What it is sent then. A forked one does not see its pipe close, of which others hold copies.
+_END = "end"
+# One that is forked while another is being started holds a copy of what the other's end is seen by.
+_STARTS = threading.Lock()
+_LOOK_S = 0.2  # a process whose pipe stays open is looked at so often
+
+
+class ProcessDied(Exception):
+    """A consumer's process ended within a call."""
+
+
+class Process(Target):
+    """A function in a process of its own, one call after the other.
+
+    One that dies is started again with the next call; the record that it had has failed, since it
+    may be what it died of. One whose call times out is killed.
+
+    Parameters
+    ----------
+    function : callable
+        Of a module, so that it can be pickled; what it returns and raises must be so, too.
+    *args
+        Given to it before each record: ``function(*args, record)``.
+    context : str, default "spawn"
+        How processes are started: "spawn", "forkserver" or "fork". Forked ones hold copies of each
+        other's pipes: if this process is killed, they stay.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any, context: str = "spawn") -> None:
+        try:
+            pickle.dumps((function, args))
+        except Exception as error:
+            raise TypeError(
+                f"function and its arguments must be pickled to be sent to a process: {error}; "
+                "define the function at the top of a module"
+            ) from error
+        self._function, self._args = function, args
+        self._context: BaseContext = multiprocessing.get_context(context)
+        self._pool = ThreadPoolExecutor(1, "ackcore-process")
+        self._starting = threading.Lock()  # between the thread that starts it and those that kill
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._closed = False
+        self.starts = 0  #: Processes that were started.
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, or None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    async def start(self) -> None:
+        """As `Target.start`."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
+
+    async def call(self, item: Any) -> Any:
+        """As `Target.call`."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, item)
+
+    def timed_out(self) -> None:
+        """As `Target.timed_out`: what hangs is killed."""
+        with self._starting:
+            if self._process is not None:
+                self._process.kill()
+
+    async def close(self) -> None:
+        """As `Target.close`."""
+        self._closed = True
+        await asyncio.get_running_loop().run_in_executor(None, self._end)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        with _STARTS:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(  # type: ignore[attr-defined]
+                target=_serve, args=(theirs, self._function, self._args), daemon=True
+            )
+            process.start()
+            theirs.close()
+        self.starts += 1
+        with self._starting:
+            self._process, self._pipe = process, ours
+
+    def _call(self, item: Any) -> Any:
+        if self._closed:
+            raise Unavailable("this Process is closed: its run has ended; make another")
+        if self._process is None or not self._process.is_alive():
+            self._begin()
+        assert self._pipe is not None
+        try:
+            self._pipe.send((item,))
+            # Whoever forks in this program may hold a copy of the pipe, which then stays open.
+            while not self._pipe.poll(_LOOK_S):
+                if not self._process.is_alive() and not self._pipe.poll():
+                    raise EOFError
+            error, answer = self._pipe.recv()
+        except (EOFError, OSError) as lost:
+            process = self._process
+            with self._starting:
+                self._process = None
+            process.join(_LIVES_S)
+            raise ProcessDied(f"process {process.pid} ended with {process.exitcode}") from lost
+        if error is not None:
+            raise error
+        return answer
+
+    def _end(self) -> None:
+        with self._starting:
+            process, pipe = self._process, self._pipe
+        if pipe is not None and process is not None:
+            with suppress(OSError):
+                pipe.send(_END)
+            process.join(_LIVES_S)
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """What runs in the process: a call at a time, until the pipe closes."""
+    while True:
+        try:
+            sent = pipe.recv()
+        except (EOFError, OSError, KeyboardInterrupt):
+            return
+        if sent == _END:
+            return
+        error, answer = None, None
+        try:
+            answer = function(*args, sent[0])
+        except Exception as raised:
+            error = raised
+        try:
+            pipe.send((error, answer))
+        except (BrokenPipeError, KeyboardInterrupt):
+            return
+        except Exception as unsent:  # what cannot be pickled
+            said = error if error is not None else answer
+            pipe.send((RuntimeError(f"{type(said).__name__}: {said} (not sent: {unsent})"), None))

@@ -1,0 +1,127 @@
+"""Where records come from, and at which position each stands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+#: A sequence, or ``source(start)``, which gives the records from a position on.
+Source = Sequence[Any] | Callable[[int], Iterable[Any] | AsyncIterable[Any]]
+
+#: What came of an asynchronous source waits so long for the rest of its batch.
+_LINGER_S = 0.02
+
+
+class Record(NamedTuple):
+    """A record and its position: the n-th of its source has n, counted from 0."""
+
+    position: int
+    value: Any
+
+
+class Reader:
+    """Reads a source from a position on.
+
+    An asynchronous one is awaited in a task of its own, at most one `read` ahead: while it has
+    nothing to give, all else goes on.
+
+    Parameters
+    ----------
+    source : Source
+    start : int
+    wake : callable, optional
+        Called, in the loop, when a `read` that found too few records will find them.
+
+    Attributes
+    ----------
+    position : int
+        Of the record to be read next.
+    ended : bool
+        There is none.
+    """
+
+    def __init__(
+        self, source: Source, start: int, wake: Callable[[], object] = lambda: None
+    ) -> None:
+        self.position = start
+        self.ended = False
+        self._wake = wake
+        self._later: AsyncIterator[Any] | None = None
+        self._task: asyncio.Task[None] | None = None  # awaits it
+        self._came: deque[Any] = deque()
+        self._first_s = 0.0  # when the first of these came
+        self._wanted = 0
+        self._room = asyncio.Event()
+        self._now: Iterator[Any] = iter(())
+        if not callable(source):
+            # Not a slice, which would copy the rest.
+            self._now = (source[i] for i in range(start, len(source)))
+            return
+        given = source(start)
+        if isinstance(given, AsyncIterable):
+            self._later = aiter(given)
+        elif isinstance(given, Iterable):
+            self._now = iter(given)
+        else:
+            raise TypeError(
+                f"source({start}) must return an iterable, or an asynchronous one, "
+                f"got {type(given).__name__}"
+            )
+
+    def read(self, n: int) -> list[Record]:
+        """Return the next n records, or those that are left; an empty list if they have to come."""
+        values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
+        start = self.position
+        self.position += len(values)
+        return [Record(position, value) for position, value in enumerate(values, start)]
+
+    def _read_now(self, n: int) -> list[Any]:
+        values = list(islice(self._now, n))
+        self.ended = len(values) < n
+        return values
+
+    def _read_later(self, source: AsyncIterator[Any], n: int) -> list[Any]:
+        self._wanted = n
+        self._room.set()
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._await(source))
+        came = self._came
+        if not came and self._task.done():
+            self.ended = True
+            self._task.result()  # raises what the source raised
+        waits = len(came) < n and not self._task.done()
+        if waits and not (came and time.monotonic() - self._first_s >= _LINGER_S):
+            return []
+        return [came.popleft() for _ in range(min(n, len(came)))]
+
+    async def _await(self, source: AsyncIterator[Any]) -> None:
+        came = self._came
+        try:
+            async for value in source:
+                if not came:
+                    self._first_s = time.monotonic()
+                came.append(value)
+                while len(came) >= self._wanted:
+                    self._wake()
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            self._wake()
+
+    async def close(self) -> None:
+        """Let the source go."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._task
+        close = getattr(self._now if self._later is None else self._later, "close", None)
+        if close is not None:
+            close()
+        aclose = getattr(self._later, "aclose", None)
+        if aclose is not None:
+            await aclose()

@@ -1,0 +1,41 @@
+"""Functions that processes are given, which must be of a module."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+
+def write(folder, record):
+    """Leave a line, in one write, so that it survives whatever kills this."""
+    with open(Path(folder) / f"{os.getpid()}.effects", "ab", buffering=0) as file:
+        file.write(f"{record}\n".encode())
+
+
+def write_or_die(folder, fatal, record):
+    if record in fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, record)
+
+
+def write_or_hang(folder, hangs, record):
+    """Hang, the first time that it comes to these."""
+    mark = Path(folder) / f"{record}.hung"
+    if record in hangs and not mark.exists():
+        mark.touch()
+        threading.Event().wait()
+    write(folder, record)
+
+
+def raise_or_return(record):
+    if record == "unsendable":
+        return threading.Lock()
+    if record == "bad":
+        raise ValueError("bad record")
+    return None
+
+
+def effects(folder):
+    """What was written, with duplicates."""
+    files = sorted(Path(folder).glob("*.effects"))
+    return [int(line) for file in files for line in file.read_text().splitlines()]

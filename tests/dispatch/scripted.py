@@ -1,0 +1,27 @@
+"""Consumers, limits and clocks that do as a test says."""
+
+from ackcore.flow import Fixed
+
+
+def failing(times, done, error=ValueError):
+    """A coroutine that fails a record so many times before it is done."""
+    left = dict(times)
+
+    async def call(record):
+        if left.get(record, 0):
+            left[record] -= 1
+            raise error(f"record {record}")
+        done.append(record)
+
+    return call
+
+
+def one():
+    return Fixed(1)
+
+
+class Clock:
+    ns = 0
+
+    def __call__(self):
+        return self.ns

@@ -1,0 +1,138 @@
+"""The committed position is the first that is not done, and survives."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.dispatch import Checkpoint, CheckpointError, Prefix
+
+
+@given(st.integers(0, 5), st.lists(st.integers(0, 30), max_size=60))
+def test_a_prefix_is_what_a_set_says(start, positions):
+    prefix = Prefix(start)
+    done = set(range(start))
+    for position in positions:
+        assert prefix.done(position) is (position not in done)
+        done.add(position)
+        expected = next(n for n in range(100) if n not in done)
+        assert prefix.committed == expected
+        assert prefix.above == len([n for n in done if n > expected])
+        assert all((n in prefix) is (n in done) for n in range(40))
+
+
+def test_a_prefix_keeps_nothing_of_what_it_has_passed():
+    prefix = Prefix()
+    for position in range(100_000):
+        prefix.done(position ^ 1)
+    assert prefix.above == 0
+    assert prefix.committed == 100_000
+
+
+def test_what_was_committed_is_there_again(tmp_path):
+    path = tmp_path / "new" / "rt"
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.committed == 0
+        checkpoint.commit(0)
+        checkpoint.commit(7)
+        with pytest.raises(ValueError, match="must be at least 7, as was committed, got 6; to"):
+            checkpoint.commit(6)
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.committed == 7
+    assert sorted(file.name for file in path.parent.iterdir()) == ["rt", "rt.lock"]
+
+
+def test_the_format_stays_readable(tmp_path):
+    """Written by the first version; what changes it must go on reading it."""
+    path = tmp_path / "rt"
+    path.write_text('{"version": 1, "committed": 12345, "crc32": 2567158191}')
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.committed == 12345
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"version"',
+        b'{"version": 1, "committed": 5, "crc32": 1}',
+        b'{"version": 1, "committed": "5", "crc32": 1}',
+        b'{"version": 1}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_file_is_named_and_not_taken_for_the_beginning(tmp_path, text):
+    path = tmp_path / "rt"
+    path.write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"rt is damaged: .*; remove it to begin"):
+        Checkpoint(path)
+    path.unlink()
+    Checkpoint(path).close()  # the lock was given back
+
+
+def test_a_later_version_is_not_guessed_at(tmp_path):
+    path = tmp_path / "rt"
+    path.write_text(json.dumps({"version": 2, "committed": 5, "crc32": 5}))
+    with pytest.raises(CheckpointError, match="has version 2, and this reads 1"):
+        Checkpoint(path)
+
+
+def test_a_forked_process_does_not_hold_the_lock(tmp_path):
+    """A producer that is killed leaves its checkpoint free, whatever its workers go on with."""
+    reader, writer = os.pipe()
+    hears, says = os.pipe()
+    producer = os.fork()
+    if producer == 0:
+        held = Checkpoint(tmp_path / "rt")  # noqa: F841 - open until it is killed
+        if os.fork() == 0:  # its worker, which stays until this test is through, or dead
+            os.close(writer)
+            os.write(says, b"forked")
+            os.read(reader, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(reader)
+    try:
+        os.waitpid(producer, 0)
+        assert os.read(hears, 6) == b"forked"
+        Checkpoint(tmp_path / "rt").close()
+    finally:
+        for end in (writer, hears, says):
+            os.close(end)
+
+
+def test_commits_of_two_threads_do_not_meet(tmp_path, monkeypatch):
+    """As one that goes on in its thread when its run was cancelled, and the last one."""
+    checkpoint = Checkpoint(tmp_path / "rt")
+    last = threading.Thread(target=checkpoint.commit, args=(9,))
+    sync = os.fsync
+
+    def slow(handle):
+        monkeypatch.setattr("os.fsync", sync)
+        last.start()
+        last.join(0.2)  # it cannot go by
+        sync(handle)
+
+    monkeypatch.setattr("os.fsync", slow)
+    checkpoint.commit(3)
+    last.join()
+    checkpoint.close()
+    with Checkpoint(tmp_path / "rt") as kept:
+        assert kept.committed == 9
+
+
+def test_a_commit_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    path = tmp_path / "rt"
+    with Checkpoint(path) as checkpoint:
+        checkpoint.commit(3)
+        monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            checkpoint.commit(9)
+        assert checkpoint.committed == 3
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.committed == 3

@@ -1,0 +1,260 @@
+"""Each record comes to its end, whatever fails; the committed position moves over nothing else."""
+
+import asyncio
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+from scripted import failing, one
+
+from ackcore.dispatch import Dispatcher, Reject, Target, Unavailable
+from ackcore.flow import ByKey, Fixed, RoundRobin
+
+
+def test_functions_coroutines_and_targets_share_the_records():
+    done = []
+
+    class Mine(Target):
+        started = closed = 0
+
+        async def start(self):
+            self.started += 1
+
+        async def call(self, item):
+            done.append(item)
+
+        async def close(self):
+            self.closed += 1
+
+    async def coroutine(record):
+        await asyncio.sleep(0)
+        done.append(record)
+
+    mine = Mine()
+    books = Dispatcher(range(300), {"f": done.append, "c": coroutine, "m": mine}).run()
+    assert sorted(done) == list(range(300))
+    assert (books.read, books.acked, books.committed, books.attempts) == (300, 300, 300, 300)
+    assert all(state.acked for state in books.consumers)
+    assert (mine.started, mine.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_what_fails_is_sent_again(batch):
+    done = []
+    one = failing(dict.fromkeys(range(0, 100, 9), 3), done)
+
+    async def many(records):
+        failed = np.zeros(len(records), bool)
+        for i, record in enumerate(records):
+            try:
+                await one(record)
+            except ValueError:
+                failed[i] = True
+        return failed if failed.any() else None
+
+    call = one if batch == 1 else many
+    books = Dispatcher(range(100), {"a": call, "b": call}, batch=batch).run()
+    assert sorted(done) == list(range(100))  # none twice: only those are sent again
+    assert (books.acked, books.failed, books.attempts) == (100, 36, 136)
+    assert books.committed == 100
+
+
+def test_a_bitmap_that_names_none_is_an_ack():
+    async def call(records):
+        return np.zeros(len(records), bool)
+
+    books = Dispatcher(range(20), {"a": call}, batch=5).run()
+    assert (books.acked, books.failed, books.attempts) == (20, 0, 20)
+
+
+def test_a_record_that_fails_for_the_last_time_is_dead():
+    done, dead = [], []
+    call = failing({5: 9, 7: 2}, done)
+    books = Dispatcher(
+        range(10),
+        {"a": call},
+        max_attempts=3,
+        dead=lambda position, record, error: dead.append((position, record, str(error))),
+    ).run()
+    assert dead == [(5, 5, "record 5")]
+    assert sorted(done) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert (books.read, books.acked, books.dead, books.committed) == (10, 9, 1, 10)
+
+
+def test_what_kept_the_dead_may_be_a_coroutine():
+    dead = []
+
+    async def keep(position, record, error):
+        await asyncio.sleep(0)
+        dead.append(record)
+
+    async def call(record):
+        raise Reject("never")
+
+    books = Dispatcher("ab", {"a": call}, dead=keep).run()
+    assert sorted(dead) == ["a", "b"]
+    assert (books.attempts, books.dead, books.committed) == (2, 2, 2)
+
+
+async def rejects(record):
+    raise Reject("never")
+
+
+@pytest.mark.parametrize("max_ahead", [1, 100])
+def test_a_run_ends_when_the_dead_were_kept(max_ahead):
+    dead = []
+
+    async def keep(position, record, error):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 0.1  # several looks at what there is to do
+        while loop.time() < until:
+            await asyncio.sleep(0)
+        dead.append(record)
+
+    signal.alarm(30)  # without a turn of the loop nothing else would end it
+    try:
+        books = Dispatcher(range(5), {"a": rejects}, dead=keep, max_ahead=max_ahead).run()
+    finally:
+        signal.alarm(0)
+    assert sorted(dead) == list(range(5))
+    assert (books.read, books.dead, books.committed) == (5, 5, 5)
+
+
+def test_what_keeps_the_dead_ends_the_run_if_it_fails():
+    async def keep(position, record, error):
+        await asyncio.sleep(0)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        Dispatcher(range(3), {"a": rejects}, dead=keep).run()
+
+
+def test_a_consumer_that_takes_nothing_is_left_alone_and_burns_no_attempt():
+    done, tried = [], []
+
+    async def closed(record):
+        tried.append(record)
+        raise Unavailable("down")
+
+    async def asks(record):
+        tried.append(record)
+        raise Unavailable("busy", after_s=3600)
+
+    books = Dispatcher(
+        range(500), {"a": closed, "b": asks, "c": done.append}, max_attempts=1, limit=one
+    ).run()
+    assert sorted(done) == list(range(500))
+    assert books.unavailable == len(tried) < 20
+    assert (books.failed, books.dead) == (0, 0)
+    assert not next(each for each in books.consumers if each.name == "b").is_open
+
+
+def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
+    done, dead, sizes = [], [], Counter()
+
+    async def call(records):
+        sizes[len(records)] += 1
+        if 13 in records:
+            raise ValueError("13")
+        done.extend(records)
+
+    books = Dispatcher(
+        range(40),
+        {"a": call, "b": call},
+        batch=10,
+        max_attempts=3,
+        dead=lambda position, record, error: dead.append(record),
+    ).run()
+    assert dead == [13]
+    assert sorted(done) == [n for n in range(40) if n != 13]
+    assert sizes == {10: 5, 1: 10}
+    assert books.committed == 40
+
+
+def test_a_batch_that_is_rejected_is_taken_apart_at_once():
+    dead, done = [], []
+
+    async def call(records):
+        if 3 in records:
+            raise Reject("not for us")
+        done.extend(records)
+
+    Dispatcher(
+        range(6), {"a": call}, batch=6, dead=lambda position, record, error: dead.append(record)
+    ).run()
+    assert (dead, sorted(done)) == ([3], [0, 1, 2, 4, 5])
+
+
+def test_records_of_a_key_stay_in_order():
+    order = {key: [] for key in range(7)}
+    left = dict.fromkeys(range(0, 200, 11), 1)
+
+    async def call(record):
+        await asyncio.sleep(0)
+        if left.pop(record, 0):
+            raise ValueError("once")
+        order[record % 7].append(record)
+
+    books = Dispatcher(
+        range(200), dict.fromkeys("abc", call), key=lambda record: record % 7, chooser=ByKey()
+    ).run()
+    assert books.failed == 19
+    for key, records in order.items():
+        assert records == list(range(key, 200, 7))
+
+
+def test_a_functions_errors_fail_its_record():
+    dead = []
+
+    def ends(record):
+        raise StopIteration("no more")
+
+    books = Dispatcher(
+        [1], {"a": ends}, max_attempts=1, dead=lambda *what: dead.append(str(what[2]))
+    ).run()
+    assert (books.dead, dead) == (1, ["StopIteration: no more"])
+
+
+def test_it_runs_once():
+    dispatcher = Dispatcher([], {"a": print})
+    dispatcher.run()
+    with pytest.raises(RuntimeError, match="a dispatcher runs once; make another"):
+        dispatcher.run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"source": iter([1])}, TypeError, "source must be a sequence, or a callable"),
+        ({"source": lambda start: 5}, TypeError, "source(0) must return an iterable, or an"),
+        ({"consumers": {}}, ValueError, "consumers must hold one at least, got none"),
+        ({"consumers": {"a": "http://x"}}, TypeError, "consumer 'a' must be callable or a Target"),
+        ({"batch": 0}, ValueError, "batch"),
+        ({"key": id, "batch": 2}, ValueError, "key cannot be given with batch > 1"),
+        ({"chooser": ByKey()}, ValueError, "key must be given with a chooser that goes by it"),
+        ({"max_attempts": 0}, ValueError, "max_attempts"),
+        ({"timeout_s": -1}, ValueError, "timeout_s must be above 0"),
+        ({"checkpoint_s": 0}, ValueError, "checkpoint_s must be above 0"),
+    ],
+)
+def test_bad_settings_are_named(arguments, error, says):
+    with pytest.raises(error) as caught:
+        Dispatcher(**{"source": [1], "consumers": {"a": print}, **arguments}).run()
+    assert says in str(caught.value)
+
+
+def test_retries_are_not_starved_by_new_records():
+    """With always more to send, what failed goes first."""
+    order = []
+
+    async def call(record):
+        order.append(record)
+        if record == 0 and order.count(0) == 1:
+            raise ValueError("once")
+
+    Dispatcher(
+        range(1000), {"a": call, "b": call}, chooser=RoundRobin(), limit=lambda: Fixed(2)
+    ).run()
+    assert order.count(0) == 2
+    assert len(order) - order[::-1].index(0) < 20

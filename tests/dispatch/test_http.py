@@ -1,0 +1,309 @@
+"""Endpoints: what each answer means, and what becomes of connections that break."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from ackcore.dispatch import Dispatcher, Http, HttpError, Reject, Unavailable
+from ackcore.flow import Fixed
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Server:
+    """Answers requests one by one with what a list holds; the last of it for ever."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers) or [OK]
+        self.bodies = []
+        self.connections = 0
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/do?a=b"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+
+    async def _serve(self, reader, writer):
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                self.head = head
+                fields = dict(line.split(b": ") for line in head.split(b"\r\n")[1:-2])
+                self.bodies.append(await reader.readexactly(int(fields[b"Content-Length"])))
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                if answer is None:
+                    return
+                close = answer.endswith(b"*close")
+                writer.write(answer.removesuffix(b"*close"))
+                await writer.drain()
+                if close:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def answer(status, *headers, body=b""):
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def calling(*answers, times=1, **arguments):
+    """What calls of an endpoint that answers so come to, and the server."""
+
+    async def main():
+        async with Server(*answers) as server:
+            http = Http(server.url, **arguments)
+            try:
+                return [await http.call({"n": n}) for n in range(times)], server
+            finally:
+                await http.close()
+
+    return asyncio.run(main())
+
+
+def test_a_call_is_a_post_on_a_kept_connection():
+    answers, server = calling(times=3, headers={"X-Key": "v"}, decode=lambda got: got.body)
+    assert answers == [b"ok"] * 3
+    assert server.bodies == [b'{"n": 0}', b'{"n": 1}', b'{"n": 2}']
+    assert server.connections == 1
+    assert server.head.startswith(b"POST /do?a=b HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nX-Key: v\r\n" in server.head
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, Reject),
+        (404, Reject),
+        (301, Reject),
+        (408, HttpError),
+        (409, HttpError),
+        (425, HttpError),
+        (500, HttpError),
+        (429, Unavailable),
+        (502, Unavailable),
+        (503, Unavailable),
+        (504, Unavailable),
+    ],
+)
+def test_what_a_status_means(status, error):
+    with pytest.raises(error, match=f"{status} from http://127.0.0.1.*: said so"):
+        calling(answer(status, body=b"said so"))
+
+
+def test_retry_after_is_seconds_or_a_date():
+    later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    far = "Fri, 31 Dec 9999 23:59:59 GMT"
+    for value, least, most in (
+        ("7", 7, 7),
+        ("0", 0, 0),
+        (later, 3500, 3600),
+        ("-3", 0, 0),
+        ("inf", 86400, 86400),
+        ("1e300", 86400, 86400),
+        (far, 86400, 86400),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", 0, 0),
+    ):
+        with pytest.raises(Unavailable) as caught:
+            calling(answer(429, f"Retry-After: {value}"))
+        assert least <= caught.value.after_s <= most
+    for unknown in ("soon", "", "nan", "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"):
+        with pytest.raises(Unavailable) as caught:
+            calling(answer(503, f"Retry-After: {unknown}"))
+        assert caught.value.after_s is None
+
+
+@pytest.mark.parametrize("asked", ["inf", "2e9", "-1", "nan", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_no_retry_after_ends_a_run(asked):
+    async def main():
+        sick = answer(503, f"Retry-After: {asked}")
+        async with Server(sick, OK) as server, Server() as free:
+            consumers = {"sick": Http(server.url), "free": Http(free.url)}
+            return await Dispatcher(range(20), consumers, limit=lambda: Fixed(1)).run_async()
+
+    books = asyncio.run(main())
+    assert (books.acked, books.unavailable) == (20, 1)
+
+
+def test_a_record_that_the_server_dies_of_comes_to_its_end():
+    dead = []
+
+    class Fragile(Server):
+        async def _serve(self, reader, writer):
+            self.answers = [OK]
+            await super()._serve(Crashes(reader), writer)
+
+    class Crashes:
+        def __init__(self, reader):
+            self.readuntil, self._reader = reader.readuntil, reader
+
+        async def readexactly(self, n):
+            body = await self._reader.readexactly(n)
+            if body == b"13":
+                raise ConnectionError("killed by 13")
+            return body
+
+    async def main():
+        async with Fragile() as server:
+            return await Dispatcher(
+                range(20),
+                {"a": Http(server.url)},
+                max_attempts=3,
+                dead=lambda position, record, error: dead.append((record, type(error))),
+            ).run_async()
+
+    books = asyncio.run(asyncio.wait_for(main(), 30))
+    assert dead == [(13, HttpError)]
+    assert (books.acked, books.dead, books.failed, books.unavailable) == (19, 1, 3, 0)
+
+
+def test_a_request_that_was_not_sent_whole_does_not_count():
+    async def main():
+        async def serve(reader, writer):
+            await reader.read(10)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        try:
+            with pytest.raises(Unavailable, match="closed the connection without an answer"):
+                await http.call(bytes(32 << 20))
+        finally:
+            server.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize("status", [100, 102, 103])
+def test_an_informational_answer_is_passed_over(status):
+    early = b"HTTP/1.1 %d Wait\r\nLink: </a>\r\n\r\n" % status
+    answers, server = calling(early + early + OK, times=2, decode=lambda got: got.body)
+    assert answers == [b"ok"] * 2
+    assert server.connections == 1
+
+
+def test_a_body_that_ends_with_the_connection_is_read_whole():
+    async def main():
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nfirst ")
+            await asyncio.wait_for(half.wait(), 30)
+            writer.write(b"x" * 300_000 + b" last")
+            writer.close()
+
+        def decode(got):
+            return got.body
+
+        half = asyncio.Event()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", decode=decode)
+        call = asyncio.ensure_future(http.call(""))
+        for _ in range(1000):  # what came first is there to be read
+            await asyncio.sleep(0)
+        half.set()
+        body = await asyncio.wait_for(call, 30)
+        server.close()
+        return body
+
+    assert asyncio.run(main()) == b"first " + b"x" * 300_000 + b" last"
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced():
+    answers, server = calling(OK + b"*close", OK, times=3)
+    assert answers == [None] * 3
+    assert server.connections == 2
+    answers, server = calling(answer(200, "Connection: close"), times=3)
+    assert server.connections == 3
+
+
+def test_bodies_come_in_each_form():
+    def body(got):
+        return got.body
+
+    chunked = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4;x=y\r\nabcd\r\n2\r\nef\r\n0\r\n"
+    )
+    answers, server = calling(chunked + b"T: 1\r\n\r\n", times=2, decode=body)
+    assert answers == [b"abcdef"] * 2
+    assert server.connections == 1
+    answers, _ = calling(b"HTTP/1.0 200 OK\r\n\r\nto the end*close", decode=body)
+    assert answers == [b"to the end"]
+    assert calling(b"HTTP/1.1 204 No Content\r\n\r\n", times=2)[0] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "says"),
+    [
+        (None, HttpError, "closed the connection without an answer to a whole request"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab*close", HttpError, "broke off its"),
+        (b"HTTP/1.1 200 OK\r\nX: *close", HttpError, "broke off its answer"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n*close", HttpError, "broke off its answer"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", HttpError, "it switches protocols (101)"),
+        (b"SSH-2.0-OpenSSH\r\n*close", HttpError, "no HTTP/1 answer: it began b'SSH-2.0-OpenSSH"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", HttpError, "length is 'x', which is no"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", HttpError, "to 67108864 are"),
+        (b"HTTP/1.1 200 OK\r\nX: " + bytes(99_999), HttpError, "gave no HTTP/1 answer: "),
+    ],
+)
+def test_what_is_no_answer_is_named(sent, error, says):
+    with pytest.raises(error) as caught:
+        calling(sent)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("http://127.0.0.1:")
+
+
+def test_a_cancelled_call_leaves_no_answer_for_the_next():
+    async def main():
+        async with Server(b"", OK) as server:
+            http = Http(server.url, decode=lambda got: got.body)
+            call = asyncio.ensure_future(http.call("slow"))
+            while not server.bodies:
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            assert await http.call("next") == b"ok"
+            assert server.connections == 2
+            await http.close()
+
+    asyncio.run(main())
+
+
+def test_without_a_server_it_is_unavailable():
+    async def main():
+        async with Server() as server:
+            url = server.url
+        with pytest.raises(Unavailable, match=r"no connection to http://127\.0\.0\.1"):
+            await Http(url).call("x")
+
+    asyncio.run(main())
+
+
+def test_a_throttled_endpoint_is_left_alone_and_the_others_do_the_work():
+    async def main():
+        async with Server(answer(429, "Retry-After: 3600")) as busy, Server() as free:
+            books = await Dispatcher(
+                range(200), {"busy": Http(busy.url), "free": Http(free.url)}, max_attempts=1
+            ).run_async()
+            return books, len(busy.bodies), len(free.bodies)
+
+    books, busy, free = asyncio.run(main())
+    assert books.acked == free == 200
+    assert books.unavailable == busy < 5
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http:///path"])
+def test_a_url_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="url must begin with http://host or https://host, got"):
+        Http(url)
+
+
+def test_headers_cannot_be_smuggled_in():
+    with pytest.raises(ValueError, match=r"must not hold line ends.*got 'A: b\\r\\nC: d'"):
+        Http("http://x", headers={"A": "b\r\nC: d"})

@@ -1,0 +1,100 @@
+"""Consumers in processes: they die, hang and are killed, and no record is lost of it."""
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+from in_processes import effects, raise_or_return, write, write_or_die, write_or_hang
+
+from ackcore.dispatch import Dispatcher, Process, ProcessDied
+
+
+def fork(function, *args):
+    return Process(function, *args, context="fork")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_processes_do_the_work(tmp_path, context):
+    consumers = {n: Process(write, str(tmp_path), context=context) for n in range(2)}
+    # An interpreter that is begun anew may take long on a busy or emulated machine.
+    books = Dispatcher(range(100), consumers, timeout_s=600).run()
+    assert sorted(effects(tmp_path)) == list(range(100))
+    assert books.acked == books.attempts == 100
+    assert len(list(tmp_path.glob("*.effects"))) == 2
+    assert all(each.pid is None or not each._process.is_alive() for each in consumers.values())
+
+
+def test_a_record_that_kills_its_process_dies_alone(tmp_path):
+    dead = []
+    consumers = {n: fork(write_or_die, str(tmp_path), {13, 57}) for n in range(2)}
+    books = Dispatcher(
+        range(80),
+        consumers,
+        max_attempts=2,
+        dead=lambda position, record, error: dead.append((record, type(error))),
+    ).run()
+    assert sorted(dead) == [(13, ProcessDied), (57, ProcessDied)]
+    assert sorted(effects(tmp_path)) == [n for n in range(80) if n not in (13, 57)]
+    # Begun again with the next call, if there is one.
+    assert 4 <= sum(each.starts for each in consumers.values()) <= 6
+    assert (books.acked, books.dead, books.failed) == (78, 2, 4)
+
+
+def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
+    """As when another was forked at the same time, which holds a copy of it."""
+    process = fork(write_or_die, str(tmp_path), {1})
+    pipe, copies = process._context.Pipe, []
+
+    def copied():
+        ours, theirs = pipe()
+        copies.append(os.dup(theirs.fileno()))
+        return ours, theirs
+
+    process._context = SimpleNamespace(Pipe=copied, Process=process._context.Process)
+
+    async def main():
+        await process.start()
+        try:
+            async with asyncio.timeout(60):
+                with pytest.raises(ProcessDied, match="ended with -9"):
+                    await process.call(1)
+                await process.call(2)
+        finally:
+            for copy in copies:
+                os.close(copy)
+            await process.close()
+
+    asyncio.run(main())
+    assert effects(tmp_path) == [2]
+    assert process.starts == 2
+
+
+def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
+    consumers = {n: fork(write_or_hang, str(tmp_path), {5, 6}) for n in range(2)}
+    books = Dispatcher(range(40), consumers, timeout_s=0.5).run()
+    assert set(effects(tmp_path)) == set(range(40))
+    assert books.timed_out >= 1
+    assert books.committed == 40
+
+
+def test_what_a_process_raises_comes_back():
+    async def main():
+        process = fork(raise_or_return)
+        await process.start()
+        try:
+            with pytest.raises(ValueError, match="bad record"):
+                await process.call("bad")
+            with pytest.raises(RuntimeError, match=r"lock.*not sent: cannot pickle"):
+                await process.call("unsendable")
+            assert await process.call("good") is None
+            assert process.starts == 1
+        finally:
+            await process.close()
+
+    asyncio.run(main())
+
+
+def test_a_function_that_cannot_be_sent_is_refused():
+    with pytest.raises(TypeError, match=r"must be pickled to be sent.*top of a module"):
+        Process(lambda record: None)

@@ -1,0 +1,68 @@
+"""What a checkpoint of a run keeps, and where the next one begins."""
+
+import asyncio
+
+import pytest
+from scripted import failing, one
+
+from ackcore.dispatch import Checkpoint, CheckpointError, Dispatcher, RecordDead
+from ackcore.flow import Fixed
+
+
+def test_the_committed_position_stops_at_what_is_open(tmp_path):
+    """1, 3 and 4 done is 1's; 2 moves it to 4's."""
+    kept = tmp_path / "rt"
+    seen = []
+
+    async def main():
+        release = asyncio.Event()
+
+        async def call(record):
+            if record == 2:
+                await release.wait()
+            seen.append(dispatcher.books().committed)
+
+        dispatcher = Dispatcher(range(20), {"a": call}, limit=lambda: Fixed(4), checkpoint=kept)
+        run = asyncio.ensure_future(dispatcher.run_async())
+        while len(seen) < 19:
+            await asyncio.sleep(0)
+        assert dispatcher.books().committed == 2
+        release.set()
+        return await run
+
+    assert asyncio.run(main()).committed == 20
+    assert max(seen) == 2
+
+
+def test_without_a_place_for_the_dead_a_run_ends_and_the_next_resumes_there(tmp_path):
+    done = []
+    kept = tmp_path / "rt"
+    with pytest.raises(RecordDead, match=r"record 5 failed 2 times, at last of ValueError"):
+        Dispatcher(
+            range(50), {"a": failing({5: 9}, done)}, max_attempts=2, checkpoint=kept, limit=one
+        ).run()
+    with Checkpoint(kept) as checkpoint:
+        assert checkpoint.committed == 5
+    again = []
+    books = Dispatcher(range(50), {"a": failing({}, again)}, checkpoint=kept).run()
+    assert again == list(range(5, 50))
+    assert (books.start, books.committed, books.acked) == (5, 50, 45)
+    assert Dispatcher(range(50), {"a": again.append}, checkpoint=kept).run().read == 0
+
+
+def test_a_commit_that_fails_at_the_end_lets_others_open_the_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "rt"
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "commit", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full") as caught:
+            Dispatcher(range(3), {"a": print}, checkpoint=path).run()
+    Checkpoint(path).close()
+    del caught  # until then its frames kept the lock's file
+
+
+def test_two_do_not_share_a_checkpoint(tmp_path):
+    with (
+        Checkpoint(tmp_path / "rt"),
+        pytest.raises(CheckpointError, match=r"another dispatcher has .*rt open; stop it first"),
+    ):
+        Dispatcher([1], {"a": print}, checkpoint=tmp_path / "rt").run()

@@ -1,0 +1,136 @@
+"""Calls that hang or answer late: each record is decided once, and by what is true of it."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+
+from scripted import Clock, one
+
+from ackcore.dispatch import Dispatcher
+
+
+def test_a_call_that_hangs_times_out_and_another_does_it():
+    done, cancelled = [], []
+
+    async def hangs(record):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(record)
+            raise
+
+    async def works(record):
+        done.append(record)
+
+    books = Dispatcher(range(20), {"a": hangs, "b": works}, timeout_s=0.05, limit=one).run()
+    assert sorted(done) == list(range(20))
+    assert books.timed_out == len(cancelled) > 0
+    assert books.committed == 20
+
+
+def test_an_answer_that_comes_after_its_tree_timed_out_counts():
+    """The loop was held up for longer than that; nothing would send the record again."""
+    clock = Clock()
+
+    async def call(record):
+        clock.ns += 10**10
+
+    books = Dispatcher(range(5), {"a": call}, clock=clock, timeout_s=1, limit=one).run()
+    assert (books.read, books.acked + books.dead, books.committed) == (5, 5, 5)
+
+
+def test_what_timed_out_with_another_is_not_acked_and_dead():
+    """Both time out at once; the first is being kept when the second's consumer answers."""
+    clock, done, dead = Clock(), [], []
+
+    async def main():
+        answer = asyncio.Event()
+
+        async def call(record):
+            clock.ns += 10**9
+            await answer.wait()
+            done.append(record)
+
+        async def keep(position, record, error):
+            answer.set()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            dead.append(record)
+
+        return await Dispatcher(
+            range(2), {"a": call}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
+        ).run_async()
+
+    books = asyncio.run(main())
+    assert (books.dead, books.acked, sorted(dead), done) == (2, 0, [0, 1], [])
+
+
+def test_what_was_given_up_is_not_acked_by_its_late_answer():
+    """It answers although it was cancelled, while the record is being kept."""
+    clock, dead = Clock(), []
+
+    async def main():
+        async def stubborn(record):
+            clock.ns += 10**9
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        async def keep(position, record, error):
+            for _ in range(50):
+                await asyncio.sleep(0)
+            dead.append(record)
+
+        return await Dispatcher(
+            [7], {"a": stubborn}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
+        ).run_async()
+
+    books = asyncio.run(main())
+    assert (books.dead, books.acked, books.committed, dead) == (1, 0, 1, [7])
+
+
+def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
+    """Its record was split off, re-sent or kept since; it counts once."""
+    clock = Clock()
+
+    async def main():
+        async def stubborn(record):
+            clock.ns += 10**9
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ValueError("late") from None
+
+        async def works(record):
+            pass
+
+        return await Dispatcher(
+            range(4),
+            {"a": stubborn, "b": works},
+            clock=clock,
+            timeout_s=0.5,
+            max_attempts=2,
+            limit=one,
+        ).run_async()
+
+    books = asyncio.run(main())
+    assert (books.acked, books.failed, books.committed) == (4, 0, 4)
+
+
+HANGS = """
+import threading
+from ackcore.dispatch import Dispatcher
+def hangs(record):
+    threading.Event().wait()
+books = Dispatcher(
+    [1], {"a": hangs}, timeout_s=0.05, max_attempts=1, dead=lambda *what: None
+).run()
+print(books.dead)
+"""
+
+
+def test_a_function_that_hangs_does_not_keep_the_interpreter():
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS], timeout=60, stdout=subprocess.PIPE, check=True
+    )
+    assert ended.stdout == b"1\n"
