@@ -82,7 +82,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
         If a number is out of range.
     """
     if attempt < 1:
-        raise ValueError(f"attempt must be at least 1, got {attempt}; nobody waits for the first")
+        raise ValueError(f"attempt must be at least 1, got {attempt}; the first is not waited for")
     for name, value in (("base_ms", base_ms), ("cap_ms", cap_ms)):
         if not 1 <= value <= _LONGEST_MS:
             raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
@@ -92,6 +92,43 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     digest = blake2b(attempt.to_bytes(8, "little") + text, digest_size=8, person=b"ackcore.retry")
     # The high half of a product spreads 64 random bits over the range, without a modulo's bias.
     return 1 + (int.from_bytes(digest.digest(), "little") * widest >> 64)
+
+
+def unavailable_ms(
+    message_id: str, attempt: int, known_ms: int, *, base_ms: int, cap_ms: int
+) -> int:
+    """How long a message waits after a failure that was no attempt at it.
+
+    Its attempts do not grow, so the wait grows with the time that it has been known: *equal*
+    jitter, uniform over the upper half of ``1 .. min(cap_ms, max(base_ms * 2**attempt,
+    known_ms))``.  So a service that is down for long is asked in ever longer intervals, each at
+    least half as long as all before it together.
+
+    Parameters
+    ----------
+    message_id : str
+        Two messages wait for different times.
+    attempt : int
+        The attempt that failed, at least 0.
+    known_ms : int
+        For how long the message has been known.
+    base_ms, cap_ms : int
+        As for `backoff_ms`.
+
+    Returns
+    -------
+    int
+        Between 1 and ``cap_ms``; always the same for the same arguments.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
+    upper = widest - widest // 2
+    jitter = backoff_ms(message_id, attempt + 1, base_ms=upper, cap_ms=upper)
+    return widest // 2 + jitter
 
 
 class Policy(NamedTuple):
@@ -110,7 +147,15 @@ class Policy(NamedTuple):
     cap_ms: int = 300_000
 
     def decide(
-        self, message_id: str, attempt: int, now_ms: int, final: bool = False
+        self,
+        message_id: str,
+        attempt: int,
+        now_ms: int,
+        final: bool = False,
+        *,
+        counts: bool = True,
+        not_before_ms: int = 0,
+        first_ms: int | None = None,
     ) -> Waiting | None:
         """What becomes of a record that failed.
 
@@ -124,6 +169,13 @@ class Policy(NamedTuple):
             The time of the micro-batch's plan, from which it waits.
         final : bool, default False
             The reason allows of no other attempt.
+        counts : bool, default True
+            Whether it was an attempt at the record; if not, the next one has the same number.
+        not_before_ms : int, default 0
+            The earliest time at which it may be due.
+        first_ms : int, optional
+            When the record was first seen; ``now_ms`` if not given.  What does not count waits
+            by it: see `unavailable_ms`.
 
         Returns
         -------
@@ -138,10 +190,15 @@ class Policy(NamedTuple):
         attempt = operator.index(attempt)
         if attempt < 0:
             raise ValueError(f"attempt must be at least 0, got {attempt}")
-        if final or attempt + 1 >= self.max_attempts:
+        if final or (counts and attempt + 1 >= self.max_attempts):
             return None
-        delay = backoff_ms(message_id, attempt + 1, base_ms=self.base_ms, cap_ms=self.cap_ms)
-        return Waiting(now_ms + delay, attempt + 1)
+        base, cap = self.base_ms, self.cap_ms
+        if counts:
+            delay = backoff_ms(message_id, attempt + 1, base_ms=base, cap_ms=cap)
+        else:
+            known = 0 if first_ms is None else max(now_ms - first_ms, 0)
+            delay = unavailable_ms(message_id, attempt, known, base_ms=base, cap_ms=cap)
+        return Waiting(max(now_ms + delay, not_before_ms), attempt + counts)
 
     def decide_many(
         self,
@@ -149,6 +206,10 @@ class Policy(NamedTuple):
         attempts: npt.ArrayLike,
         now_ms: int,
         final: npt.ArrayLike | None = None,
+        *,
+        counts: npt.ArrayLike | None = None,
+        not_before_ms: npt.ArrayLike | None = None,
+        first_ms: npt.ArrayLike | None = None,
     ) -> Decided:
         """`decide` for columns.
 
@@ -162,6 +223,10 @@ class Policy(NamedTuple):
             As for `decide`.
         final : array of bool, shape (n,), optional
             Whose reason allows of no other attempt; by default none.
+        counts : array of bool, shape (n,), optional
+            Which were attempts; by default all.
+        not_before_ms, first_ms : array of int, shape (n,), optional
+            As for `decide`.
 
         Returns
         -------
@@ -173,21 +238,38 @@ class Policy(NamedTuple):
         ValueError
             If the columns differ in length, or as `decide`.
         """
-        failed = np.asarray(attempts, np.int64)
         n = len(message_ids)
-        dead = np.zeros(n, np.bool_) if final is None else np.array(final, np.bool_)
-        if failed.shape != (n,) or dead.shape != (n,):
-            raise ValueError(
-                f"message_ids has {n} rows, attempts {failed.shape} and final {dead.shape}; "
-                "they must pair up row by row"
+
+        def column(name: str, values: npt.ArrayLike | None, default: int) -> npt.NDArray[np.int64]:
+            found = np.full(n, default) if values is None else np.asarray(values)
+            if found.shape != (n,):
+                raise ValueError(
+                    f"message_ids has {n} rows and {name} {found.shape}; they must pair up row by "
+                    "row"
+                )
+            return found.astype(np.int64)
+
+        failed = column("attempts", attempts, 0)
+        lasts, counted = column("final", final, False), column("counts", counts, True)
+        earliest = column("not_before_ms", not_before_ms, 0)
+        firsts = column("first_ms", first_ms, now_ms)
+        dead, due = np.zeros(n, np.bool_), np.zeros(n, np.int64)
+        following = failed + 1
+        columns = (failed, lasts, counted, earliest, firsts)
+        for row, (attempt, last, each, not_before, first) in enumerate(
+            zip(*(found.tolist() for found in columns), strict=True)
+        ):
+            one = self.decide(
+                message_ids[row],
+                attempt,
+                now_ms,
+                bool(last),
+                counts=bool(each),
+                not_before_ms=not_before,
+                first_ms=first,
             )
-        if n and failed.min() < 0:
-            raise ValueError(f"attempts must be at least 0, got {failed.min()}")
-        dead |= failed + 1 >= self.max_attempts
-        due = np.zeros(n, np.int64)
-        base, cap = self.base_ms, self.cap_ms
-        rows = np.flatnonzero(~dead)
-        for row in rows.tolist():
-            waits = backoff_ms(message_ids[row], int(failed[row]) + 1, base_ms=base, cap_ms=cap)
-            due[row] = now_ms + waits
-        return Decided(dead, due, (failed + 1).astype(np.int32))
+            if one is None:
+                dead[row] = True
+            else:
+                due[row], following[row] = one
+        return Decided(dead, due, following.astype(np.int32))

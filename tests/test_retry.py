@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackcore.retry import Policy, Waiting, backoff_ms, capped_doubling
+from ackcore.retry import Policy, Waiting, backoff_ms, capped_doubling, unavailable_ms
 
 ATTEMPTS = st.integers(1, 10**6)
 MILLIS = st.integers(1, 2**62)
@@ -139,19 +139,70 @@ def test_a_negative_attempt_is_refused():
         Policy().decide_many(["m"], [-1], 0)
 
 
-ROWS = st.lists(st.tuples(IDS, st.integers(0, 10), st.booleans()), max_size=30)
+def test_a_record_is_due_no_earlier_than_was_asked_for():
+    policy = Policy(base_ms=10, cap_ms=20)
+    assert policy.decide("m", 0, 1_000, not_before_ms=9_000) == Waiting(9_000, 1)
+    assert 1_001 <= policy.decide("m", 0, 1_000, not_before_ms=500).due_ms <= 1_010
+    assert policy.decide("m", 4, 1_000, not_before_ms=9_000) is None
+
+
+def test_what_is_no_attempt_goes_on_waiting_for_the_same_one():
+    """For ever longer, up to the cap: each wait is at least half as long as all before."""
+    policy = Policy(max_attempts=1, base_ms=100, cap_ms=50_000)
+    now, waits = 0, []
+    for _ in range(40):
+        due, attempt = policy.decide("m", 0, now, counts=False, first_ms=0)
+        assert attempt == 0
+        waits.append(due - now)
+        now = due
+    assert 50 <= waits[0] <= 100
+    assert all(wait >= min(sum(waits[:n]), 50_000) // 2 for n, wait in enumerate(waits) if n)
+    assert max(waits) <= 50_000
+    assert len(set(waits[-10:])) == 1  # of one message, always the same; of others not:
+    last = {policy.decide(f"m{n}", 0, now, counts=False, first_ms=0).due_ms for n in range(50)}
+    assert len(last) > 45
+
+
+@given(IDS, st.integers(0, 10**6), st.integers(0, 2**62), MILLIS, MILLIS)
+@example("a", 0, 0, 1, 1)
+def test_such_a_wait_is_at_least_one_and_at_most_the_cap(message_id, attempt, known, base, cap):
+    wait = unavailable_ms(message_id, attempt, known, base_ms=base, cap_ms=cap)
+    widest = max(min(cap, base * 2**attempt), min(known, cap))
+    assert widest // 2 < wait <= widest <= max(cap, 1)
+
+
+ROWS = st.lists(
+    st.tuples(
+        IDS,
+        st.integers(0, 10),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 2**51),
+        st.integers(0, 2**50),
+    ),
+    max_size=30,
+)
 
 
 @given(ROWS, st.integers(1, 12), st.integers(0, 2**50))
 def test_columns_are_decided_as_their_rows(rows, max_attempts, now):
     policy = Policy(max_attempts, 100, 5_000)
-    ids, attempts, final = ([row[n] for row in rows] for n in range(3))
-    found = policy.decide_many(ids, attempts, now, final)
-    for row, (message_id, attempt, last) in enumerate(rows):
-        one = policy.decide(message_id, attempt, now, last)
+    ids, attempts, final, counts, not_before, firsts = ([row[n] for row in rows] for n in range(6))
+    found = policy.decide_many(
+        ids, attempts, now, final, counts=counts, not_before_ms=not_before, first_ms=firsts
+    )
+    for row, (message_id, attempt, last, each, earliest, first) in enumerate(rows):
+        one = policy.decide(
+            message_id, attempt, now, last, counts=each, not_before_ms=earliest, first_ms=first
+        )
         assert found.dead[row] == (one is None)
-        assert found.attempts[row] == attempt + 1
+        assert found.attempts[row] == (attempt + 1 if one is None else one.attempt)
         assert found.due_ms[row] == (0 if one is None else one.due_ms)
+    plain = policy.decide_many(ids, attempts, now)
+    assert plain.due_ms.tolist() == [
+        0 if (one := policy.decide(each, attempt, now)) is None else one.due_ms
+        for each, attempt in zip(ids, attempts, strict=True)
+    ]
 
 
 def test_columns_must_pair_up():

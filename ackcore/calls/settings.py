@@ -1,0 +1,201 @@
+"""How calls are made: how many at once, how fast, for how long, and what is tried again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ackcore._columns import as_count
+from ackcore.calls.errors import Reject
+from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
+from ackcore.flow.limits import MAX_LIMIT
+from ackcore.flow.numbers import positive
+
+#: Threads of a plain function whose `max_concurrency` is no number.
+DEFAULT_THREADS = 32
+#: More would be a mistake: each has a stack of its own.
+MAX_THREADS = 4096
+#: Rates and times beyond these are taken for mistakes.
+_MOST_PER_S, _MOST_S = 1e9, 1e9
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """The settings of the calls of one task, checked.
+
+    Parameters
+    ----------
+    max_concurrency : int or callable, default `DelayTarget`
+        How many calls are made at once, of each endpoint if there are several: a number, or what
+        makes a `Limit` without arguments, such as a class of `ackcore.flow`.
+    timeout_s : float, optional
+        Seconds after which a call is cancelled and fails with `TimeoutError`; None for never.  A
+        plain function cannot be cancelled: it keeps its thread until it returns.
+    rate_per_s : float, optional
+        Calls begun per second at most, in this task; None for as many as may be made at once.
+    endpoints : iterable of hashable, optional
+        What calls go to, each by a window of its own: the function is given one of them as its
+        second argument.  None for a single one, of which it is told nothing.
+    chooser : callable, default `Idlest`
+        Makes the `Chooser` that picks among the endpoints with room, without arguments.
+    attempts : int, default 1
+        How often an item is called in the task before its error counts, if that is one of
+        `retry_on`.
+    retry_on : exception class, or iterable of them, default ()
+        Errors that may pass.
+    reject : exception class, or iterable of them, default ()
+        Errors that never do, though `retry_on` names a base of theirs; beside `Reject`.
+    wait_in_task_s : float, default 5.0
+        Seconds that an item waits in the task before it is called again, in all; what would have
+        to wait for longer is given back.  So it bounds how often `Retry` is followed in the task.
+    backoff_s, max_backoff_s : float, default 0.1, 5.0
+        The longest wait after an item's first failure, and after any; it doubles in between.  How
+        long it is in the end is drawn.
+    threads : int, optional
+        Threads of a plain function; by default `max_concurrency` if that is a number, else 32.
+    breaker_failures : int, optional, default 10
+        Failures in a row after which an endpoint's breaker opens; None for never.  What counts is
+        what `retry_on` names, a time-out and a connection that fails.  `Retry` pauses an endpoint
+        for a short time, and for longer if it goes on, up to what it asks for.
+    breaker_reset_s : float, default 5.0
+        Seconds after which an open breaker lets a single call through.
+    max_buffered : int, default 1024
+        Outcomes that may be kept because an earlier one is not there yet.
+
+    Raises
+    ------
+    TypeError
+        If a setting is not of its type.
+    ValueError
+        If it is out of range.
+    """
+
+    max_concurrency: int | Callable[[], Limit] = DelayTarget
+    timeout_s: float | None = None
+    rate_per_s: float | None = None
+    endpoints: tuple[Hashable, ...] | None = None
+    chooser: Callable[[], Chooser] = Idlest
+    attempts: int = 1
+    retry_on: tuple[type[BaseException], ...] = ()
+    reject: tuple[type[BaseException], ...] = ()
+    wait_in_task_s: float = 5.0
+    backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    threads: int | None = None
+    breaker_failures: int | None = 10
+    breaker_reset_s: float = 5.0
+    max_buffered: int = 1024
+
+    def __post_init__(self) -> None:
+        concurrency = self.max_concurrency
+        if not callable(concurrency):
+            self._set("max_concurrency", _concurrency(concurrency))
+        if not callable(self.chooser):
+            raise TypeError(
+                f"chooser must make a Chooser when it is called, got "
+                f"{type(self.chooser).__name__}; a chooser serves one task, so give its class"
+            )
+        for name in ("timeout_s", "rate_per_s"):
+            if getattr(self, name) is not None:
+                most = _MOST_S if name == "timeout_s" else _MOST_PER_S
+                self._set(name, positive(getattr(self, name), name, most))
+        for name in ("backoff_s", "max_backoff_s", "breaker_reset_s"):
+            self._set(name, positive(getattr(self, name), name, _MOST_S, "seconds"))
+        if self.max_backoff_s < self.backoff_s:
+            raise ValueError(
+                f"max_backoff_s must be at least backoff_s, got {self.max_backoff_s:g} and "
+                f"{self.backoff_s:g}; raise the one or lower the other"
+            )
+        self._set("wait_in_task_s", _wait(self.wait_in_task_s))
+        self._set("attempts", as_count(self.attempts, "attempts", 1))
+        self._set("max_buffered", as_count(self.max_buffered, "max_buffered", 1))
+        if self.threads is not None:
+            self._set("threads", as_count(self.threads, "threads", 1, MAX_THREADS))
+        if self.breaker_failures is not None:
+            failures = as_count(self.breaker_failures, "breaker_failures", 1)
+            self._set("breaker_failures", failures)
+        self._set("endpoints", _endpoints(self.endpoints))
+        self._set("retry_on", exception_classes(self.retry_on, "retry_on"))
+        self._set("reject", exception_classes(self.reject, "reject"))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def thread_count(self) -> int:
+        """Return how many threads a plain function gets."""
+        if self.threads is not None:
+            return self.threads
+        if isinstance(self.max_concurrency, int):
+            return min(self.max_concurrency, MAX_THREADS)
+        return DEFAULT_THREADS
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether an error is one that calling again is no use against."""
+        return isinstance(error, (Reject, *self.reject))
+
+
+def _concurrency(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(
+            "max_concurrency must be a number of calls or make a Limit when it is called, got "
+            f"{type(given).__name__}; a limit is one endpoint's, so give its class"
+        )
+    return as_count(given, "max_concurrency", 1, MAX_LIMIT)
+
+
+def _wait(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(
+            f"wait_in_task_s must be a number of seconds, got {type(given).__name__} {given!r}"
+        )
+    if not given >= 0:
+        raise ValueError(f"wait_in_task_s must be at least 0, got {given}; 0 gives all back")
+    return math.inf if given > _MOST_S else float(given)
+
+
+def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"endpoints must be a list of what calls go to, got {type(given).__name__} {given!r}; "
+            "put it in brackets"
+        )
+    endpoints = tuple(given)
+    if not endpoints:
+        raise ValueError("endpoints must name one at least, got none; None stands for a single one")
+    for endpoint in endpoints:
+        try:
+            hash(endpoint)
+        except TypeError:
+            raise TypeError(
+                f"endpoints must be hashable, got {type(endpoint).__name__} {endpoint!r}; "
+                "give URLs, or keys of what the function knows"
+            ) from None
+    twice = [endpoint for endpoint in set(endpoints) if endpoints.count(endpoint) > 1]
+    if twice:
+        raise ValueError(f"endpoints must name each once, got {twice[0]!r} more than once")
+    return endpoints
+
+
+def exception_classes(given: Any, name: str) -> tuple[type[BaseException], ...]:
+    """Return exception classes as a tuple: of a single one, or of an iterable of them.
+
+    Raises
+    ------
+    TypeError
+        If it holds something else.
+    """
+    classes = (given,) if isinstance(given, (type, str)) else given
+    if not isinstance(classes, Iterable):
+        raise TypeError(f"{name} must be exception classes, got {type(given).__name__} {given!r}")
+    classes = tuple(classes)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise TypeError(
+                f"{name} must hold exception classes, got {each!r}; "
+                "write the class itself, as TimeoutError"
+            )
+    return classes

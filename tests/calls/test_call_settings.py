@@ -1,0 +1,75 @@
+"""What is no setting is refused, by name, with what it was and the way out."""
+
+import math
+import pickle
+
+import pytest
+
+from ackcore.calls import Calls, CallSettings
+from ackcore.flow import AIMD, Fixed, Idlest
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "says"),
+    [
+        ({"max_concurrency": 0}, ValueError, "max_concurrency must be in 1..1000000, got 0"),
+        ({"max_concurrency": "8"}, TypeError, "max_concurrency must be a number of calls or make"),
+        ({"max_concurrency": Fixed(8)}, TypeError, "a limit is one endpoint's, so give its class"),
+        ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
+        ({"timeout_s": "1"}, TypeError, "timeout_s must be a number"),
+        ({"rate_per_s": math.inf}, ValueError, "rate_per_s must be above 0 and at most 1e"),
+        ({"endpoints": "http://a"}, TypeError, "endpoints must be a list .*put it in brackets"),
+        ({"endpoints": []}, ValueError, "endpoints must name one at least, got none"),
+        ({"endpoints": [[]]}, TypeError, "endpoints must be hashable, got list"),
+        ({"endpoints": ["a", "b", "a"]}, ValueError, "name each once, got 'a' more than once"),
+        ({"chooser": Idlest()}, TypeError, "chooser must make a Chooser .*give its class"),
+        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
+        ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes, got 'Tim"),
+        ({"retry_on": 3}, TypeError, "retry_on must be exception classes, got int 3"),
+        ({"reject": [int]}, TypeError, "reject must hold exception classes, got <class 'int'>"),
+        ({"wait_in_task_s": -1}, ValueError, "wait_in_task_s must be at least 0, got -1"),
+        ({"wait_in_task_s": math.nan}, ValueError, "wait_in_task_s must be at least 0, got nan"),
+        ({"wait_in_task_s": None}, TypeError, "wait_in_task_s must be a number of seconds"),
+        ({"backoff_s": 9}, ValueError, "max_backoff_s must be at least backoff_s, got 5 and 9"),
+        ({"threads": 10**6}, ValueError, "threads must be in 1..4096"),
+        ({"breaker_failures": 0}, ValueError, "breaker_failures must be at least 1"),
+        ({"max_buffered": 0}, ValueError, "max_buffered must be at least 1"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(setting, error, says):
+    with pytest.raises(error, match=says):
+        CallSettings(**setting)
+
+
+def test_settings_go_to_the_workers():
+    settings = CallSettings(
+        max_concurrency=AIMD, endpoints=["a", "b"], retry_on=OSError, reject=[KeyError], timeout_s=1
+    )
+    again = pickle.loads(pickle.dumps(settings))
+    assert again == settings
+    assert again.endpoints == ("a", "b")
+    assert again.retry_on == (OSError,)
+
+
+def test_a_plain_function_has_as_many_threads_as_calls():
+    assert CallSettings(max_concurrency=7).thread_count() == 7
+    assert CallSettings(max_concurrency=7, threads=3).thread_count() == 3
+    assert CallSettings(max_concurrency=10**6).thread_count() == 4096
+    assert CallSettings().thread_count() == 32
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"max_concurrency": dict}, "max_concurrency must make objects with limit and on_sample"),
+        ({"chooser": dict}, "chooser must make a Chooser, got dict"),
+    ],
+)
+def test_what_a_setting_makes_is_looked_at_when_it_is_made(setting, says):
+    with pytest.raises(TypeError, match=says):
+        Calls(lambda item: item, CallSettings(**setting))
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="function must be callable, got int"):
+        Calls(3)

@@ -1,0 +1,242 @@
+"""Time-outs, waits and rates, to the millisecond of a simulated clock."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_loop import MS, SimCalls
+
+from ackcore.calls import Calls, CallSettings, Reject, Retry
+
+
+async def nothing(item):
+    return item
+
+
+def test_a_call_that_takes_too_long_is_cancelled_to_the_millisecond():
+    ended = {}
+
+    async def call(item):
+        try:
+            await asyncio.sleep(item)
+            return item
+        finally:
+            ended[item] = calls.now_s
+
+    with SimCalls(call, CallSettings(max_concurrency=10, timeout_s=2)) as calls:
+        outcomes = list(calls.run([1, 1.9, 2.1, 50, 0.5]))
+    assert [outcome.value for outcome in outcomes] == [1, 1.9, None, None, 0.5]
+    assert type(outcomes[2].error) is TimeoutError
+    assert str(outcomes[2].error) == "no answer within 2 s"
+    assert ended[2.1] == pytest.approx(2, abs=0.001)
+    assert ended[50] == pytest.approx(2, abs=0.001)
+    assert calls.counts.timed_out == 2
+
+
+def test_a_time_out_strikes_no_other_call():
+    """Whatever the function makes of its cancellation, its successors have all of their time."""
+
+    async def call(item):
+        task = asyncio.current_task()
+        assert not task.cancelling()
+        if item % 3 == 0:
+            await asyncio.sleep(0.9)
+            return item
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            if item % 3 == 1:
+                return "late"  # as a careless cleanup does
+            raise OSError("broke off") from None
+
+    with SimCalls(call, CallSettings(max_concurrency=1, timeout_s=1)) as calls:
+        outcomes = list(calls.run(range(9)))
+    assert [outcome.value for outcome in outcomes[::3]] == [0, 3, 6]
+    assert [type(outcome.error) for outcome in outcomes[1::3]] == [TimeoutError] * 3
+    assert [str(outcome.error) for outcome in outcomes[2::3]] == ["broke off"] * 3
+
+
+def test_the_time_in_which_nobody_looks_does_not_count():
+    """A reader that takes a minute, and items that are waited for, let no call time out."""
+
+    async def call(item):
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0.9)
+        return item
+
+    def items():
+        for item in range(30):
+            calls.sim.now_ns += 20_000 * MS
+            yield item
+
+    with SimCalls(call, CallSettings(max_concurrency=3, timeout_s=1)) as calls:
+        for outcome in calls.run(items()):
+            assert outcome.error is None
+            calls.sim.now_ns += 60_000 * MS
+        assert calls.state()[0][0].rtt_ms == pytest.approx(900, abs=1)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_thread_that_hangs_is_not_waited_for(at_once):
+    """Nor does what is called in its place wait in line behind it, and time out uncalled."""
+    forever = threading.Event()
+
+    def call(item):
+        if item == 0:
+            forever.wait()
+        return item
+
+    with Calls(call, CallSettings(max_concurrency=at_once, timeout_s=2)) as calls:
+        outcomes = list(calls.run(range(50)))
+    forever.set()
+    assert isinstance(outcomes[0].error, TimeoutError)
+    assert [outcome.value for outcome in outcomes[1:]] == list(range(1, 50))
+
+
+def test_a_short_wait_is_waited_in_the_task_and_gives_its_place_up():
+    """With a window of one, the others are called while the first one waits."""
+    called = []
+
+    async def call(item):
+        called.append((item, calls.now_s))
+        await asyncio.sleep(0.1)
+        if item == 0 and len(called) == 1:
+            raise Retry("429", after_s=1)
+        return item
+
+    with SimCalls(call, CallSettings(max_concurrency=1)) as calls:
+        outcomes = list(calls.run(range(5)))
+    assert [outcome.value for outcome in outcomes] == list(range(5))
+    assert [outcome.attempts for outcome in outcomes] == [2, 1, 1, 1, 1]
+    assert [item for item, _ in called] == [0, 1, 2, 3, 4, 0]
+    assert called[-1][1] == pytest.approx(1.1, abs=0.001)
+    assert (calls.counts.waited, calls.counts.given_back) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "attempts", "took_s"),
+    [
+        (5.5, 1, 0),
+        (2, 3, 4),  # a third wait would end beyond 5
+        (0, 501, 5),  # "at once", for ever, ends as well
+        (None, None, 5),
+    ],
+)
+def test_a_long_wait_is_given_back_with_the_time_that_was_asked_for(asked_s, attempts, took_s):
+    async def call(item):
+        raise Retry("quota", after_s=asked_s)
+
+    with SimCalls(call, CallSettings(wait_in_task_s=5)) as calls:
+        (outcome,) = calls.run([1])
+    assert isinstance(outcome.error, Retry)
+    assert calls.now_s <= took_s + 0.01
+    assert calls.counts.given_back == 1
+    if asked_s is not None:
+        assert (outcome.attempts, outcome.after_s) == (attempts, asked_s)
+
+
+@pytest.mark.parametrize("wait_in_task_s", [0, 10**12])
+def test_how_long_is_waited_may_be_not_at_all_or_for_ever(wait_in_task_s):
+    async def call(item):
+        if calls.counts.made < 4:
+            raise Retry(after_s=3600)
+
+    with SimCalls(call, CallSettings(wait_in_task_s=wait_in_task_s)) as calls:
+        (outcome,) = calls.run([1])
+    assert outcome.attempts == (1 if wait_in_task_s == 0 else 4)
+
+
+def test_errors_that_may_pass_are_tried_again_with_back_off():
+    failed = Counter()
+    times = []
+
+    async def call(item):
+        times.append(calls.now_s)
+        failed[item] += 1
+        if item == "passes" and failed[item] < 3:
+            raise ConnectionResetError
+        if item == "stays":
+            raise ConnectionRefusedError("down")
+        if item == "other":
+            raise ValueError("wrong")
+        if item == "reject":
+            raise BrokenPipeError
+        if item == "Reject":
+            raise Reject("never")
+        return item
+
+    settings = CallSettings(
+        attempts=3,
+        retry_on=(Exception,),
+        reject=[ValueError, BrokenPipeError],
+        backoff_s=1,
+        breaker_failures=None,
+    )
+    with SimCalls(call, settings) as calls:
+        outcomes = dict(
+            zip(
+                ["passes", "stays", "other", "reject", "Reject"],
+                calls.run(["passes", "stays", "other", "reject", "Reject"]),
+                strict=True,
+            )
+        )
+    assert outcomes["passes"].value == "passes"
+    made = {item: outcome.attempts for item, outcome in outcomes.items()}
+    assert made == {"passes": 3, "stays": 3, "other": 1, "reject": 1, "Reject": 1}
+    assert str(outcomes["stays"].error) == "down"
+    assert 0.01 <= max(times) <= 3
+
+
+def test_a_time_out_may_be_tried_again():
+    async def call(item):
+        await asyncio.sleep(10 if calls.counts.made == 1 else 0)
+        return item
+
+    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, attempts=2)
+    with SimCalls(call, settings) as calls:
+        assert next(calls.run("x"))[:3] == ("x", None, 2)
+
+
+@given(rate=st.floats(0.5, 5000), n=st.integers(0, 300))
+def test_calls_begin_at_a_rate_and_never_faster(rate, n):
+    """Within t of the beginning no more than rate * t, so that short tasks in a row keep to it."""
+    begun = []
+
+    async def call(item):
+        begun.append(calls.now_s)
+
+    with SimCalls(call, CallSettings(max_concurrency=50, rate_per_s=rate)) as calls:
+        assert len(list(calls.run(range(n)))) == n
+    for place, at in enumerate(begun):
+        assert place + 1 <= rate * at + 1e-3
+    if n:
+        assert begun[-1] <= n / rate * 1.05 + 0.01
+
+
+def test_a_rate_holds_for_the_calls_that_are_made_again():
+    async def call(item):
+        if calls.counts.made <= 10:
+            raise Retry(after_s=0)
+
+    settings = CallSettings(max_concurrency=10, rate_per_s=2, breaker_failures=None)
+    with SimCalls(call, settings) as calls:
+        list(calls.run(range(10)))
+        assert calls.now_s == pytest.approx(10, abs=0.01)
+
+
+def test_a_bucket_keeps_no_more_than_a_tenth_of_a_second():
+    begun = []
+
+    async def call(item):
+        begun.append(calls.now_s)
+        await asyncio.sleep(0.01)
+
+    with SimCalls(call, CallSettings(max_concurrency=1000, rate_per_s=100)) as calls:
+        list(calls.run(range(100)))
+        calls.sim.now_ns += 3600_000 * MS
+        since = calls.now_s
+        list(calls.run(range(100)))
+    assert sum(1 for at in begun if since <= at < since + 0.001) == 10
