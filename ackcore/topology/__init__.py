@@ -13,9 +13,12 @@ Write bolts, declare them to a `TopologyBuilder`, and `build` it:
 Nothing in this package runs anything; `ackcore.spark` does.
 """
 
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, TopologyError
 from ackcore.topology.components import (
     DEFAULT_STREAM,
+    AsyncBolt,
+    AsyncCollector,
     BasicBolt,
     BasicCollector,
     BatchBolt,
@@ -24,7 +27,6 @@ from ackcore.topology.components import (
     Collector,
     Component,
     Context,
-    Reject,
 )
 from ackcore.topology.groupings import (
     All,
@@ -37,12 +39,14 @@ from ackcore.topology.groupings import (
 )
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import Settings
-from ackcore.topology.stage_layout import Edge, Layout
+from ackcore.topology.stage_layout import Layout, Subscription
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 __all__ = [
     "DEFAULT_STREAM",
     "All",
+    "AsyncBolt",
+    "AsyncCollector",
     "BasicBolt",
     "BasicCollector",
     "BatchBolt",
@@ -53,7 +57,6 @@ __all__ = [
     "Collector",
     "Component",
     "Context",
-    "Edge",
     "Fields",
     "Global",
     "Grouping",
@@ -64,12 +67,15 @@ __all__ = [
     "PartialKey",
     "Reason",
     "Reject",
+    "Retry",
     "Settings",
     "Shuffle",
     "Sink",
     "Spout",
+    "Subscription",
     "Topology",
     "TopologyBuilder",
     "TopologyError",
     "Tuple",
+    "Unavailable",
 ]

@@ -12,13 +12,19 @@ def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> s
     ``did you mean 'word'?`` if one is near, and else all of them: ``the fields are 'n', 'word'``.
     A prefix that all names have is not compared, or it would make them all alike.
     """
-    rest = {one.removeprefix(prefix).lower(): one for one in known}
-    near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {rest[near[0]]!r}?"
+    near = nearest(name, known, prefix)
+    if near is not None:
+        return f"did you mean {near!r}?"
     if not known:
         return f"there are no {what}"
     return f"the {what} are {listed(known)}"
+
+
+def nearest(name: str, known: Sequence[str], prefix: str = "") -> str | None:
+    """Return the known name that was probably meant, or None."""
+    rest = {one.removeprefix(prefix).lower(): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
+    return rest[near[0]] if near else None
 
 
 def numbered(problems: Sequence[str]) -> str:

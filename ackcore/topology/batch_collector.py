@@ -21,6 +21,8 @@ from ackcore.topology.emissions import no_stream
 from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
+_NOT_GIVEN: Any = object()
+
 #: What one emit leaves: the stream, the rows, and what they hang from.
 Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
@@ -67,12 +69,22 @@ class BatchCollector:
     def __reduce__(self) -> NoReturn:
         raise TypeError("out lives in the call that it was handed to; emit there")
 
-    def emit(self, columns: Any, *, parents: Any, stream: str = DEFAULT_STREAM) -> None:
+    def emit(
+        self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM
+    ) -> None:
         """See `BatchOutput.emit`."""
         schema = self._schemas.get(stream)
         if schema is None:
             raise no_stream(self._reasons.component, stream, self._schemas)
-        batch = _conform(columns, schema, f"{self._reasons.component}'s stream {stream!r}")
+        title = f"{self._reasons.component}'s stream {stream!r}"
+        if parents is _NOT_GIVEN:
+            raise TypeError(
+                f"emit to {title} must say by parents= which input each tuple hangs from, and got "
+                "none: parents=range(len(batch)) if tuple i comes of row i, "
+                "parents=pc.list_parent_indices(lists) for what a list column was flattened to, a "
+                "list of rows per tuple for a sum of several, None to leave them untracked"
+            )
+        batch = conform(columns, schema, title)
         anchors = self._anchors(parents, batch.num_rows)
         with self._lock:
             self._refuse_closed()
@@ -208,7 +220,7 @@ def _as_numpy(column: pa.Array) -> Any:
     return column.to_numpy(zero_copy_only=False)
 
 
-def _conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
+def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
     """Return columns as a batch of exactly a schema.
 
     Raises

@@ -7,7 +7,7 @@ raising call emitted or failed is dropped, so the emissions of every other row c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from ackcore.topology.bolt_calls import (
 )
 from ackcore.topology.components import BatchBolt, Context, output_streams
 from ackcore.topology.emissions import joined
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import Reasons, missing_column
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 
 
@@ -64,14 +64,20 @@ class BatchExecutor:
 
         def process(start: int, stop: int) -> None:
             nonlocal calls
-            part, who = batch, identity
+            part, part_identity = batch, identity
             if stop - start < rows:
                 part = batch.slice(start, stop - start)
-                who = identity and identity.part(start, stop)
+                part_identity = identity and identity.part(start, stop)
             out = BatchCollector(
-                self.reasons, self._schemas, first + start, stop - start, source, stream, who
+                self.reasons,
+                self._schemas,
+                first + start,
+                stop - start,
+                source,
+                stream,
+                part_identity,
             )
-            error = self._call(lambda: self.component.process(part, out), out)
+            error = self._call(lambda: self.component.process(part, out), out, part.schema.names)
             if error is None:
                 more, failed = out._close()
                 emitted.extend(more)
@@ -114,7 +120,7 @@ class BatchExecutor:
     def cleanup(self) -> None:
         """Let the bolt clean up."""
         if self._prepared and not self._broken:
-            cleaned_up(self.component, self.reasons.component)
+            cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
@@ -148,7 +154,9 @@ class BatchExecutor:
             self._broken = self.reasons.of(error)
             self._until_flush = False
 
-    def _call(self, call: Callable[[], object], out: BatchCollector) -> Reason | None:
+    def _call(
+        self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
+    ) -> Reason | None:
         """Call the bolt; return the reason of its failure, after which ``out`` is void."""
         try:
             refuse_returned(call(), "out.emit(...)")
@@ -157,7 +165,13 @@ class BatchExecutor:
         except BaseException as error:
             # SystemExit as well: a bolt that exits must not take its worker along.
             out._close()
-            return self.reasons.of(error)
+            reason = self.reasons.of(error)
+            batch = f"the batch of {out.component}'s stream {out.stream!r}"
+            hint = missing_column(error, columns, batch)
+            if hint is None:
+                return reason
+            said = f"{reason.message}; {hint}"
+            return reason._replace(message=Reason.of("", said).message)
         return None
 
     def _results(self, emitted: list[Piece], failures: dict[int, Reason]) -> Results:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
 
 import numpy as np
 
-from ackcore.topology.components import BasicBolt, Bolt
+from ackcore.topology.components import AsyncBolt, BasicBolt, Component
 from ackcore.topology.tuples import Failure, Reason
 
 log = logging.getLogger("ackcore")
 
 #: What a call returns that has not run yet.
-_NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
+NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def refuse_returned(result: object, emit: str) -> None:
@@ -23,7 +22,7 @@ def refuse_returned(result: object, emit: str) -> None:
 
     A generator or a coroutine has not even run.  ``emit`` is what to call instead.
     """
-    if isinstance(result, _NOT_RUN):
+    if isinstance(result, NOT_RUN):
         raise TypeError(
             f"a bolt's methods must do their work and return None, got {type(result).__name__}, "
             "which has not run; emit what it yields"
@@ -46,10 +45,41 @@ def overrides_flush(component: object, base: type) -> bool:
     return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
 
 
-def cleaned_up(component: Bolt | BasicBolt | Any, name: str) -> None:
+def journaled(component: Component) -> BasicBolt | AsyncBolt:
+    """Return a bolt that says ``journal = True``, if its shape can have a journal.
+
+    Raises
+    ------
+    TypeError
+        If it cannot, or ``journal`` is no bool.
+    """
+    made = type(component).__name__
+    if not isinstance(component.journal, bool):
+        raise TypeError(
+            f"{made}.journal must be True or False, got {type(component.journal).__name__} "
+            f"{component.journal!r}"
+        )
+    if isinstance(component, AsyncBolt):
+        return component
+    if not isinstance(component, BasicBolt):
+        raise TypeError(
+            f"{made}.journal must be False, got True for what is neither an AsyncBolt nor a "
+            "BasicBolt: only where each input is a call of its own is it known what the call came "
+            "to; write one of these, or leave journal out"
+        )
+    if overrides_flush(component, BasicBolt):
+        raise TypeError(
+            f"{made}.journal must be False, got True for a bolt with a flush: execute is not "
+            "called with an input whose answer is known, so there is nothing of it to flush; emit "
+            "in execute, or leave journal out"
+        )
+    return component
+
+
+def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
     """Call a bolt's cleanup; what it raises is logged, for no record hangs from it any more."""
     try:
-        component.cleanup()
+        cleanup()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -10,6 +10,7 @@ from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (
     DEFAULT_STREAM,
+    AsyncBolt,
     BasicBolt,
     BatchBolt,
     Bolt,
@@ -186,7 +187,7 @@ class TopologyBuilder:
         ----------
         name : str
             Of the component.
-        bolt : Bolt, BasicBolt or BatchBolt
+        bolt : Bolt, BasicBolt, AsyncBolt or BatchBolt
             An instance; it is pickled, and every task has a copy.
         parallelism : int, optional
             How many tasks it is to have; left out, as many as there are.
@@ -207,9 +208,9 @@ class TopologyBuilder:
                 f"bolt {name!r} must be an instance, got the class {bolt.__name__}; "
                 f"pass {bolt.__name__}(...)"
             )
-        if not isinstance(bolt, Bolt | BasicBolt | BatchBolt):
+        if not isinstance(bolt, Bolt | BasicBolt | AsyncBolt | BatchBolt):
             raise TypeError(
-                f"bolt {name!r} must be a Bolt, a BasicBolt or a BatchBolt, "
+                f"bolt {name!r} must be a Bolt, a BasicBolt, an AsyncBolt or a BatchBolt, "
                 f"got {type(bolt).__name__}; derive its class from one of them"
             )
         try:
@@ -314,7 +315,7 @@ class TopologyBuilder:
                     tuple(declared.inputs),
                 )
             )
-        found.extend(validation.problems(self._spouts, bolts, self._sinks, broken))
+        found.extend(validation.problems(self._spouts, bolts, self._sinks, broken, settings.reject))
         if found:
             raise TopologyError(found)
         return Topology(

@@ -1,8 +1,9 @@
-"""What a user writes: bolts in three shapes, and what an engine hands to them.
+"""What a user writes: bolts in four shapes, and what an engine hands to them.
 
 `Bolt` takes a tuple at a time and acks it when it likes; `BasicBolt` does the anchoring and acking
-by itself; `BatchBolt` takes an Arrow batch at a time, at full speed.  In all of them raising fails
-the input with the exception as its reason and the process lives on; nothing that a bolt does can
+by itself; `AsyncBolt` does so for many tuples at once, in an event loop; `BatchBolt` takes an Arrow
+batch at a time, at full speed.  In all of them raising fails
+the input with the exception as its reason and the process goes on; nothing that a bolt does can
 lose a record, or count it twice.  What its methods are to emit goes through a collector: returning
 anything but None counts as raising.
 
@@ -14,23 +15,17 @@ nothing from one micro-batch to the next; what must last goes through a sink.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 #: The stream that is meant where none is named.
 DEFAULT_STREAM = "default"
-
-
-class Reject(Exception):
-    """Raise it, or fail a tuple with it, where trying again is no use: to the dead letters at once.
-
-    Its text becomes the dead letter's message.
-    """
 
 
 class Collector(Protocol):
@@ -99,6 +94,18 @@ class BasicCollector(Protocol):
 
         Any thread may call it until ``execute`` has returned; after that it raises `ValueError`.
         """
+
+
+class AsyncCollector(BasicCollector, Protocol):
+    """Where an `AsyncBolt` emits while it executes one input.
+
+    Attributes
+    ----------
+    endpoint : hashable
+        Which of the bolt's ``endpoints`` this call is to go to; None if it has none.
+    """
+
+    endpoint: Any
 
 
 class BatchOutput(Protocol):
@@ -190,12 +197,29 @@ class Component:
         the instance.
     inputs : pyarrow.Schema, optional
         What its inputs must look like; checked when the topology is built.
+    reject : list of exception classes or of their names, default ()
+        What sends a record to the dead letters at once when this bolt raises it, or fails a tuple
+        with it: beside `Reject`, and the setting ``reject``, which is for all bolts.
+    retry_on : list of exception classes or of their names, optional
+        After what a record is tried again: all other exceptions then send it to the dead letters
+        at once, those of ``prepare`` and those that Arrow raises over what was emitted as well.
+        `Retry` is always tried again, and so is what fails with a text or with no reason.
+    journal : bool, default False
+        Whether what each of its calls came to is kept until the micro-batch is done, so that none
+        that finished is made again, whatever dies: for an `AsyncBolt`, and a `BasicBolt` without a
+        ``flush``.
     needs_identity : bool
         Whether it asks which record a row is.
+
+    Each may be set on the class or on the instance.  A name is a builtin's, ``"TimeoutError"``, or
+    ``"package.module.Class"``.
     """
 
     outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
     inputs: pa.Schema | None = None
+    reject: Iterable[type[Exception] | str] = ()
+    retry_on: Iterable[type[Exception] | str] | None = None
+    journal: bool = False
     needs_identity: ClassVar[bool] = False
 
     def prepare(self, context: Context) -> None:
@@ -221,10 +245,15 @@ class Bolt(Component):
         What its inputs must have, beside perhaps other fields.
     collector : Collector
         Where to emit, ack and fail; there from ``prepare`` on.
+    threads : int, default 1
+        How many ``execute`` at once, in threads of their own, each with another tuple: for clients
+        that block.  What they emit is emitted in the order of their inputs; ``prepare``, ``flush``
+        and ``cleanup`` are called while none runs.
     """
 
     needs_identity = True
     collector: Collector
+    threads: int = 1
 
     def execute(self, tuple: Tuple) -> None:
         """Work on one tuple.
@@ -253,9 +282,12 @@ class BasicBolt(Component):
         What it emits, by stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
         What its inputs must have, beside perhaps other fields.
+    threads : int, default 1
+        As of a `Bolt`.
     """
 
     needs_identity = True
+    threads: int = 1
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
         """Work on one tuple; raising fails it, and drops what it emitted."""
@@ -268,6 +300,76 @@ class BasicBolt(Component):
 
         A bolt that defines this has its inputs acked when it returns, and failed if it raises.
         """
+
+
+class AsyncBolt(Component):
+    """A bolt that has many inputs out at once, in an event loop: for calls to the outside.
+
+    ``execute`` is a coroutine, handed a `Tuple` and the `AsyncCollector` to emit through.  As of a
+    `BasicBolt`, what it emits hangs from its input, which is acked when it returns.  Whichever
+    answer is faster, what comes of the inputs is emitted in their order.
+
+    Each of the settings may be set on the class or on the instance; `ackcore.calls.CallSettings`
+    has them in full.
+
+    Attributes
+    ----------
+    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
+        What it emits, by stream; a bare schema is the stream ``"default"``.
+    inputs : pyarrow.Schema, optional
+        What its inputs must have, beside perhaps other fields.
+    max_concurrency : int or callable, default `DelayTarget`
+        How many inputs are out at once in each task (of each endpoint, if there are several): a
+        number, or what makes a `Limit`, such as a class of `ackcore.flow`.  The default finds out
+        how many the service is quick with.
+    timeout_s : float, optional
+        Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
+    rate_per_s : float, optional
+        How many are begun per second at most, in the whole topology: each task has an equal share.
+        It is divided by as many tasks as may have inputs at once: those behind the bolt's grouping
+        (``parallelism``), or as many as Spark has cores if these are fewer.
+    endpoints : iterable of hashable, optional
+        What calls go to, each by a window of its own: ``collector.endpoint`` says which.
+    chooser : callable, default `Idlest`
+        Makes the `Chooser` that picks among them.
+    wait_in_task_s : float, default 5.0
+        Seconds that an input waits in its task, its place given up meanwhile, if it raises `Retry`
+        or no endpoint answers; what would have to wait for longer waits as any other that failed.
+    breaker_failures : int, optional, default 10
+        Failures in a row (what ``retry_on`` names, time-outs, connections) after which an
+        endpoint is left alone; its inputs fail with `Unavailable` then, which is no attempt.  None
+        for never.
+    breaker_reset_s : float, default 5.0
+        Seconds after which a single call tries whether it answers again.
+    """
+
+    needs_identity = True
+    max_concurrency: int | Callable[[], Limit] = DelayTarget
+    timeout_s: float | None = None
+    rate_per_s: float | None = None
+    endpoints: Iterable[Hashable] | None = None
+    chooser: Callable[[], Chooser] = Idlest
+    wait_in_task_s: float = 5.0
+    breaker_failures: int | None = 10
+    breaker_reset_s: float = 5.0
+
+    async def prepare(self, context: Context) -> None:  # type: ignore[override]
+        """Get ready: before a task's first row, in the loop that ``execute`` runs in.
+
+        If it raises, every row of the task fails, and ``cleanup`` is not called.
+        """
+
+    async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
+        """Work on one tuple; raising fails it, and drops what it emitted.
+
+        An input that waits in its task is executed again, with a collector of its own.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define async execute(self, tuple, collector)"
+        )
+
+    async def cleanup(self) -> None:  # type: ignore[override]
+        """Let go of what ``prepare`` took.  If it raises, that is logged."""
 
 
 class BatchBolt(Component):
@@ -345,12 +447,15 @@ def refuse_unrunnable(component: Component) -> None:
 
     A ``yield`` or an ``async`` makes a call return at once: its inputs would be acked undone.
     """
-    if not isinstance(component, Bolt | BasicBolt | BatchBolt):
+    if not isinstance(component, Bolt | BasicBolt | BatchBolt | AsyncBolt):
         raise TypeError(
-            f"a bolt must be an instance of Bolt, BasicBolt or BatchBolt, got "
+            f"a bolt must be an instance of Bolt, BasicBolt, BatchBolt or AsyncBolt, got "
             f"{'the class ' if isinstance(component, type) else ''}"
             f"{component.__name__ if isinstance(component, type) else type(component).__name__}"
         )
+    if isinstance(component, AsyncBolt):
+        _refuse_plain(component)
+        return
     for method in ("prepare", "execute", "process", "flush", "cleanup"):
         function = getattr(component, method, None)
         if (
@@ -360,5 +465,22 @@ def refuse_unrunnable(component: Component) -> None:
         ):
             raise TypeError(
                 f"{type(component).__name__}.{method} must be a plain method, got one with "
-                "'yield' or 'async': calling it would do nothing; emit what it yields"
+                "'yield' or 'async': calling it would do nothing; emit what it yields, or derive "
+                "from AsyncBolt to await"
             )
+
+
+def _refuse_plain(component: AsyncBolt) -> None:
+    made = type(component).__name__
+    for method in ("prepare", "execute", "cleanup"):
+        if not inspect.iscoroutinefunction(getattr(component, method)):
+            raise TypeError(
+                f"{made}.{method} must be a coroutine function, as it is an AsyncBolt's; write it "
+                "with 'async def', or derive from BasicBolt with threads=... for a client that "
+                "blocks"
+            )
+    if hasattr(component, "flush"):
+        raise TypeError(
+            f"{made}.flush would never be called, as an AsyncBolt has no flush: each input is done "
+            "when its execute returns; emit there what is to be emitted"
+        )

@@ -6,13 +6,18 @@ either acked (it is in no failure) or failed (it is in exactly one).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import pyarrow as pa
 
+from ackcore.topology.answers import Answers
 from ackcore.topology.batch_executor import BatchExecutor
+from ackcore.topology.bolt_calls import journaled
+from ackcore.topology.call_executor import CallExecutor
+from ackcore.topology.call_settings import call_settings
 from ackcore.topology.components import (
+    AsyncBolt,
     BasicBolt,
     BatchBolt,
     Bolt,
@@ -21,6 +26,7 @@ from ackcore.topology.components import (
     refuse_unrunnable,
 )
 from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.journaled_executor import JournaledCallExecutor, JournaledExecutor
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import Identity, Results
 
@@ -77,7 +83,10 @@ def executor_for(
     *,
     task: int = 0,
     batch_id: int | None = None,
-    reject: Iterable[type[BaseException] | str] = (),
+    reject: Iterable[type[Exception] | str] = (),
+    answers: Answers | None = None,
+    tasks: int = 1,
+    progressed: Callable[[], None] = lambda: None,
 ) -> Executor:
     """Make the executor of one task of a bolt.
 
@@ -87,14 +96,23 @@ def executor_for(
     ----------
     name : str
         The bolt's name in its topology.
-    component : Bolt, BasicBolt or BatchBolt
+    component : Bolt, BasicBolt, AsyncBolt or BatchBolt
         The bolt: an instance of this task's own.
     task : int, default 0
         Which of the bolt's tasks it is.
     batch_id : int, optional
         Number of the micro-batch.
     reject : iterable of exception class or str
-        Exceptions, or their names, that go to the dead letters at once, beside `Reject`.
+        Exceptions, or their names, that go to the dead letters at once, beside `Reject` and those
+        of the bolt.
+    answers : Answers, optional
+        Where a bolt that says ``journal = True`` writes down what its calls came to, and finds it;
+        without, it calls anew.
+    tasks : int, default 1
+        How many of its tasks may have rows at once: they share an `AsyncBolt`'s rate.
+    progressed : callable, optional
+        Called whenever something is done within one call of the executor, if the bolt has several
+        inputs out at once.
 
     Raises
     ------
@@ -102,9 +120,20 @@ def executor_for(
         If the component is no bolt, or its methods or outputs cannot be run.
     """
     refuse_unrunnable(component)
-    assert isinstance(component, Bolt | BasicBolt | BatchBolt)
+    assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
     context = Context(name, task, batch_id)
-    reasons = Reasons(name, reject)
+    reasons = Reasons(name, (*reject, *component.reject), component.retry_on)
+    kept = answers if component.journal else None
+    if kept is not None:
+        component = journaled(component)
     if isinstance(component, BatchBolt):
         return BatchExecutor(component, context, reasons)
+    settings = call_settings(component, tasks, reject)
+    if kept is not None and not isinstance(component, Bolt):
+        if settings is None:
+            assert isinstance(component, BasicBolt)
+            return JournaledExecutor(component, context, reasons, kept)
+        return JournaledCallExecutor(component, context, reasons, settings, progressed, kept)
+    if settings is not None:
+        return CallExecutor(component, context, reasons, settings, progressed)
     return RowExecutor(component, context, reasons)

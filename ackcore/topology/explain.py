@@ -12,7 +12,7 @@ from typing import Any
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
 from ackcore.topology.settings import Settings
-from ackcore.topology.stage_layout import Edge, Layout
+from ackcore.topology.stage_layout import Layout, Subscription
 
 _WIDTH = 100
 _RULE = 78
@@ -108,7 +108,7 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Draw streams, and below each who reads it."""
+    """Draw streams, and below each its readers."""
     for at, (stream, readers) in enumerate(branches):
         last = at == len(branches) - 1
         yield f"{'└' if last else '├'}─ {stream}"
@@ -118,20 +118,20 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 
 
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
-    readers = [_reader(edge) for edge in layout.out(component, stream)]
+    readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
     return readers or ["─ nobody reads it"]
 
 
-def _reader(edge: Edge) -> str:
-    if not edge.moves:
-        return f"──▶ {edge.target}: {edge.grouping}, in the same task"
-    return f"══▶ {edge.target}: {edge.grouping}, to stage {edge.level_to}{_stays(edge)}"
+def _reader(sub: Subscription) -> str:
+    if not sub.moves:
+        return f"──▶ {sub.target}: {sub.grouping}, in the same task"
+    return f"══▶ {sub.target}: {sub.grouping}, to stage {sub.level_to}{_stays(sub)}"
 
 
-def _stays(edge: Edge) -> str:
+def _stays(sub: Subscription) -> str:
     """A tuple that crosses only because the bolt is further on goes to the task of its number."""
-    return "" if edge.spreads else ", partition by partition"
+    return "" if sub.spreads else ", partition by partition"
 
 
 def _sinks(parts: Parts, component: str, stream: str) -> list[Sink]:
@@ -157,20 +157,20 @@ def _writer(writer: Any) -> str:
 def _exchange(layout: Layout, level: int) -> Iterator[str]:
     yield ""
     yield _rule("shuffle")
-    edges = layout.crossing(level)
-    names = [_source(edge) for edge in edges]
+    subscriptions = layout.crossing(level)
+    names = [_source(sub) for sub in subscriptions]
     width = max(len(name) for name in names)
-    for name, edge in zip(names, edges, strict=True):
-        note = _stays(edge)
-        if edge.level_to > level + 1:
-            note += f", unopened until stage {edge.level_to}"
-        elif edge.level_from < level:
-            note += f", unopened since stage {edge.level_from}"
-        yield f"  {name:<{width}} ══▶ {edge.target}: {edge.grouping}{note}"
+    for name, sub in zip(names, subscriptions, strict=True):
+        note = _stays(sub)
+        if sub.level_to > level + 1:
+            note += f", unopened until stage {sub.level_to}"
+        elif sub.level_from < level:
+            note += f", unopened since stage {sub.level_from}"
+        yield f"  {name:<{width}} ══▶ {sub.target}: {sub.grouping}{note}"
 
 
-def _source(edge: Edge) -> str:
-    return edge.source if edge.stream == DEFAULT_STREAM else f"{edge.source}.{edge.stream}"
+def _source(sub: Subscription) -> str:
+    return sub.source if sub.stream == DEFAULT_STREAM else f"{sub.source}.{sub.stream}"
 
 
 def _end(layout: Layout) -> Iterator[str]:

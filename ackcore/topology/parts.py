@@ -167,13 +167,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     for kind in ("spouts", "bolts", "sinks"):
         before, after = old.get(kind, {}), new.get(kind, {})
         for name in sorted({*before, *after}):
-            who = f"{kind[:-1]} {name!r}"
+            subject = f"{kind[:-1]} {name!r}"
             if name not in after:
-                found.append(f"{who} is gone")
+                found.append(f"{subject} is gone")
             elif name not in before:
-                found.append(f"{who} is new")
+                found.append(f"{subject} is new")
             elif before[name] != after[name]:
-                found.append(f"{who} {_difference(kind, before[name], after[name])}")
+                found.append(f"{subject} {_difference(kind, before[name], after[name])}")
     return tuple(found)
 
 

@@ -51,6 +51,10 @@ class _Stream(RowSchema):
         self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
 
 
+#: What a call emitted, by stream: rows, and what each hangs from.
+Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
+
+
 class RowCollector:
     """The `Collector` of one task, and what the task's executor takes from it.
 
@@ -78,6 +82,7 @@ class RowCollector:
         self._held: dict[int, Tuple] = {}
         self._late: dict[int, Tuple] = {}  # held ones that were acked in this window
         self._failures: dict[int, Reason] = {}
+        self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a collector lives in its task; take it from self.collector there")
@@ -91,6 +96,25 @@ class RowCollector:
         stream: str = DEFAULT_STREAM,
     ) -> None:
         """See `Collector.emit`."""
+        out, row = self._fitting(values, stream)
+        if type(anchors) is Tuple:
+            with self._lock:
+                if (
+                    anchors._state >= ACKED or self._closed or anchors._origin.owner is not self
+                ) and self._is_gone(anchors):
+                    self.ignored += 1
+                    return
+                if self._of_thread is None:
+                    out.rows.append((row, anchors))
+                else:
+                    self._rows_of_thread(out).append((row, anchors))
+        else:
+            self._emit_hanging_from(out, row, anchors)
+
+    def _fitting(
+        self, values: Sequence[Any] | Mapping[str, Any], stream: str
+    ) -> tuple[_Stream, Row]:
+        """Return the stream of a name, and values as a row of it."""
         out = self._streams.get(stream)
         if out is None:
             # The values first: of a BasicBolt's emit(1, "y") both are values, and none a stream.
@@ -100,16 +124,7 @@ class RowCollector:
         row = out.row(values) if type(values) is not tuple or out.may_change else values
         if len(row) != out.width:
             raise out.misfit(row)
-        if type(anchors) is Tuple:
-            with self._lock:
-                if (
-                    anchors._state >= ACKED or self._closed or anchors._origin.owner is not self
-                ) and self._is_gone(anchors):
-                    self.ignored += 1
-                    return
-                out.rows.append((row, anchors))
-        else:
-            self._emit_hanging_from(out, row, anchors)
+        return out, row
 
     def ack(self, tuple: Tuple) -> None:
         """See `Collector.ack`."""
@@ -165,7 +180,8 @@ class RowCollector:
                     self._set_failed(anchor, why)
                 self.ignored += 1
                 return
-            out.rows.append((row, chain[0] if len(chain) == 1 else chain))
+            rows = out.rows if self._of_thread is None else self._rows_of_thread(out)
+            rows.append((row, chain[0] if len(chain) == 1 else chain))
 
     def _is_gone(self, anchor: Tuple) -> bool:
         """Whether an anchor failed in an earlier window.  Under the lock.
@@ -236,6 +252,59 @@ class RowCollector:
                 for out in self._streams.values():
                     while out.rows and out.rows[-1][1] is tuple:
                         out.rows.pop()
+
+    def _take(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
+        """Take what a tuple emitted last of all, and why it failed.  Under the lock."""
+        rows: dict[str, list[Row]] = {}
+        for name, out in self._streams.items():
+            start = len(out.rows)
+            while start and out.rows[start - 1][1] is tuple:
+                start -= 1
+            rows[name] = [row for row, _ in out.rows[start:]]
+            del out.rows[start:]
+        return rows, self._failures.pop(tuple._handle, None)
+
+    def _keep_apart(self) -> None:
+        """From now on keep what is emitted in an execute by `_begin_call` apart."""
+        self._of_thread = threading.local()
+
+    def _begin_call(self, emitted: Emitted) -> None:
+        """Have what this thread emits appended there, until `_end_call`."""
+        assert self._of_thread is not None
+        self._of_thread.emitted = emitted
+
+    def _end_call(self) -> None:
+        assert self._of_thread is not None
+        del self._of_thread.emitted
+
+    def _rows_of_thread(self, out: _Stream) -> list[tuple[Row, Tuple | tuple[Tuple, ...]]]:
+        """Where this thread's rows of a stream go: the stream itself for one of the bolt's own."""
+        emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
+        return out.rows if emitted is None else emitted.setdefault(out, [])
+
+    def _take_in(self, emitted: Emitted) -> None:
+        """Emit what a call did, in its turn."""
+        with self._lock:
+            for out, rows in emitted.items():
+                out.rows += rows
+
+    def _done(self, tuple: Tuple, emitted: Emitted) -> None:
+        """Ack the input of a call that returned, and emit what it did; unless it failed since."""
+        with self._lock:
+            if tuple._state == OPEN:
+                self._take_in(emitted)
+                tuple._state = ACKED
+
+    def _refuse_late(self, tuple: Tuple) -> NoReturn:
+        """Refuse what is emitted when the execute of its input has ended, and fail that."""
+        with self._lock:
+            self._is_gone(tuple)
+            error = ValueError(
+                f"nothing can be emitted for {tuple!r} any more: its execute has ended; await, or "
+                "join, what it started before it returns"
+            )
+            self._set_failed(tuple, self._reasons.of(error))
+            raise error
 
     def _hold(self, tuples: Iterable[Tuple]) -> None:
         """Keep those that are still open."""
@@ -326,3 +395,34 @@ class InputCollector:
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """See `BasicCollector.emit`."""
         self._collector.emit(values, self._input, stream)
+
+
+class CallCollector:
+    """What a bolt emits through while it executes one input of many that are out at once.
+
+    What it emits is kept apart until its turn comes, in the order of the inputs.
+    """
+
+    __slots__ = ("_collector", "_emitted", "_input", "endpoint")
+
+    def __init__(self, collector: RowCollector, input: Tuple, endpoint: Any = None) -> None:
+        self._collector = collector
+        self._input = input
+        self._emitted: Emitted | None = {}
+        self.endpoint = endpoint
+
+    def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
+        """See `BasicCollector.emit`."""
+        out, row = self._collector._fitting(values, stream)
+        # A thread that execute started may be here when it returns.
+        with self._collector._lock:
+            emitted = self._emitted
+            if emitted is None:
+                self._collector._refuse_late(self._input)
+            emitted.setdefault(out, []).append((row, self._input))
+
+    def close(self) -> Emitted:
+        """Take nothing more, and return what was emitted."""
+        with self._collector._lock:
+            emitted, self._emitted = self._emitted, None
+        return emitted or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import repeat
 
 import numpy as np
@@ -15,7 +15,7 @@ from ackcore.topology.bolt_calls import (
     overrides_flush,
     refuse_returned,
 )
-from ackcore.topology.components import BasicBolt, Bolt, Context, output_streams
+from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
 from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.row_collector import InputCollector, RowCollector
 from ackcore.topology.row_conversion import rows_of
@@ -41,10 +41,12 @@ SLICE_ROWS = 512
 class RowExecutor:
     """Runs one task of a `Bolt` or a `BasicBolt`; see `ackcore.topology.executors.Executor`."""
 
-    def __init__(self, component: Bolt | BasicBolt, context: Context, reasons: Reasons) -> None:
+    def __init__(
+        self, component: Bolt | BasicBolt | AsyncBolt, context: Context, reasons: Reasons
+    ) -> None:
         self.component = component
         self.reasons = reasons
-        basic = isinstance(component, BasicBolt)
+        basic = not isinstance(component, Bolt)
         self.collector = RowCollector(reasons, output_streams(component), basic)
         self.context = Context(
             context.component, context.task, context.batch_id, None if basic else self.collector
@@ -55,7 +57,9 @@ class RowExecutor:
         self._broken: Reason | None = None
         self._flushed = False
         # A BasicBolt that flushes may have kept something of each input: none is done before.
-        self._until_flush = basic and overrides_flush(component, BasicBolt)
+        self._until_flush = isinstance(component, BasicBolt) and overrides_flush(
+            component, BasicBolt
+        )
         self._failed: set[int] = set()
 
     @property
@@ -78,8 +82,7 @@ class RowExecutor:
             return Results([], [Failure(handles, [self._broken])] if rows else [], 0)
         fields = tuple(batch.schema.names)
         origin = Origin(self.collector, source, stream, fields, first, identity)
-        for start in range(0, rows, SLICE_ROWS):
-            self._run(origin, batch.slice(start, SLICE_ROWS), first + start)
+        self._run_all(origin, batch, first)
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
@@ -90,7 +93,7 @@ class RowExecutor:
         if self._broken:
             return Results([], [], 0)
         collector, reason, error = self.collector, self.reasons.not_acked(), None
-        if self._prepared:
+        if self._prepared and not isinstance(self.component, AsyncBolt):
             try:
                 refuse_returned(self.component.flush(), self._emit)
             except KeyboardInterrupt:
@@ -115,7 +118,7 @@ class RowExecutor:
     def cleanup(self) -> None:
         """Let the bolt clean up."""
         if self._prepared and not self._broken:
-            cleaned_up(self.component, self.reasons.component)
+            cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
 
     def _prepare(self) -> None:
@@ -123,29 +126,39 @@ class RowExecutor:
         try:
             if isinstance(self.component, Bolt):
                 self.component.collector = self.collector
-            self.component.prepare(self.context)
+            self._call_prepare()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._broken = self.reasons.of(error)
             self.collector._close(self._broken)
 
-    def _run(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute the rows of a slice, and make Arrow of what they emit."""
-        collector = self.collector
-        rows, misfits = rows_of(batch)
-        tuples = list(map(Tuple, rows, repeat(origin), range(first, first + len(rows))))
-        todo = tuples
-        if misfits:
-            for row, error in misfits:
-                collector._raised(tuples[row], error)
-            todo = [one for one in tuples if one._state == OPEN]
-        if isinstance(self.component, BasicBolt):
-            self._execute_basic(self.component, todo)
-        else:
-            self._execute(self.component, todo)
-            collector._hold(tuples)  # of a BasicBolt none is open
-        collector._convert()
+    def _call_prepare(self) -> None:
+        assert not isinstance(self.component, AsyncBolt)
+        self.component.prepare(self.context)
+
+    def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
+        """Execute all rows, and make Arrow of what they emit, slice by slice."""
+        for todo in self._slices(origin, batch, first):
+            if isinstance(self.component, BasicBolt):
+                self._execute_basic(self.component, todo)
+            else:
+                assert isinstance(self.component, Bolt)
+                self._execute(self.component, todo)
+                self.collector._hold(todo)  # of a BasicBolt none is open
+            self.collector._convert()
+
+    def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
+        """Make tuples of rows, slice by slice, and fail those that Python cannot show."""
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
+            handles = range(first + start, first + start + len(rows))
+            tuples = list(map(Tuple, rows, repeat(origin), handles))
+            if misfits:
+                for row, error in misfits:
+                    self.collector._raised(tuples[row], error)
+                tuples = [one for one in tuples if one._state == OPEN]
+            yield tuples
 
     def _execute(self, bolt: Bolt, tuples: list[Tuple]) -> None:
         execute: Callable[[Tuple], object] = bolt.execute

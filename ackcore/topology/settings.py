@@ -11,9 +11,7 @@ nothing is found when the records are gone.
 
 from __future__ import annotations
 
-import builtins
 import os
-import pkgutil
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ackcore.topology._words import near_miss, numbered
+from ackcore.topology.exception_classes import exception_classes
 
 _PREFIX = "ACKCORE_"
 #: Variables of that prefix that others read: the backends, the build, the tests and the benches.
@@ -63,6 +62,7 @@ _RANGES = {
     "max_attempts": _Range(1, MAX_ATTEMPTS),
     "backoff_ms": _Range(1, MAX_WAIT_MS),
     "max_backoff_ms": _Range(1, MAX_WAIT_MS),
+    "unavailable_timeout_s": _Range(0, MAX_WAIT_MS // 1000),
     "max_waiting": _Range(0),
     "max_retries_per_batch": _Range(1),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
@@ -71,7 +71,7 @@ _RANGES = {
     "sink_backoff_ms": _Range(1, MAX_WAIT_MS),
     "run_attempts": _Range(1),
     "careful_after": _Range(0),
-    "message_timeout_s": _Range(1, MAX_WAIT_MS // 1000, optional=True),
+    "bolt_call_timeout_s": _Range(1, MAX_WAIT_MS // 1000, optional=True),
     "heartbeat_ms": _Range(1, MAX_WAIT_MS),
     "restart_attempts": _Range(0),
     "restart_backoff_ms": _Range(1, MAX_WAIT_MS),
@@ -91,6 +91,11 @@ class Settings:
         the wait is in the end, from 1 ms up, is drawn for each message and attempt.
     max_backoff_ms : int, default 300000
         Where the doubling stops.
+    unavailable_timeout_s : int, default 604800
+        How old a record may be, since it was first taken in, for a failure with `Unavailable` not
+        to count as an attempt; from then on such failures do, so that it is dead in the end
+        though the service never comes back.  A week by default, as long as Kafka keeps what it
+        was read from; 0 counts them all.
     max_waiting : int, default 1000000
         How many records may wait for a retry; what fails beyond goes to the dead letters.  Those
         of a replay count once they have failed, and not while they wait for their first turn.
@@ -104,8 +109,9 @@ class Settings:
         Small batches are put together until they have about so many rows; small ones make small
         blobs, and many of them.
     reject : list of exception classes or of their names, default ()
-        What sends a record to the dead letters at once when a bolt raises it.  Names are
-        ``"ValueError"`` or ``"package.module.Class"``; the attribute holds classes.
+        What sends a record to the dead letters at once when any bolt raises it; a bolt's own
+        `reject` and `retry_on` say more.  Names are ``"ValueError"`` or
+        ``"package.module.Class"``; the attribute holds classes.
     sink_attempts : int, default 5
         How often a sink is called with a micro-batch before the query stops.
     sink_backoff_ms : int, default 1000
@@ -115,11 +121,15 @@ class Settings:
     careful_after : int, default 2
         After how many failed runs a micro-batch is run so that a record that kills its worker
         process is found.
-    message_timeout_s : int, optional
-        How long a bolt may be at what it was handed at a time (a batch of some `chunk_rows` rows,
-        its `prepare` included with the first, or one record when records are isolated), or at a
-        flush, before its process is ended and the record is looked for as one that crashes it is;
-        None for ever.  Waiting for input does not count.
+    bolt_call_timeout_s : int, optional
+        How long one call of a bolt may take (a batch of some `chunk_rows` rows, its `prepare`
+        included with the first; one record when records are isolated; or a flush) before its
+        process is ended and the record is looked for as one that crashes it is; None for ever.
+        Of a bolt that has several inputs out at once (an `AsyncBolt`, or ``threads``), how long it
+        may take until the next of them, in their order, is done.  That is all that one input may
+        wait: ``wait_in_task_s``, a ``timeout_s`` for each time that it is called meanwhile, and
+        its turn at the rate.  Waiting for input does not count.  Storm's message time-out, of a
+        whole tuple tree, has none here: a tree ends with its micro-batch.
     heartbeat_ms : int, default 200
         How often to look whether a retry is due while no new data arrives.
     restart_attempts : int, default 5
@@ -139,6 +149,7 @@ class Settings:
     max_attempts: int = 5
     backoff_ms: int = 1_000
     max_backoff_ms: int = 300_000
+    unavailable_timeout_s: int = 604_800
     max_waiting: int = 1_000_000
     max_retries_per_batch: int = 100_000
     parallelism: int | None = None
@@ -148,7 +159,7 @@ class Settings:
     sink_backoff_ms: int = 1_000
     run_attempts: int = 8
     careful_after: int = 2
-    message_timeout_s: int | None = None
+    bolt_call_timeout_s: int | None = None
     heartbeat_ms: int = 200
     restart_attempts: int = 5
     restart_backoff_ms: int = 1_000
@@ -161,7 +172,7 @@ class Settings:
                 f"max_backoff_ms must be at least backoff_ms, got {self.max_backoff_ms} and "
                 f"{self.backoff_ms}; raise the one or lower the other"
             )
-        object.__setattr__(self, "reject", _exception_classes(self.reject))
+        object.__setattr__(self, "reject", exception_classes(self.reject, "reject"))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -235,7 +246,7 @@ def _check_in_place(name: str, value: Any, title: str) -> None:
     if name in _RANGES:
         _check(title, value, _RANGES[name])
     else:
-        _exception_classes(value, title)
+        exception_classes(value, title)
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -291,33 +302,4 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(numbered(problems))
     for name, value in found.items():
         _check_in_place(name, value, f"{_PREFIX}{name.upper()} in the environment")
-    return found
-
-
-def _exception_classes(reject: Any, title: str = "reject") -> tuple[type[Exception], ...]:
-    if isinstance(reject, (str, type)) or not isinstance(reject, Iterable):
-        raise TypeError(
-            f"{title} must be a list of exception classes or of their names, "
-            f"got {type(reject).__name__} {reject!r}; put it in brackets"
-        )
-    return tuple(_exception_class(item, title) for item in reject)
-
-
-def _exception_class(item: Any, title: str) -> type[Exception]:
-    found = item
-    if isinstance(item, str):
-        found = getattr(builtins, item, None)
-        if found is None:
-            try:
-                found = pkgutil.resolve_name(item)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise ValueError(
-                    f"{title} has {item!r}, which cannot be found ({error}); give a "
-                    "builtin's name such as 'ValueError', or 'package.module.Class'"
-                ) from None
-    if not (isinstance(found, type) and issubclass(found, Exception)):
-        raise ValueError(
-            f"{title} must hold classes derived from Exception, got {item!r}; "
-            "only such a class can be what a bolt raises"
-        )
     return found

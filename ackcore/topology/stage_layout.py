@@ -9,7 +9,7 @@ reader.
 
 What always holds, and is tested on random DAGs:
 
-- no edge goes back to an earlier level, and one whose grouping moves goes to a later one;
+- no subscription goes back to an earlier level, and one whose grouping moves goes to a later one;
 - within a level, a bolt comes after the bolts that it reads;
 - each level but the first has a bolt;
 - what needs identity, so does everything upstream of it.
@@ -30,8 +30,8 @@ from ackcore.topology.parts import Parts
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """One bolt's reading of one stream.
+class Subscription:
+    """One bolt's subscription to one stream: Storm's word for what joins two components.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Levels, edges, and what has to be known of rows; holds no component, so it is light to ship.
+    """Levels, subscriptions, and what has to be known of rows; light to ship, without components.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Layout:
         The level of each component: 1 reads the source, k + 1 sits behind k exchanges.
     order : tuple of str
         The bolts, each after those it reads; of several that might be next, as declared.
-    edges : tuple of Edge
+    subscriptions : tuple of Subscription
         By index.
     sinks : frozenset of (str, str)
         The component and stream of those that have a sink.
@@ -96,7 +96,7 @@ class Layout:
 
     levels: Mapping[str, int]
     order: tuple[str, ...]
-    edges: tuple[Edge, ...]
+    subscriptions: tuple[Subscription, ...]
     sinks: frozenset[tuple[str, str]]
     needs_identity: frozenset[str]
     checks_unique: bool
@@ -117,8 +117,8 @@ class Layout:
             # As declared, spouts first: a set's order would differ from process to process.
             levels={name: levels[name] for name in (*topology.spouts, *topology.bolts)},
             order=order,
-            edges=tuple(
-                Edge(
+            subscriptions=tuple(
+                Subscription(
                     index,
                     each.component,
                     each.stream,
@@ -157,17 +157,17 @@ class Layout:
         """Return the bolts of a level, each after those it reads."""
         return self._at.get(level, ())
 
-    def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Edge, ...]:
-        """Return the edges that a stream feeds."""
+    def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
+        """Return the subscriptions that a stream feeds."""
         return self._out.get((component, stream), ())
 
-    def into(self, component: str) -> tuple[Edge, ...]:
-        """Return the edges that feed a bolt."""
+    def into(self, component: str) -> tuple[Subscription, ...]:
+        """Return the subscriptions that feed a bolt."""
         return self._into.get(component, ())
 
-    def crossing(self, level: int) -> tuple[Edge, ...]:
-        """Return the edges that the exchange behind a level carries, passing by included."""
-        return tuple(edge for edge in self.edges if edge.level_from <= level < edge.level_to)
+    def crossing(self, level: int) -> tuple[Subscription, ...]:
+        """Return the subscriptions that the exchange behind a level carries, opened or not."""
+        return tuple(sub for sub in self.subscriptions if sub.level_from <= level < sub.level_to)
 
     def sunk(self, component: str, stream: str = DEFAULT_STREAM) -> bool:
         """Whether a sink reads a stream."""
@@ -181,18 +181,18 @@ class Layout:
         return found
 
     @cached_property
-    def _out(self) -> dict[tuple[str, str], tuple[Edge, ...]]:
-        found: dict[tuple[str, str], tuple[Edge, ...]] = {}
-        for edge in self.edges:
-            key = (edge.source, edge.stream)
-            found[key] = (*found.get(key, ()), edge)
+    def _out(self) -> dict[tuple[str, str], tuple[Subscription, ...]]:
+        found: dict[tuple[str, str], tuple[Subscription, ...]] = {}
+        for sub in self.subscriptions:
+            key = (sub.source, sub.stream)
+            found[key] = (*found.get(key, ()), sub)
         return found
 
     @cached_property
-    def _into(self) -> dict[str, tuple[Edge, ...]]:
-        found: dict[str, tuple[Edge, ...]] = {}
-        for edge in self.edges:
-            found[edge.target] = (*found.get(edge.target, ()), edge)
+    def _into(self) -> dict[str, tuple[Subscription, ...]]:
+        found: dict[str, tuple[Subscription, ...]] = {}
+        for sub in self.subscriptions:
+            found[sub.target] = (*found.get(sub.target, ()), sub)
         return found
 
 

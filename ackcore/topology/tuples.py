@@ -1,11 +1,12 @@
 """What passes between an engine and a bolt: tuples, why they failed, and batches of results.
 
 An engine numbers the rows that it hands to one task of a bolt from 0 upwards; such a number is the
-row's *handle*.  Bolts answer in handles, so that the engine alone knows roots and edges.
+row's *handle*.  Bolts answer in handles; only the engine has their roots and edges.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,12 +17,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.topology._words import nearest
 
 #: Characters of a message that a reason keeps: a dead letter is read by people.
 MESSAGE_CHARS = 4096
 
 #: Between the parts of an encoded reason; a character that text hardly ever holds.
 _UNIT = "\x1f"
+#: Begins an encoded reason that is no attempt.  What is final sorts before what counts, and that
+#: before this: of several reasons for a root the first in this order is kept.
+UNCOUNTED = "~"
+#: How an encoded reason begins: what it is, and the wait in milliseconds if it asks for one.
+_FLAG = re.compile(r"!|[-~](?:[1-9][0-9]{0,17})?")
 
 
 class Reason(NamedTuple):
@@ -37,12 +44,18 @@ class Reason(NamedTuple):
         The exception's text.
     final : bool, default False
         True if it is not to be tried again: it goes straight to the dead letters.
+    after_ms : int, default 0
+        Milliseconds from the failure until its record may be due at the earliest.
+    counts : bool, default True
+        False if it was no attempt at the record: nothing was taken.  A final one counts.
     """
 
     component: str
     type: str
     message: str
     final: bool = False
+    after_ms: int = 0
+    counts: bool = True
 
     @classmethod
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
@@ -66,7 +79,9 @@ class Reason(NamedTuple):
         """Return the reason as one text, which `decode` reads."""
         # Only the last part may hold the separator: decode splits off as many as there must be.
         head = (part.replace(_UNIT, " ") for part in (self.component, self.type))
-        return _UNIT.join(("!" if self.final else "-", *head, self.message))
+        flag = "!" if self.final else "-" if self.counts else UNCOUNTED
+        after = str(self.after_ms) if self.after_ms and not self.final else ""
+        return _UNIT.join((flag + after, *head, self.message))
 
     @classmethod
     def decode(cls, text: str) -> Reason:
@@ -78,10 +93,11 @@ class Reason(NamedTuple):
             If the text is not an encoded reason.
         """
         parts = text.split(_UNIT, 3)
-        if len(parts) != 4 or parts[0] not in ("!", "-"):
+        if len(parts) != 4 or _FLAG.fullmatch(parts[0]) is None:
             raise ValueError(f"not an encoded reason: {text[:80]!r}; Reason.encode() writes them")
-        flag, component, kind, message = parts
-        return cls(component, kind, message, flag == "!")
+        head, component, kind, message = parts
+        flag, after_ms = head[0], int(head[1:] or 0)
+        return cls(component, kind, message, flag == "!", after_ms, flag != UNCOUNTED)
 
 
 def _clean(text: str) -> str:
@@ -219,9 +235,11 @@ class Tuple:
             try:
                 return self.values[fields.index(key)]
             except ValueError:
+                near = nearest(key, fields)
                 raise KeyError(
                     f"no field {key!r} in a tuple of {self.component}'s stream {self.stream!r}; "
                     f"its fields are {', '.join(fields)}"
+                    + (f"; did you mean {near!r}?" if near else "")
                 ) from None
         return self.values[key]
 

@@ -10,14 +10,26 @@ from __future__ import annotations
 import graphlib
 import inspect
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore.calls.endpoints import Endpoints
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.components import DEFAULT_STREAM, BasicBolt, BatchBolt, Bolt, Component
+from ackcore.topology.bolt_calls import journaled
+from ackcore.topology.call_settings import call_settings
+from ackcore.topology.components import (
+    DEFAULT_STREAM,
+    AsyncBolt,
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Component,
+)
+from ackcore.topology.exception_classes import contradictions, exception_classes
 from ackcore.topology.groupings import Fields, PartialKey
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
@@ -56,12 +68,23 @@ _SHAPES = (
         _WHOSE,
         {"execute": ("tuple", "collector"), "flush": (), **_ALL},
     ),
+    _Shape(
+        AsyncBolt,
+        "execute",
+        "process",
+        _WHOSE,
+        {"execute": ("tuple", "collector"), **_ALL},
+    ),
     _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
 )
 
 
 def problems(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink], broken: set[str]
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[Sink],
+    broken: set[str],
+    reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
     """Yield all that is wrong with a topology.
 
@@ -71,12 +94,16 @@ def problems(
         As declared; several may have one name.
     broken : set of str
         Bolts whose streams are not known, since their outputs were refused.
+    reject : sequence of exception class
+        The setting.
     """
     yield from _names(spouts, bolts, sinks)
     for spout in spouts:
         yield from _spout(spout)
     for bolt in bolts:
         yield from _bolt(bolt)
+        yield from _final_errors(bolt, reject)
+        yield from _calls(bolt)
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
@@ -153,47 +180,47 @@ def _twice(what: str, named: Sequence[tuple[str, str]], way_out: str) -> Iterato
 
 
 def _spout(spout: Spout) -> Iterator[str]:
-    who = f"spout {spout.name!r}"
-    yield from _field_names(f"the source of {who}", spout.fields, "drop or rename one")
+    subject = f"spout {spout.name!r}"
+    yield from _field_names(f"the source of {subject}", spout.fields, "drop or rename one")
     if len(set(spout.message_id)) < len(spout.message_id):
-        yield f"message_id of {who} must name a column once, got {listed(spout.message_id)}"
+        yield f"message_id of {subject} must name a column once, got {listed(spout.message_id)}"
     for column in dict.fromkeys(spout.message_id):
         if column not in spout.fields:
             yield (
-                f"message_id of {who} names {column!r}, which its source does not have; "
+                f"message_id of {subject} names {column!r}, which its source does not have; "
                 f"{near_miss(column, spout.fields, 'columns')}"
             )
     if spout.unique and not spout.message_id:
         yield (
-            f"unique=True of {who} says that its message ids need no check, and it has none; "
+            f"unique=True of {subject} says that its message ids need no check, and it has none; "
             "name their columns in message_id, or leave unique out"
         )
 
 
 def _bolt(bolt: BoltSpec) -> Iterator[str]:
-    who = f"bolt {bolt.name!r}"
+    subject = f"bolt {bolt.name!r}"
     if not bolt.inputs:
         yield (
-            f"{who} reads nothing; give it an input, "
+            f"{subject} reads nothing; give it an input, "
             f"such as .bolt({bolt.name!r}, ...).shuffle(<component>)"
         )
     if bolt.parallelism is not None and not 1 <= bolt.parallelism <= MAX_PARALLELISM:
         yield (
-            f"parallelism of {who} must be in 1..{MAX_PARALLELISM}, got {bolt.parallelism}; "
+            f"parallelism of {subject} must be in 1..{MAX_PARALLELISM}, got {bolt.parallelism}; "
             "leave it out for as many tasks as there are"
         )
     seen = set()
     for each in bolt.inputs:
         if (each.component, each.stream) in seen:
             yield (
-                f"{who} reads {_words(each.component, each.stream)} twice; "
+                f"{subject} reads {_words(each.component, each.stream)} twice; "
                 "a bolt reads a stream by one grouping, so take the other away"
             )
         seen.add((each.component, each.stream))
     named = [("stream", stream) for stream in bolt.schemas]
-    yield from _twice(f"streams of {who},", named, "rename all but one")
+    yield from _twice(f"streams of {subject},", named, "rename all but one")
     for stream, schema in bolt.schemas.items():
-        yield from _name(f"stream of {who},", stream)
+        yield from _name(f"stream of {subject},", stream)
         words = _words(bolt.name, stream)
         yield from _field_names(words, schema.names, "rename one in outputs")
         for field in schema:
@@ -207,22 +234,55 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     wanted: Any = getattr(bolt.component, "inputs", None)
     if wanted is not None and not isinstance(wanted, pa.Schema):
         yield (
-            f"inputs of {who} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
+            f"inputs of {subject} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
             "pyarrow.schema(...) makes one"
         )
+    try:
+        if bolt.component.journal is not False:
+            journaled(bolt.component)
+    except TypeError as error:
+        yield f"bolt {bolt.name!r}: {error}"
     yield from _methods(bolt)
+
+
+def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
+    """What is wrong with a bolt's `reject` and `retry_on`."""
+    found: dict[str, tuple[type[Exception], ...]] = {}
+    for name in ("reject", "retry_on"):
+        given = getattr(bolt.component, name)
+        try:
+            if given is not None or name == "reject":
+                found[name] = exception_classes(given, f"{name} of bolt {bolt.name!r}")
+        except (TypeError, ValueError) as error:
+            yield str(error)
+    if len(found) == 2:
+        yield from contradictions(bolt.name, (*found["reject"], *reject), found["retry_on"])
+
+
+def _calls(bolt: BoltSpec) -> Iterator[str]:
+    """What is wrong with the settings of a bolt that has several inputs out at once."""
+    component = bolt.component
+    if isinstance(component, BatchBolt):
+        return
+    try:
+        settings = call_settings(component)
+        if settings is not None:
+            # What a setting makes is looked at here, and not in a task.
+            Endpoints(settings, 1, time.monotonic_ns)
+    except (TypeError, ValueError) as error:
+        yield f"bolt {bolt.name!r}: {error}"
 
 
 def _methods(bolt: BoltSpec) -> Iterator[str]:
     """What would fail every record that comes: methods that are not there, or cannot be called."""
     component, made = bolt.component, type(bolt.component).__name__
     shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
-    kind = f"a {shape.base.__name__}"
+    kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
     for method, arguments in shape.called.items():
         function: Any = getattr(component, method)
         own = ("self",) if inspect.ismethod(function) else ()
         function = function.__func__ if own else function
-        who = f"bolt {bolt.name!r}: {made}.{method}"
+        subject = f"bolt {bolt.name!r}: {made}.{method}"
         if method == shape.work and function is getattr(shape.base, method):
             has = "none"
             if hasattr(component, shape.other):
@@ -232,12 +292,13 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
                 f"({', '.join(('self', *arguments))}), as it is {kind}, and {made} has {has}"
             )
         elif not callable(function):
-            yield f"{who} must be a method, got {type(function).__name__}"
-        elif (takes := _refused_call(function, (*own, *arguments))) is not None:
-            yield f"{who} must take ({', '.join((*own, *arguments))}), as in {kind}, got {takes}"
+            yield f"{subject} must be a method, got {type(function).__name__}"
+        elif (takes := refused_call(function, (*own, *arguments))) is not None:
+            wanted = ", ".join((*own, *arguments))
+            yield f"{subject} must take ({wanted}), as in {kind}, got {takes}"
 
 
-def _refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
+def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
     """Return what a function takes if not these arguments; None as well if it does not say."""
     try:
         # Not of what it may wrap: a wrapper is free to take less and to hand on more.
@@ -291,18 +352,18 @@ def _finder(
             stream: _Stream(schema.names, schema.types) for stream, schema in bolt.schemas.items()
         }
 
-    def find(who: str, component: str, stream: str) -> _Stream | str | None:
+    def find(subject: str, component: str, stream: str) -> _Stream | str | None:
         if component in broken:
             return None
         if component not in streams:
             return (
-                f"{who} reads {component!r}, which is not declared; "
+                f"{subject} reads {component!r}, which is not declared; "
                 f"{near_miss(component, list(streams), 'components')}"
             )
         known = streams[component]
         if stream in known:
             return known[stream]
-        missing = f"{who} reads stream {stream!r} of {component!r}, "
+        missing = f"{subject} reads stream {stream!r} of {component!r}, "
         if any(component == spout.name for spout in spouts):
             return missing + f"which is a spout; a spout's one stream is {DEFAULT_STREAM!r}"
         if not known:

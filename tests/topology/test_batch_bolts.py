@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
 
-from ackcore.topology.components import BatchBolt, Reject
+from ackcore.calls import Reject
+from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Raised, Reason
 
@@ -59,6 +60,77 @@ def test_a_batch_is_emitted_and_acked():
         e.batch.schema.equals(OUT, check_metadata=True) for r in results for e in r.emissions
     )
     assert all(e.anchors.offsets is None for r in results for e in r.emissions)
+
+
+@pytest.mark.parametrize("call", ["process", "flush"])
+def test_an_emit_without_parents_is_refused_with_what_they_are(call):
+    class Forgetful(Doing):
+        def flush(self, out):
+            return None if call == "process" else out.emit([[7]], stream="side")
+
+    executor = executor_for(
+        "sums", Forgetful(lambda batch, out: None if call == "flush" else out.emit([[7]]))
+    )
+    (why,) = set(failed(run(executor, [1, 2])).values())
+    assert (why.component, why.type) == ("sums", "TypeError")
+    stream = "default" if call == "process" else "side"
+    assert why.message == (
+        f"emit to sums's stream '{stream}' must say by parents= which input each tuple hangs from, "
+        "and got none: parents=range(len(batch)) if tuple i comes of row i, "
+        "parents=pc.list_parent_indices(lists) for what a list column was flattened to, a list of "
+        "rows per tuple for a sum of several, None to leave them untracked"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (lambda batch: batch["wrod"], "'Field \"wrod\" does not exist in schema'; {did}"),
+        (lambda batch: batch.column("wrod"), "'Field \"wrod\" does not exist in schema'; {did}"),
+        (lambda batch: batch.schema.field("wrod"), "'Column wrod does not exist in schema'; {did}"),
+        (lambda batch: batch.drop_columns(["wrod"]), "\"Column 'wrod' not found\"; {did}"),
+        (lambda batch: batch.to_pandas()["wrod"], "'wrod'; {did}"),
+        (lambda batch: batch.to_pylist()[0]["wrod"], "'wrod'; {did}"),
+        (lambda batch: batch["zzz"], "'Field \"zzz\" does not exist in schema'; {has}"),
+        # What is missing elsewhere is none of the batch's.
+        (lambda batch: {"EUR": 1}["USD"], "'USD'"),
+        (lambda batch: {}["word"], "'word'"),
+        (lambda batch: {}[7], "7"),
+        (lambda batch: pa.table({"a": [1]})["word"], "'Field \"word\" does not exist in schema'"),
+    ],
+)
+def test_a_misspelt_column_is_refused_with_the_columns_there_are(ask, why):
+    executor = executor_for("count", Doing(lambda batch, out: ask(batch) and None))
+    results = executor.process("split", "late", pa.record_batch({"word": ["a"], "n": [1]}), None)
+    (found,) = failed([results]).values()
+    has = "the batch of split's stream 'late' has the columns 'word', 'n'"
+    message = why.format(has=has, did=f"{has}; did you mean 'word'?")
+    assert found == Reason("count", "KeyError", message)
+
+
+def test_what_a_bolts_own_error_says_stays():
+    class Unknown(KeyError):
+        def __str__(self):
+            return f"no rate is known of {self.args[0]}"
+
+    def process(batch, out):
+        raise Unknown("wrod")
+
+    executor = executor_for("count", Doing(process))
+    results = executor.process("split", "late", pa.record_batch({"word": ["a"]}), None)
+    (found,) = failed([results]).values()
+    assert found.message.startswith("no rate is known of wrod; the batch of split's stream 'late' ")
+
+
+def test_a_column_that_flush_asks_of_a_table_of_its_own_is_none_of_a_batchs():
+    class Sums(Doing):
+        def flush(self, out):
+            return pa.table({"a": [1]})["wrod"]
+
+    results = run(executor_for("sums", Sums(lambda batch, out: None)), [1, 2])
+    assert {why.message for why in failed(results).values()} == {
+        "'Field \"wrod\" does not exist in schema'"
+    }
 
 
 def test_rows_fail_by_number():

@@ -252,7 +252,7 @@ class Pooled(Bolt):
             n = one[0]
             if n % 5 == 1:
                 self.collector.fail(one, "thread")
-            elif n % 5 != 2:  # and of these nobody answers
+            elif n % 5 != 2:  # and these stay open
                 self.collector.emit((n if n % 11 else "bad",), [one, one] if n % 3 else one)
                 self.collector.ack(one)
                 self.collector.ack(one)
@@ -295,7 +295,7 @@ def test_a_thread_answers_between_batches():
         bolt.collector.emit((1,), a)
         bolt.collector.ack(a)
         bolt.collector.emit(("bad",), b)
-        bolt.collector.ack(b)  # which is taken back: nobody was told
+        bolt.collector.ack(b)  # which is taken back: no result had it yet
         bolt.collector.ack(c)
         bolt.collector.fail(c, "in time")
 

@@ -6,8 +6,9 @@ import pytest
 from acting import OUT, Basically, Doing, batch_of, emit_and_ack, identity_of, raising, run
 from results import emitted, failed, whys
 
+from ackcore.calls import Reject
 from ackcore.topology import row_executor
-from ackcore.topology.components import BasicBolt, Bolt, Reject
+from ackcore.topology.components import BasicBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Reason
 
@@ -58,7 +59,7 @@ def test_every_way_of_anchoring():
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 512])
-def test_what_nobody_acked_fails_at_the_end(slice_rows, monkeypatch):
+def test_what_was_not_acked_fails_at_the_end(slice_rows, monkeypatch):
     monkeypatch.setattr(row_executor, "SLICE_ROWS", slice_rows)
     bolt = Doing(lambda b, t: b.collector.ack(t) if t[0] % 2 else None)
     results = run(executor_for("b", bolt), [1, 2, 3], [4])
@@ -141,6 +142,24 @@ def test_reject_is_final():
         Reason("b", "Failed", "failed by b"),
         Reason("elsewhere", "T", "m", True),
     ]
+
+
+class OnClass(BasicBolt):
+    reject = ("ZeroDivisionError",)
+    retry_on = (ArithmeticError, "TimeoutError")
+
+    def execute(self, t, collector):
+        raise (KeyError, TimeoutError, ZeroDivisionError, OverflowError)[t[0]]
+
+
+def test_a_bolt_says_what_is_retried_of_what_it_raises():
+    finals = [r.final for r in failed(run(executor_for("b", OnClass()), [0, 1, 2, 3])).values()]
+    assert finals == [True, False, True, False]
+    bolt = OnClass()
+    bolt.reject, bolt.retry_on = [TimeoutError], None
+    executor = executor_for("b", bolt, reject=[OverflowError])
+    finals = [r.final for r in failed(run(executor, [0, 1, 2, 3])).values()]
+    assert finals == [False, True, False, True]
 
 
 @pytest.mark.parametrize("shape", [Bolt, BasicBolt])
@@ -295,7 +314,7 @@ def test_the_first_of_several_answers_counts(caplog):
     assert "5 calls for tuples that were acked or failed before" in caplog.text
 
 
-def test_an_ack_that_was_told_stays(caplog):
+def test_an_ack_of_an_earlier_window_stays(caplog):
     def execute(bolt, t):
         if t[0] == 2:  # held, and acked in the second batch; in the third it is too late
             bolt.collector.ack(bolt.seen[0])

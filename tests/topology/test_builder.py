@@ -33,7 +33,7 @@ class Foreign:
 
 
 class Derived(Foreign):
-    """One with somebody's own methods, such as geopandas has."""
+    """One with methods of its own, such as geopandas has."""
 
 
 # --- what is built -------------------------------------------------------------------------------
@@ -240,12 +240,12 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.bolt("x", print),
-            "bolt 'x' must be a Bolt, a BasicBolt or a BatchBolt, "
+            "bolt 'x' must be a Bolt, a BasicBolt, an AsyncBolt or a BatchBolt, "
             "got builtin_function_or_method; derive",
         ),
         (
             lambda b, m: b.bolt("x", Component()),
-            "bolt 'x' must be a Bolt, a BasicBolt or a BatchBolt, got Component; derive",
+            "bolt 'x' must be a Bolt, a BasicBolt, an AsyncBolt or a BatchBolt, got Component",
         ),
         (
             lambda b, m: b.bolt("x", m.batches(), parallelism="4"),

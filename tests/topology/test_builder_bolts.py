@@ -20,7 +20,7 @@ from ackcore.topology import (
     Tuple,
 )
 
-# --- methods that nobody could call --------------------------------------------------------------
+# --- methods that could not be called ------------------------------------------------------------
 
 
 def one(base, **methods):
@@ -96,6 +96,71 @@ def one(base, **methods):
 def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
     builder.bolt("x", bolt).shuffle("split")
     assert refusal(builder) == problem
+
+
+@pytest.mark.parametrize(
+    ("attributes", "problem"),
+    [
+        (
+            {"reject": ValueError},
+            "reject of bolt 'x' must be a list of exception classes or of their names, got type "
+            "<class 'ValueError'>; put it in brackets",
+        ),
+        ({"reject": None}, "reject of bolt 'x' must be a list of exception classes or of their "),
+        ({"retry_on": ["TimeoutEror"]}, "retry_on of bolt 'x' has 'TimeoutEror', which cannot be"),
+        ({"retry_on": [3]}, "retry_on of bolt 'x' must hold classes derived from Exception, got 3"),
+        (
+            {"reject": ["OSError"], "retry_on": [ValueError, "TimeoutError"]},
+            "retry_on of bolt 'x' must not hold what is rejected, got TimeoutError, which "
+            "reject has as OSError; take it out of one of the two",
+        ),
+        (
+            {"retry_on": [KeyError]},  # the setting has it
+            "retry_on of bolt 'x' must not hold what is rejected, got KeyError, which reject has;",
+        ),
+    ],
+)
+def test_what_a_bolt_is_to_retry_is_checked(builder, attributes, problem):
+    bolt = one(BasicBolt, execute=lambda self, tuple, collector: None, **attributes)
+    builder.bolt("x", bolt).shuffle("split")
+    with pytest.raises(TopologyError) as caught:
+        builder.build(reject=[KeyError])
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("bolt", "problem"),
+    [
+        (
+            one(BatchBolt, process=lambda self, batch, out: None, journal=True),
+            "bolt 'x': Split.journal must be False, got True for what is neither an AsyncBolt",
+        ),
+        (
+            one(
+                BasicBolt,
+                execute=lambda self, tuple, collector: None,
+                flush=lambda self: None,
+                journal=True,
+            ),
+            "bolt 'x': Split.journal must be False, got True for a bolt with a flush",
+        ),
+        (
+            one(BasicBolt, execute=lambda self, tuple, collector: None, journal="yes"),
+            "bolt 'x': Split.journal must be True or False, got str 'yes'",
+        ),
+    ],
+)
+def test_a_journal_that_cannot_be_is_refused(builder, bolt, problem):
+    builder.bolt("x", bolt).shuffle("split")
+    assert refusal(builder).startswith(problem)
+
+
+def test_what_a_bolt_may_retry_beside_what_it_rejects(builder):
+    attributes = {"reject": [TimeoutError], "retry_on": (OSError, "Exception")}
+    bolt = one(BasicBolt, execute=lambda self, tuple, collector: None, **attributes)
+    builder.bolt("x", bolt).shuffle("split")
+    builder.build(reject=["KeyError"])
 
 
 def test_a_refused_method_is_shown_without_its_types(builder):

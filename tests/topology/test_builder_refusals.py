@@ -232,7 +232,7 @@ def test_a_bolt_has_an_input(builder, make):
     )
 
 
-def test_a_spout_that_nobody_reads_is_refused(builder, make):
+def test_a_spout_that_is_not_read_is_refused(builder, make):
     builder.spout("clicks", make.frame("user"))
     assert refusal(builder) == (
         "nobody reads spout 'clicks'; let a bolt or a sink read it, or take it away"
@@ -275,7 +275,7 @@ def test_one_object_is_one_bolt(builder, make):
         (pa.schema([]), "bolt 'x': Batches.outputs['default'] must have a field at least"),
     ],
 )
-def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not_blamed(
+def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not(
     builder, make, outputs, message
 ):
     builder.bolt("x", make.batches(outputs)).shuffle("split")

@@ -4,23 +4,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.topology.components import Reject
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.topology.failure_reasons import MAX_AFTER_MS, Reasons
 from ackcore.topology.tuples import MESSAGE_CHARS, Reason
 
 TEXTS = st.text(max_size=8) | st.sampled_from(["\x1f", "!\x1f", "a\x1fb", "", "é\n"])
 
 
-@given(TEXTS, TEXTS, TEXTS, st.booleans())
-def test_a_reason_is_read_as_it_was_written(component, kind, message, final):
-    reason = Reason(component.replace("\x1f", " "), kind.replace("\x1f", " "), message, final)
+ENDS = st.sampled_from([(True, 0, True), (False, 0, True), (False, 0, False)])
+WAITS = st.tuples(st.just(False), st.integers(0, MAX_AFTER_MS), st.booleans())
+
+
+@given(TEXTS, TEXTS, TEXTS, ENDS | WAITS)
+def test_a_reason_is_read_as_it_was_written(component, kind, message, end):
+    reason = Reason(component.replace("\x1f", " "), kind.replace("\x1f", " "), message, *end)
     assert Reason.decode(reason.encode()) == reason
     # A separator in a name is not one that decode would read.
-    odd = Reason.decode(Reason(component, kind, message, final).encode())
+    odd = Reason.decode(Reason(component, kind, message, *end).encode())
     assert odd == reason
 
 
-@pytest.mark.parametrize("text", ["", "no parts", "x\x1fa\x1fb\x1fc", "!\x1fa\x1fb"])
+def test_what_is_final_neither_waits_nor_goes_uncounted():
+    reason = Reason("b", "E", "m", final=True, after_ms=5, counts=False)
+    assert Reason.decode(reason.encode()) == Reason("b", "E", "m", final=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no parts", "x\x1fa\x1fb\x1fc", "!\x1fa\x1fb"]
+    + [f"{head}\x1fa\x1fb\x1fc" for head in ("!5", "-05", "-x", "~-1", "-1 ", "-" + "9" * 19)],
+)
 def test_what_is_no_reason_is_refused(text):
     with pytest.raises(ValueError, match="not an encoded reason"):
         Reason.decode(text)
@@ -62,3 +75,50 @@ def test_reject_and_listed_classes_are_final():
     assert reasons.of(given) == Reason("x", "T?", "m" * MESSAGE_CHARS, True)
     with pytest.raises(TypeError, match="must be an exception, a text or a Reason, got int"):
         reasons.of(7)
+
+
+class Throttled(Retry):
+    def __init__(self, after_s):
+        self.after_s = after_s
+
+
+@pytest.mark.parametrize(
+    ("error", "after_ms", "counts"),
+    [
+        (Retry(after_s=1.5), 1500, True),
+        (Retry(after_s=0.0001), 1, True),  # never earlier than was asked for
+        (Retry("soon"), 0, True),
+        (Retry(after_s=10**9), MAX_AFTER_MS, True),
+        (Unavailable("open", after_s=30), 30_000, False),
+        (Unavailable(), 0, False),
+        (Throttled(2), 2000, True),
+        (Throttled("2"), 0, True),
+        (Throttled(-1), 0, True),
+        (ValueError(), 0, True),
+    ],
+)
+def test_a_retry_says_when_and_whether_it_was_an_attempt(error, after_ms, counts):
+    made = Reasons("b").of(error)
+    assert (made.after_ms, made.counts, made.final) == (after_ms, counts, False)
+    assert made.type == type(error).__name__
+    assert Reasons("b", [type(error)]).of(error) == made._replace(
+        final=True, after_ms=0, counts=True
+    )
+
+
+def test_the_waits_of_a_reason_are_bounded():
+    given = Reason("x", "T", "m", after_ms=10**15, counts=False)
+    assert Reasons("b").of(given) == given._replace(after_ms=MAX_AFTER_MS)
+    assert Reasons("b").of(given._replace(after_ms=-7)).after_ms == 0
+
+
+def test_what_is_not_to_be_retried_is_final():
+    reasons = Reasons("b", ["UnicodeError"], retry_on=[OSError, "ValueError"])
+    retried = [TimeoutError(), ValueError(), Retry(after_s=1), Unavailable(), "a text", None]
+    assert not any(reasons.of(error).final for error in retried)
+    # What is rejected is so first, though it is a ValueError.
+    final = [KeyError(), UnicodeError(), Reject(), SystemExit()]
+    assert all(reasons.of(error).final for error in final)
+    assert all(Reasons("b", retry_on=[]).of(error).final for error in [OSError(), Exception()])
+    assert not Reasons("b", retry_on=[]).of(Retry()).final
+    assert Reasons("b", ["ackcore.calls.Retry"], retry_on=[]).of(Unavailable()).final

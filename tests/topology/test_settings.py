@@ -32,6 +32,7 @@ def test_the_defaults():
         "max_attempts": 5,
         "backoff_ms": 1_000,
         "max_backoff_ms": 300_000,
+        "unavailable_timeout_s": 604_800,
         "max_waiting": 1_000_000,
         "max_retries_per_batch": 100_000,
         "parallelism": None,
@@ -41,7 +42,7 @@ def test_the_defaults():
         "sink_backoff_ms": 1_000,
         "run_attempts": 8,
         "careful_after": 2,
-        "message_timeout_s": None,
+        "bolt_call_timeout_s": None,
         "heartbeat_ms": 200,
         "restart_attempts": 5,
         "restart_backoff_ms": 1_000,
@@ -183,7 +184,7 @@ def test_the_variable_of_reject_is_called_by_its_name(text, message):
         ("sink_backoff_ms", 0, "in 1..31622400000"),
         ("run_attempts", 0, "of at least 1"),
         ("careful_after", -1, "of at least 0"),
-        ("message_timeout_s", 0, "in 1..31622400, or None"),
+        ("bolt_call_timeout_s", 0, "in 1..31622400, or None"),
         ("heartbeat_ms", 0, "in 1..31622400000"),
         ("restart_attempts", -1, "of at least 0"),
         ("restart_backoff_ms", 0, "in 1..31622400000"),
@@ -268,7 +269,7 @@ def test_an_unknown_variable_is_named_with_its_near_miss(unknown, near):
         Settings.load(environ={unknown: "1"})
 
 
-def test_all_unknown_settings_of_one_place_are_told_at_once(tmp_path):
+def test_all_unknown_settings_of_one_place_are_named_at_once(tmp_path):
     unknown = {"max_attemps": 1, "chunk_rows": 2, "back_off_ms": 3}
     near = ["did you mean 'max_attempts'?", "did you mean 'backoff_ms'?"]
     with pytest.raises(TypeError) as caught:

@@ -1,4 +1,4 @@
-"""Levels, edges and the fingerprint, by example and over random DAGs."""
+"""Levels, subscriptions and the fingerprint, by example and over random DAGs."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ def topologies(draw):
 @given(topologies())
 def test_no_edge_goes_back_and_what_moves_crosses_an_exchange(topology):
     layout = Layout.of(topology)
-    for edge in layout.edges:
-        assert (edge.level_from, edge.level_to) == (
-            layout.levels[edge.source],
-            layout.levels[edge.target],
+    for sub in layout.subscriptions:
+        assert (sub.level_from, sub.level_to) == (
+            layout.levels[sub.source],
+            layout.levels[sub.target],
         )
-        assert edge.level_to >= edge.level_from
-        assert edge.moves == (edge.level_to > edge.level_from)
-        assert edge.spreads == edge.grouping.moves(topology.bolts[edge.target].parallelism)
-        if edge.spreads:
-            assert edge.moves
+        assert sub.level_to >= sub.level_from
+        assert sub.moves == (sub.level_to > sub.level_from)
+        assert sub.spreads == sub.grouping.moves(topology.bolts[sub.target].parallelism)
+        if sub.spreads:
+            assert sub.moves
 
 
 @given(topologies())
@@ -116,7 +116,7 @@ def test_levels_are_as_low_as_they_can_be(topology):
     assert list(layout.levels) == [*topology.spouts, *topology.bolts]
     assert all(layout.levels[name] == 1 for name in topology.spouts)
     for name in topology.bolts:
-        need = [edge.level_from + edge.spreads for edge in layout.into(name)]
+        need = [sub.level_from + sub.spreads for sub in layout.into(name)]
         assert layout.levels[name] == max(need)
     assert {layout.levels[name] for name in layout.levels} == set(range(1, layout.depth + 1))
 
@@ -143,33 +143,33 @@ def test_every_input_is_one_edge_and_is_found_from_both_ends(topology):
         for bolt in topology.bolts.values()
         for each in bolt.inputs
     ]
-    assert declared == [(e.source, e.stream, e.target, e.grouping) for e in layout.edges]
-    assert [edge.index for edge in layout.edges] == list(range(len(declared)))
+    assert declared == [(e.source, e.stream, e.target, e.grouping) for e in layout.subscriptions]
+    assert [sub.index for sub in layout.subscriptions] == list(range(len(declared)))
     components = [*topology.spouts, *topology.bolts]
     from_sources = [
-        edge
+        sub
         for component in components
         for stream in topology.streams(component)
-        for edge in layout.out(component, stream)
+        for sub in layout.out(component, stream)
     ]
-    into_targets = [edge for name in topology.bolts for edge in layout.into(name)]
-    by_index = sorted(from_sources, key=lambda edge: edge.index)
-    assert by_index == into_targets == list(layout.edges)
+    into_targets = [sub for name in topology.bolts for sub in layout.into(name)]
+    by_index = sorted(from_sources, key=lambda sub: sub.index)
+    assert by_index == into_targets == list(layout.subscriptions)
 
 
 @given(topologies())
 def test_an_exchange_carries_what_has_somewhere_further_on_to_go(topology):
     layout = Layout.of(topology)
     assert layout.exchanges == layout.depth - 1
-    for edge in layout.edges:
-        crossed = [k for k in range(0, layout.depth + 2) if edge in layout.crossing(k)]
-        assert crossed == list(range(edge.level_from, edge.level_to))
+    for sub in layout.subscriptions:
+        crossed = [k for k in range(0, layout.depth + 2) if sub in layout.crossing(k)]
+        assert crossed == list(range(sub.level_from, sub.level_to))
     for level in range(1, layout.depth):
-        assert any(edge.spreads for edge in layout.crossing(level))
+        assert any(sub.spreads for sub in layout.crossing(level))
 
 
 @given(topologies())
-def test_identity_is_needed_by_those_who_ask_and_all_that_they_hang_from(topology):
+def test_identity_is_needed_by_bolts_that_ask_and_all_that_they_hang_from(topology):
     layout = Layout.of(topology)
     asking = {name for name, bolt in topology.bolts.items() if bolt.component.needs_identity}
     upstream, todo = set(), list(asking)
@@ -177,7 +177,7 @@ def test_identity_is_needed_by_those_who_ask_and_all_that_they_hang_from(topolog
         name = todo.pop()
         if name not in upstream:
             upstream.add(name)
-            todo += [edge.source for edge in layout.into(name)]
+            todo += [sub.source for sub in layout.into(name)]
     assert layout.needs_identity == upstream
 
 
@@ -204,7 +204,7 @@ def test_sunk_are_the_streams_with_a_sink(topology):
 def test_a_layout_travels(topology):
     layout = Layout.of(topology)
     there = pickle.loads(pickle.dumps(layout))
-    assert there.edges == layout.edges
+    assert there.subscriptions == layout.subscriptions
     assert (there.levels, there.order, there.sinks) == (layout.levels, layout.order, layout.sinks)
     assert there.needs_identity == layout.needs_identity
     assert [there.at(k) for k in range(1, there.depth + 1)] == [
@@ -222,8 +222,8 @@ def test_explain_names_everything_and_draws_each_edge(topology):
     for name in (*topology.spouts, *topology.bolts):
         assert any(line.startswith((f"  spout {name}: ", f"  bolt {name}: ")) for line in lines)
     layout = Layout.of(topology)
-    for edge in layout.edges:
-        assert f"{'══' if edge.moves else '──'}▶ {edge.target}: {edge.grouping}" in text
+    for sub in layout.subscriptions:
+        assert f"{'══' if sub.moves else '──'}▶ {sub.target}: {sub.grouping}" in text
     assert lines.count(f"══ shuffle {'═' * 67}") == layout.exchanges
 
 
@@ -253,7 +253,7 @@ def test_a_shuffle_stays_in_the_task_until_its_bolt_has_a_parallelism():
         layout = Layout.of(builder.build())
         assert layout.levels == {"s": 1, "b": level, "c": level}
         assert layout.settles is (level == 2)
-        assert [edge.parallelism for edge in layout.edges] == [parallelism] * 2
+        assert [sub.parallelism for sub in layout.subscriptions] == [parallelism] * 2
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def other_schema(*fields, **streams):
         ({"sunk": "errors"}, "sink 'b' reads another stream"),
     ],
 )
-def test_the_fingerprint_hears_of_each_part_of_the_structure(changed, words):
+def test_the_fingerprint_changes_with_each_part_of_the_structure(changed, words):
     before, after = declare(), declare(**changed)
     assert before.fingerprint != after.fingerprint
     (change,) = changes(before.structure, after.structure)
@@ -429,7 +429,7 @@ def test_the_fingerprint_hears_of_each_part_of_the_structure(changed, words):
         ({"sink": "t"}, {"sink 'b' is gone", "sink 't' is new"}),
     ],
 )
-def test_the_fingerprint_hears_of_names(changed, words):
+def test_the_fingerprint_changes_with_names(changed, words):
     before, after = declare(), declare(**changed)
     assert before.fingerprint != after.fingerprint
     assert words <= set(changes(before.structure, after.structure))

@@ -1,0 +1,217 @@
+"""Runs bolts that have many tuples out at once: in an event loop, or in threads.
+
+All that was handed in with a batch is done when `process` returns, so that what it returns depends
+on the rows and on what the bolt does with them, and not on which answer was faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+
+import pyarrow as pa
+
+from ackcore.calls import Calls, CallSettings
+from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
+from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
+from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.row_collector import CallCollector, Emitted
+from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
+from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
+
+
+class CallInput:
+    """A tuple that is out, and what its execute emitted."""
+
+    __slots__ = ("emitted", "stopped", "tuple")
+
+    def __init__(self, tuple: Tuple) -> None:
+        self.tuple = tuple
+        self.emitted: Emitted = {}
+        # Of an execute in a thread: no coroutine can hand it on.
+        self.stopped: StopIteration | None = None
+
+
+class CallExecutor(RowExecutor):
+    """Runs one task of an `AsyncBolt`, or of a `Bolt` or a `BasicBolt` with several threads.
+
+    See `ackcore.topology.executors.Executor`.
+
+    Parameters
+    ----------
+    component, context, reasons
+        As of a `RowExecutor`.
+    settings : CallSettings
+        Of the bolt's calls.
+    progressed : callable
+        Called whenever an input is done.
+    """
+
+    def __init__(
+        self,
+        component: Bolt | BasicBolt | AsyncBolt,
+        context: Context,
+        reasons: Reasons,
+        settings: CallSettings,
+        progressed: Callable[[], None],
+    ) -> None:
+        super().__init__(component, context, reasons)
+        self._settings = settings
+        self._progressed = progressed
+        self._calls: Calls[CallInput, None] | None = None
+        if isinstance(component, Bolt):
+            self.collector._keep_apart()
+
+    def cleanup(self) -> None:
+        """Let the bolt clean up, and end its event loop or threads."""
+        calls = self._calls
+        self._calls = None
+        if calls is None:
+            return
+        try:
+            if isinstance(self.component, AsyncBolt):
+                if self._prepared and not self._broken:
+                    bolt = self.component
+                    cleaned_up(lambda: calls.complete(bolt.cleanup()), self.reasons.component)
+                self._prepared = False
+            else:
+                super().cleanup()
+        finally:
+            calls.close()
+
+    def _call_prepare(self) -> None:
+        bolt = self.component
+        calls = self._calls = self._made_calls()
+        try:
+            if isinstance(bolt, AsyncBolt):
+                refuse_returned(calls.complete(bolt.prepare(self.context)), self._emit)
+            else:
+                bolt.prepare(self.context)
+        except BaseException:
+            self._calls = None
+            calls.close()
+            raise
+
+    def _made_calls(self) -> Calls[CallInput, None]:
+        function: Callable[..., object] = self._execute_bolt_in_thread
+        if isinstance(self.component, AsyncBolt):
+            function = self._await_execute
+        elif isinstance(self.component, BasicBolt):
+            function = self._execute_in_thread
+        return Calls(function, self._settings)
+
+    def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
+        """Execute all rows, and make Arrow of what they emit as it comes."""
+        if not batch.num_rows:
+            return
+        assert self._calls is not None
+        out: deque[CallInput] = deque()
+
+        not_made: list[BaseException] = []
+
+        def inputs() -> Iterator[CallInput]:
+            try:
+                for tuples in self._slices(origin, batch, first):
+                    for one in tuples:
+                        out.append(CallInput(one))
+                        yield out[-1]
+            except BaseException as error:
+                not_made.append(error)
+                raise
+
+        pulled = inputs()
+        done = 0
+        with closing(self._calls.run(pulled)) as run:
+            while True:
+                # Nothing else is in the `try`: what this executor raises itself ends the task.
+                try:
+                    outcome = next(run, None)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    if not_made:
+                        raise  # rows that were never pulled would count as done
+                    # None that execute raised: of a limit of the user's, or a signal's handler.
+                    self._fail_rest(out, pulled, error)
+                    break
+                if outcome is None:
+                    break
+                input = out.popleft()
+                self._end(input, outcome.error or input.stopped)
+                done += 1
+                if not done % SLICE_ROWS:
+                    self.collector._convert()
+                self._progressed()
+        self.collector._convert()
+
+    def _end(self, input: CallInput, error: BaseException | None) -> None:
+        """An execute has ended, and so have those of the inputs before."""
+        collector = self.collector
+        if isinstance(self.component, Bolt):
+            collector._take_in(input.emitted)
+            if error is not None:
+                collector._raised(input.tuple, error)
+            collector._hold([input.tuple])
+        elif error is not None:
+            collector._raised(input.tuple, error)
+        else:
+            collector._done(input.tuple, input.emitted)
+
+    def _fail_rest(
+        self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
+    ) -> None:
+        """Fail what was cut off."""
+        for input in out:
+            self.collector._raised(input.tuple, error)
+        out.clear()
+        for input in pulled:
+            self.collector._raised(input.tuple, error)
+        if isinstance(self.component, AsyncBolt):
+            # What it prepared was the loop's that is closed.
+            self._broken = self.reasons.of(error)
+        else:
+            self._calls = self._made_calls()
+
+    # ------------------------------------------------------------------- what the calls are of
+
+    async def _await_execute(self, input: CallInput, endpoint: object = None) -> None:
+        execute: Callable[[Tuple, CallCollector], Awaitable[object]] = self.component.execute  # type: ignore[assignment]
+        collector = CallCollector(self.collector, input.tuple, endpoint)
+        try:
+            result = await execute(input.tuple, collector)
+            if result is not None:
+                refuse_returned(result, self._emit)
+        finally:
+            input.emitted = collector.close()
+
+    def _execute_in_thread(self, input: CallInput) -> None:
+        execute: Callable[[Tuple, CallCollector], object] = self.component.execute  # type: ignore[assignment]
+        collector = CallCollector(self.collector, input.tuple)
+        try:
+            result = execute(input.tuple, collector)
+            if result is not None:
+                refuse_returned(result, self._emit)
+        except StopIteration as error:
+            input.stopped = error
+        finally:
+            input.emitted = collector.close()
+
+    def _execute_bolt_in_thread(self, input: CallInput) -> None:
+        execute: Callable[[Tuple], object] = self.component.execute  # type: ignore[assignment]
+        self.collector._begin_call(input.emitted)
+        try:
+            result = execute(input.tuple)
+            if result is not None:
+                refuse_returned(result, self._emit)
+        except StopIteration as error:
+            input.stopped = error
+        finally:
+            self.collector._end_call()
+
+    def _results(
+        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
+    ) -> Results:
+        # Of rows that Python cannot show the failures come when they are pulled, which may be
+        # earlier or later beside those that their neighbours raise.
+        return super()._results(emissions, dict(sorted(failures.items())), still_open)

@@ -1,0 +1,177 @@
+"""Bolts that call a function, and emit its answers behind the columns of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.calls import Calls, CallSettings, Retry
+from ackcore.calls.settings import MAX_THREADS
+from ackcore.calls.threads import CallThreads, is_async
+from ackcore.topology.components import (
+    AsyncBolt,
+    AsyncCollector,
+    BatchBolt,
+    BatchOutput,
+    Context,
+)
+from ackcore.topology.functions import Answers, Function, columns_of
+from ackcore.topology.tuples import Tuple
+
+
+class RowFunction(AsyncBolt):
+    """Calls a function of a row, plain or async.
+
+    Parameters
+    ----------
+    function : callable
+        See `ackcore.topology.functions.kind_of`.
+    answers : pyarrow.Schema
+        What it answers.
+    kept : pyarrow.Schema
+        The columns of the inputs, which are emitted in front of the answers.
+    settings : CallSettings
+        How it is called, by all tasks together; a plain function in threads, as many as there are
+        calls at once.
+    journal, retry_on, reject
+        See `Component`.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        answers: pa.Schema,
+        kept: pa.Schema,
+        settings: CallSettings,
+        *,
+        journal: bool = False,
+        retry_on: Iterable[type[Exception] | str] | None = None,
+        reject: Iterable[type[Exception] | str] = (),
+    ) -> None:
+        self.outputs = pa.schema([*kept, *answers])
+        self.inputs = kept
+        self.journal = journal
+        self.retry_on = retry_on
+        self.reject = reject
+        self.max_concurrency = settings.max_concurrency
+        self.timeout_s = settings.timeout_s
+        self.rate_per_s = settings.rate_per_s
+        self.wait_in_task_s = settings.wait_in_task_s
+        self._function: Any = function
+        self._schema = answers
+
+    async def prepare(self, context: Context) -> None:  # type: ignore[override]
+        """Enter the function, if it is a context manager, and get ready to call it."""
+        function = self._function
+        self._answers = Answers(self._schema)
+        self._threads: CallThreads | None = None
+        self._call = function
+        if not is_async(function):
+            # Threads are started as calls come, so there are no more of them than calls at once.
+            self._threads = CallThreads(function, MAX_THREADS, "ackcore-call")
+            self._call = self._threads.call
+        if hasattr(type(function), "__aenter__"):
+            await function.__aenter__()
+        elif hasattr(type(function), "__enter__"):
+            function.__enter__()
+
+    async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
+        """Call the function."""
+        answer = await self._call(tuple)
+        collector.emit((*tuple.values, *self._answers.row(answer)))
+
+    async def cleanup(self) -> None:  # type: ignore[override]
+        """Leave the function."""
+        function = self._function
+        if self._threads is not None:
+            self._threads.close()
+        if hasattr(type(function), "__aenter__"):
+            await function.__aexit__(None, None, None)
+        elif hasattr(type(function), "__enter__"):
+            function.__exit__(None, None, None)
+
+
+class BatchFunction(BatchBolt):
+    """Calls a function of batches.
+
+    What it raises is put down to the call if it is `Retry`, a time-out or one of
+    ``settings.retry_on``: then all rows of the batch fail.  Anything else is put down to a row, and
+    the batch is bisected to those that raise by themselves.
+
+    Parameters
+    ----------
+    function : callable
+        See `ackcore.topology.functions.kind_of`.
+    answers : pyarrow.Schema
+        What it answers.
+    kept : pyarrow.Schema
+        The columns of the inputs, which are emitted in front of the answers; may be none.
+    settings : CallSettings
+        How it is called.
+    retry_on, reject
+        See `Component`.
+
+    Attributes
+    ----------
+    attempts : dict of int to int, optional
+        If it is set, by the task's number of a row that failed: how many calls were made with it,
+        the last time that it was called.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        answers: pa.Schema,
+        kept: pa.Schema,
+        settings: CallSettings,
+        *,
+        retry_on: Iterable[type[Exception] | str] | None = None,
+        reject: Iterable[type[Exception] | str] = (),
+    ) -> None:
+        self.outputs = pa.schema([*kept, *answers])
+        self.inputs = kept
+        self.retry_on = retry_on
+        self.reject = reject
+        self.attempts: dict[int, int] | None = None
+        self._function = function
+        self._answers = answers
+        self._kept = kept
+        self._settings = settings
+        self._calls: Calls[pa.RecordBatch, Any] | None = None
+
+    def prepare(self, context: Context) -> None:
+        """Get ready to call."""
+        self._calls = Calls(self._function, self._settings)
+        list(self._calls.run(()))  # enters a function that is a context manager
+
+    def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
+        """Call the function."""
+        assert self._calls is not None
+        ((answer, error, attempts, _),) = self._calls.run([batch])
+        rows = range(batch.num_rows)
+        if error is None:
+            try:
+                answers = columns_of(answer, self._answers, batch.num_rows)
+            except Exception as misfit:
+                error = misfit
+            else:
+                kept = [batch.column(field.name) for field in self._kept]
+                out.emit([*kept, *answers.columns], parents=rows)
+                return
+        if self.attempts is not None:
+            self.attempts.update((out.first_row + row, attempts) for row in rows)
+        if not self._is_of_the_call(error):
+            raise error
+        out.fail(rows, error)
+
+    def cleanup(self) -> None:
+        """Let go of what calling took."""
+        if self._calls is not None:
+            self._calls.close()
+
+    def _is_of_the_call(self, error: BaseException) -> bool:
+        if self._settings.is_final(error):
+            return False
+        return isinstance(error, (Retry, TimeoutError, *self._settings.retry_on))

@@ -1,0 +1,201 @@
+"""Functions that stand for a bolt: what one is given, and what its answers become.
+
+A function of a row is given the `Tuple` that a bolt's ``execute`` is, one of batches the
+`pyarrow.RecordBatch` that ``process`` is; both return what a bolt would emit.  So a function goes
+into a bolt as it is: ``collector.emit((*tuple, fn(tuple)))``.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.calls.threads import is_async
+from ackcore.topology.batch_collector import conform
+from ackcore.topology.bolt_calls import NOT_RUN
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.row_conversion import Misfit, Row, RowSchema
+from ackcore.topology.validation import refused_call
+
+#: Names of types that hold many rows and are not what is handed to a function of batches.
+_OTHER_BATCHES = frozenset({"Table", "DataFrame", "Series", "Array", "ChunkedArray", "ndarray"})
+_BATCH = "RecordBatch"
+#: What messages call the outputs of a function.
+TITLE = "outputs"
+
+
+class Kind(enum.Enum):
+    """What a function is given, and how it is called."""
+
+    ROW = "a function of a row"
+    ASYNC = "an async function of a row"
+    BATCH = "a function of batches"
+
+
+def kind_of(function: Any, name: str = "fn") -> Kind:
+    """Return the kind of a function.
+
+    One of batches says so: its first parameter is annotated as a `pyarrow.RecordBatch`.  Any other
+    is one of rows, whatever it says.
+
+    Parameters
+    ----------
+    function : callable
+        A function, a `functools.partial` or an object with a ``__call__``.
+    name : str, default "fn"
+        What messages call it.
+
+    Raises
+    ------
+    TypeError
+        If it cannot be called with one argument, if calling it would not run it, or if it is
+        annotated to take tables of another kind.
+    """
+    if isinstance(function, type):
+        raise TypeError(
+            f"{name} must be a function, got the class {function.__name__}; pass an instance that "
+            "can be called, or a function that uses one"
+        )
+    if not callable(function):
+        raise TypeError(
+            f"{name} must be a function of a row or of a pyarrow.RecordBatch, got "
+            f"{type(function).__name__} {function!r}"
+        )
+    called = _called(function)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"{name} must return one answer, got a function with 'yield', which answers several "
+            "times; return what it yields, or write a bolt, which may emit any number of tuples"
+        )
+    takes = refused_call(function, ("row",))
+    if takes is not None:
+        raise TypeError(
+            f"{name} must take one argument, a row or a pyarrow.RecordBatch, got a function of "
+            f"{takes}; functools.partial(...) or a lambda sets what else it needs"
+        )
+    annotated = _annotation(function)
+    if annotated in _OTHER_BATCHES:
+        raise TypeError(
+            f"{name} must take a row, or many as a pyarrow.RecordBatch, got a function of a "
+            f"{annotated}; annotate it as pyarrow.RecordBatch and convert it within"
+        )
+    if annotated != _BATCH:
+        return Kind.ASYNC if is_async(function) else Kind.ROW
+    if is_async(function):
+        raise TypeError(
+            f"{name} must be a plain function if it takes a pyarrow.RecordBatch, got an async one; "
+            "let it take a row, of which many are called at once"
+        )
+    return Kind.BATCH
+
+
+def _called(function: Any) -> Any:
+    """Return the function that a call runs, beneath partials and objects that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function):
+        return function
+    return type(function).__call__
+
+
+def _annotation(function: Any) -> str | None:
+    """Return the name of the type that a function's first parameter is annotated as."""
+    try:
+        # Of what it wraps, if it does: a decorator hands on what it is given.
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):  # of many a builtin
+        return None
+    if first is None or first.annotation is first.empty:
+        return None
+    annotated = first.annotation
+    if not isinstance(annotated, str):
+        return getattr(annotated, "__name__", None)
+    # As `from __future__ import annotations` leaves it; what it names need not be there to ask.
+    return annotated.strip("'\" ").rpartition(".")[2]
+
+
+class Answers:
+    """What a function of a row returns, as rows of a schema.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The outputs.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._rows = RowSchema("fn", DEFAULT_STREAM, schema)
+        self._rows.title = TITLE
+        self._single = len(schema) == 1
+
+    def row(self, answer: Any) -> Row:
+        """Return the values of an answer, which later changes of it do not reach.
+
+        Parameters
+        ----------
+        answer : tuple, list, dict or value
+            Values in the order of the schema, or by its names; where it has one field, also the
+            value of that by itself, if it is neither a tuple, a list nor a dict.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it does not fit the schema.
+        """
+        if isinstance(answer, NOT_RUN):
+            raise _not_run(answer)
+        if self._single and not isinstance(answer, list | tuple | Mapping):
+            answer = (answer,)
+        return self._rows.row(answer)
+
+    def batches(self, rows: list[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
+        """See `RowSchema.batches`."""
+        return self._rows.batches(rows)
+
+
+def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return what a function of batches answers as a batch of a schema.
+
+    Parameters
+    ----------
+    answer : RecordBatch, Table, mapping, list of columns, or column
+        What it returned: as `BatchOutput.emit` takes columns; and a column of Arrow's, numpy's or
+        pandas' by itself, where the schema has one field.
+    schema : pyarrow.Schema
+        The outputs.
+    rows : int
+        How many it was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it does not fit, or has another number of rows.
+    """
+    if isinstance(answer, NOT_RUN):
+        raise _not_run(answer)
+    is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
+    if len(schema) == 1 and not is_table:
+        answer = [answer]
+    batch = conform(answer, schema, TITLE)
+    if batch.num_rows != rows:
+        raise ValueError(
+            f"fn must answer each of the {rows} rows that it was given, got {batch.num_rows}; "
+            "write a BatchBolt to emit another number of them"
+        )
+    return batch
+
+
+def _not_run(answer: object) -> TypeError:
+    return TypeError(
+        f"fn must return values, got {type(answer).__name__}, which has not run; declare it with "
+        "'async def', so that it is awaited"
+    )
+
+
+#: A function of one argument, as all three kinds are.
+Function = Callable[[Any], Any]

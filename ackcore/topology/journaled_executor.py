@@ -1,0 +1,175 @@
+"""Runs bolts whose calls are made once: one after the other, or many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import pyarrow as pa
+
+from ackcore.calls import CallSettings
+from ackcore.topology.answers import Answers
+from ackcore.topology.bolt_calls import failures_of, refuse_returned
+from ackcore.topology.call_executor import CallExecutor, CallInput
+from ackcore.topology.components import AsyncBolt, BasicBolt, Context
+from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.row_collector import InputCollector
+from ackcore.topology.row_executor import RowExecutor
+from ackcore.topology.tuples import ACKED, OPEN, Identity, Origin, Reason, Results, Tuple
+
+
+class _Journaled(RowExecutor):
+    """What is alike in both: only inputs without an answer are executed, and all leave by one.
+
+    The bolt is prepared before its first call, and not at all if the answers are all known.  What
+    its ``prepare`` raises is no answer: each of its inputs of which none is known fails with it.
+    """
+
+    _answers: Answers
+    _keys: dict[int, bytes]
+    _asked: Iterator[list[Tuple]]
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on those rows of a batch to which no answer is known.
+
+        Raises
+        ------
+        RuntimeError, OSError
+            If the journal fails.
+        """
+        if self._flushed:
+            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+        first = self._seen
+        self._seen += batch.num_rows
+        origin = Origin(self.collector, source, stream, tuple(batch.schema.names), first, identity)
+        inputs: list[tuple[bytes, int]] = []
+        failures: dict[int, Reason] = {}
+        self._keys = {}
+        asked = self._unanswered(super()._slices(origin, batch, first), inputs)
+        head = next(asked, None)
+        if head is not None:
+            if not self._prepared:
+                self._prepare()
+            self._asked = chain([head], asked)
+            if self._broken:
+                failures = {one._handle: self._broken for some in self._asked for one in some}
+            else:
+                self._run_all(origin, batch, first)
+        # Where a thread of the bolt emitted too late, its input fails whatever was written down.
+        _, others, _ = self.collector._end_window(self._seen)
+        failures |= others
+        inputs += [
+            (key, handle)
+            for handle, key in self._keys.items()
+            if handle not in failures or self._answers.known(key)
+        ]
+        inputs.sort(key=lambda one: one[1])
+        emissions, failed = self._answers.settled(inputs)
+        return Results(emissions, failures_of(dict(sorted({**failed, **failures}.items()))), 0)
+
+    def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
+        """Return what is to be executed of this batch."""
+        return self._asked
+
+    def _unanswered(
+        self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]
+    ) -> Iterator[list[Tuple]]:
+        """Yield the inputs to which no answer is known; the others are added to ``inputs``."""
+        for tuples in slices:
+            some = []
+            for one in tuples:
+                key = self._answers.key_of(one)
+                if self._answers.known(key):
+                    inputs.append((key, one._handle))
+                else:
+                    self._keys[one._handle] = key
+                    some.append(one)
+            if some:
+                yield some
+
+    def _ack(self, one: Tuple) -> None:
+        """Take nothing more of an input, whose answer is written down."""
+        with self.collector._lock:
+            if one._state == OPEN:
+                one._state = ACKED
+
+
+class JournaledExecutor(_Journaled):
+    """Runs one task of a `BasicBolt` with ``journal = True``; see `ackcore.topology.executors`."""
+
+    def __init__(
+        self, component: BasicBolt, context: Context, reasons: Reasons, answers: Answers
+    ) -> None:
+        super().__init__(component, context, reasons)
+        self._answers = answers
+
+    def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:
+        collector = self.collector
+        execute: Callable[[Tuple, InputCollector], object] = bolt.execute
+        for one in tuples:
+            try:
+                result = execute(one, InputCollector(collector, one))
+                if result is not None:
+                    refuse_returned(result, self._emit)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                collector._raised(one, error)
+            self._ack(one)
+            with collector._lock:
+                rows, reason = collector._take(one)
+            if reason is not None:
+                self._answers.failed(self._keys[one._handle], reason)
+            else:
+                self._answers.emitted(self._keys[one._handle], rows, self.reasons)
+
+
+class JournaledCallExecutor(_Journaled, CallExecutor):
+    """The same of an `AsyncBolt`, or of a `BasicBolt` with several threads.
+
+    An answer is written down as soon as its call returns, whichever inputs come before it.
+    """
+
+    def __init__(
+        self,
+        component: BasicBolt | AsyncBolt,
+        context: Context,
+        reasons: Reasons,
+        settings: CallSettings,
+        progressed: Callable[[], None],
+        answers: Answers,
+    ) -> None:
+        CallExecutor.__init__(self, component, context, reasons, settings, progressed)
+        self._answers = answers
+        self._unwritten: OSError | None = None
+
+    async def _await_execute(self, input: CallInput, endpoint: object = None) -> None:
+        await super()._await_execute(input, endpoint)
+        self._write_down(input)
+
+    def _execute_in_thread(self, input: CallInput) -> None:
+        super()._execute_in_thread(input)
+        if input.stopped is None:
+            self._write_down(input)
+
+    def _write_down(self, input: CallInput) -> None:
+        rows = {
+            name: [row for row, _ in input.emitted.get(out, ())]
+            for name, out in self.collector._streams.items()
+        }
+        try:
+            self._answers.emitted(self._keys[input.tuple._handle], rows, self.reasons)
+        except OSError as error:
+            # The journal's failure, and not the call's, within which this runs.
+            self._unwritten = self._unwritten or error
+
+    def _end(self, input: CallInput, error: BaseException | None) -> None:
+        if self._unwritten is not None:
+            raise self._unwritten
+        if error is not None:
+            # If it has returned after all, it has its answer already.
+            key = self._keys[input.tuple._handle]
+            self._answers.failed(key, self.reasons.of(error))
+        self._ack(input.tuple)

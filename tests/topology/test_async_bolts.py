@@ -1,0 +1,516 @@
+"""Bolts with many inputs out at once: each is acked or failed once, and emitted in its turn."""
+
+import asyncio
+import threading
+
+import pyarrow as pa
+import pytest
+from acting import OUT, TWO, Basically, Doing, batch_of, identity_of
+from hypothesis import given
+from hypothesis import strategies as st
+from results import emitted, failed, whys
+
+from ackcore.flow import AIMD, RoundRobin
+from ackcore.topology import (
+    AsyncBolt,
+    BasicBolt,
+    Bolt,
+    Reject,
+    Retry,
+    TopologyBuilder,
+    Unavailable,
+    row_collector,
+    row_executor,
+)
+from ackcore.topology.call_settings import call_settings
+from ackcore.topology.executors import executor_for
+
+
+class Asyncly(AsyncBolt):
+    """A bolt that awaits what a test says."""
+
+    outputs = TWO
+    max_concurrency = 100
+
+    def __init__(self, execute, **settings):
+        self.do = execute
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    async def execute(self, tuple, collector):
+        return await self.do(tuple, collector)
+
+
+def run(executor, *batches):
+    """Process batches of values, flush and clean up; return what each call returned."""
+    results = [executor.process("src", "default", batch_of(*values), None) for values in batches]
+    results.append(executor.flush())
+    executor.cleanup()
+    return results
+
+
+@given(order=st.permutations(range(8)), data=st.data())
+def test_what_is_emitted_does_not_depend_on_which_answer_is_faster(order, data):
+    """Answers come in any order, and some inputs fail: the bytes are those of one at a time."""
+    fails = data.draw(st.sets(st.sampled_from(range(8))))
+    turns = {}
+
+    async def execute(t, collector):
+        n = t["n"]
+        collector.emit((n,))
+        turns[n] = asyncio.get_running_loop().create_future()
+        if len(turns) == 8:
+            turns[order[0]].set_result(None)
+        await turns[n]
+        collector.emit({"x": n * 10}, "side")
+        place = order.index(n) + 1
+        if place < 8:
+            turns[order[place]].set_result(None)
+        if n in fails:
+            raise ValueError(str(n))
+        collector.emit((n + 100,))
+
+    results = run(executor_for("b", Asyncly(execute)), range(8))
+    good = [n for n in range(8) if n not in fails]
+    assert emitted(results) == [(x, [n]) for n in good for x in (n, n + 100)]
+    assert emitted(results, "side") == [(n * 10, [n]) for n in good]
+    assert list(failed(results)) == sorted(fails)
+    assert results[0].open == 0
+
+
+def test_handles_go_on_from_batch_to_batch_in_one_loop():
+    loops = set()
+
+    class Client(Asyncly):
+        async def prepare(self, context):
+            assert (context.component, context.task, context.collector) == ("b", 3, None)
+            loops.add(asyncio.get_running_loop())
+
+        async def cleanup(self):
+            loops.add(asyncio.get_running_loop())
+            cleaned.append(True)
+
+    async def execute(t, collector):
+        await asyncio.sleep(0)
+        loops.add(asyncio.get_running_loop())
+        collector.emit((t["n"],))
+
+    cleaned = []
+    results = run(executor_for("b", Client(execute), task=3), range(3), [], range(3, 5))
+    assert emitted(results) == [(n, [n]) for n in range(5)]
+    assert len(loops) == 1
+    assert cleaned == [True]
+    with pytest.raises(RuntimeError, match="closed"):
+        loops.pop().run_forever()
+
+
+def test_reasons_are_those_of_any_bolt():
+    raises = {
+        0: ValueError("wrong"),
+        1: Reject("never"),
+        2: Retry("429", after_s=30),
+        3: Unavailable("503", after_s=60),
+        4: KeyError("k"),
+        5: SystemExit(3),
+    }
+
+    async def execute(t, collector):
+        collector.emit((1,))
+        raise raises[t["n"]]
+
+    bolt = Asyncly(execute, reject=["KeyError"])
+    results = run(executor_for("b", bolt), range(6))
+    reasons = failed(results)
+    assert emitted(results) == []
+    assert [reasons[n].type for n in range(6)] == [
+        "ValueError",
+        "Reject",
+        "Retry",
+        "Unavailable",
+        "KeyError",
+        "SystemExit",
+    ]
+    assert [n for n in range(6) if reasons[n].final] == [1, 4]
+    assert (reasons[2].after_ms, reasons[2].counts) == (30_000, True)
+    assert (reasons[3].after_ms, reasons[3].counts) == (60_000, False)
+
+
+def test_a_time_out_fails_its_input_alone():
+    async def execute(t, collector):
+        if t["n"] == 1:
+            await asyncio.Event().wait()
+        collector.emit((t["n"],))
+
+    results = run(executor_for("b", Asyncly(execute, timeout_s=0.05)), range(3))
+    assert emitted(results) == [(0, [0]), (2, [2])]
+    assert [(reason.type, reason.message) for reason in failed(results).values()] == [
+        ("TimeoutError", "no answer within 0.05 s")
+    ]
+
+
+def test_an_input_that_waits_in_its_task_is_executed_again_with_another_collector():
+    kept = []
+
+    async def execute(t, collector):
+        kept.append(collector)
+        collector.emit((len(kept),))
+        if len(kept) == 1:
+            raise Retry(after_s=0.001)
+
+    results = run(executor_for("b", Asyncly(execute)), [7])
+    assert emitted(results) == [(2, [0])]
+    assert failed(results) == {}
+
+
+def test_what_is_emitted_when_its_execute_has_ended_fails_the_input():
+    """Its tree would never be complete; and the caller is told."""
+    said = []
+
+    async def late(collector):
+        await asyncio.sleep(0)
+        with pytest.raises(ValueError, match="its execute has ended; await, or join") as error:
+            collector.emit((1,))
+        said.append(str(error.value))
+
+    async def execute(t, collector):
+        if t["n"] == 0:
+            tasks.append(asyncio.create_task(late(collector)))
+        else:
+            await tasks[0]
+
+    tasks = []
+    results = run(executor_for("b", Asyncly(execute)), range(2))
+    assert len(said) == 1
+    assert list(failed(results)) == [0]
+
+
+def test_calls_go_to_the_endpoints():
+    async def execute(t, collector):
+        collector.emit((collector.endpoint,))
+
+    bolt = Asyncly(execute, endpoints=[10, 20], chooser=RoundRobin, max_concurrency=1)
+    assert sorted(emitted(run(executor_for("b", bolt), range(4)))) == [
+        (10, [0]),
+        (10, [2]),
+        (20, [1]),
+        (20, [3]),
+    ]
+
+
+def test_no_more_are_out_than_the_window():
+    out = most = 0
+
+    async def execute(t, collector):
+        nonlocal out, most
+        out += 1
+        most = max(most, out)
+        await asyncio.sleep(0)
+        out -= 1
+
+    executor = executor_for(
+        "b", Asyncly(execute, max_concurrency=lambda: AIMD(initial=1, max_limit=7))
+    )
+    run(executor, range(2000))
+    assert most == 7
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+def test_prepare_that_raises_fails_all_rows_and_is_not_cleaned_up(threads):
+    cleaned = []
+
+    if threads is None:
+
+        class Broken(AsyncBolt):
+            async def prepare(self, context):
+                raise OSError("no service")
+
+            async def cleanup(self):
+                cleaned.append(True)
+
+            async def execute(self, tuple, collector):
+                raise AssertionError
+    else:
+
+        class Broken(BasicBolt):
+            def prepare(self, context):
+                raise OSError("no service")
+
+            def cleanup(self):
+                cleaned.append(True)
+
+            def execute(self, tuple, collector):
+                raise AssertionError
+
+    bolt = Broken()
+    bolt.threads = threads
+    results = run(executor_for("b", bolt), [1, 2], [3])
+    assert whys(results) == dict.fromkeys(range(3), "no service")
+    assert cleaned == []
+
+
+def test_cleanup_that_raises_is_logged(caplog):
+    class Untidy(Asyncly):
+        async def cleanup(self):
+            raise OSError("still open")
+
+    async def execute(t, collector):
+        pass
+
+    assert failed(run(executor_for("b", Untidy(execute)), [1])) == {}
+    assert "b: cleanup raised OSError: still open" in caplog.text
+
+
+def test_a_limit_that_raises_fails_rows_and_not_the_task():
+    class Broken(AIMD):
+        def on_sample(self, rtt_ns, in_flight, dropped):
+            raise ZeroDivisionError("limit")
+
+    async def execute(t, collector):
+        collector.emit((1,))
+
+    results = run(executor_for("b", Asyncly(execute, max_concurrency=Broken)), range(900), [1])
+    assert whys(results) == dict.fromkeys(range(901), "limit")
+    assert emitted(results) == []
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_an_interrupt_passes_through(threads):
+    async def interrupted(t, collector):
+        raise KeyboardInterrupt
+
+    def interrupted_in_a_thread(t, collector):
+        raise KeyboardInterrupt
+
+    bolt = Asyncly(interrupted) if threads is None else Basically(interrupted_in_a_thread)
+    bolt.threads = threads
+    with pytest.raises(KeyboardInterrupt):
+        run(executor_for("b", bolt), range(10))
+
+
+def test_progress_is_told_for_each_input():
+    async def execute(t, collector):
+        pass
+
+    told = []
+    executor = executor_for("b", Asyncly(execute), progressed=lambda: told.append(1))
+    run(executor, range(50))
+    assert len(told) == 50
+
+
+def test_a_rate_is_shared_by_the_tasks():
+    async def execute(t, collector):
+        pass
+
+    assert call_settings(Asyncly(execute, rate_per_s=100), tasks=8).rate_per_s == 12.5
+    assert call_settings(Asyncly(execute)).rate_per_s is None
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+def test_as_many_executes_run_as_there_are_threads_and_emit_in_the_order_of_the_inputs():
+    together = threading.Barrier(4, timeout=30)
+
+    def execute(t, collector):
+        assert threading.current_thread() is not threading.main_thread()
+        collector.emit((t["n"],))
+        together.wait()
+        collector.emit((-t["n"],))
+        if t["n"] == 5:
+            raise StopIteration("five")
+
+    bolt = Basically(execute)
+    bolt.threads = 4
+    results = run(executor_for("b", bolt), range(1, 9), range(9, 13))
+    rows = emitted(results)
+    assert [x for x, _ in rows] == [x for n in range(1, 13) if n != 5 for x in (n, -n)]
+    assert {handle: reason.type for handle, reason in failed(results).items()} == {
+        4: "StopIteration"
+    }
+
+
+def test_a_bolt_in_threads_anchors_and_acks_by_itself():
+    """In the order of the inputs; what a thread of its own emits comes as it comes."""
+    together = threading.Barrier(3, timeout=30)
+
+    def execute(bolt, t):
+        n = t["n"]
+        bolt.collector.emit((n,), t)
+        together.wait()
+        bolt.collector.emit((n * 10,), [t], "side")
+        if n == 2:
+            raise LookupError("two")
+        if n != 4:
+            bolt.collector.ack(t)
+
+    bolt = Doing(execute, lambda bolt: bolt.collector.ack(bolt.seen[3]))
+    bolt.threads = 3
+    executor = executor_for("b", bolt)
+    results = [executor.process("s", "default", batch_of(*range(1, 7)), identity_of(6))]
+    assert results[0].open == 1
+    bolt.seen.sort(key=lambda t: t["n"])
+    results.append(executor.flush())
+    executor.cleanup()
+    assert emitted(results) == [(n, [n - 1]) for n in range(1, 7)]
+    assert emitted(results, "side") == [(n * 10, [n - 1]) for n in range(1, 7)]
+    assert list(failed(results)) == [1]
+    with pytest.raises(RuntimeError, match="is closed: its flush"):
+        bolt.collector.ack(bolt.seen[0])
+
+
+def test_a_basic_bolt_in_threads_may_flush():
+    class Sums(BasicBolt):
+        outputs = OUT
+        threads = 3
+
+        def prepare(self, context):
+            self.lock, self.rows = threading.Lock(), []
+
+        def execute(self, tuple, collector):
+            with self.lock:
+                self.rows.append(tuple["n"])
+
+        def flush(self):
+            raise OSError(str(sum(self.rows)))
+
+    results = run(executor_for("b", Sums()), range(5), range(5))
+    assert [result.open for result in results] == [5, 10, 0]
+    assert whys(results) == dict.fromkeys(range(10), "20")
+
+
+def test_rows_that_python_cannot_show_fail_in_their_place():
+    broken = pa.array([b"ok", b"\xff", b"ok"], pa.binary()).view(pa.string())
+    batch = pa.record_batch({"n": broken})
+
+    async def execute(t, collector):
+        if t["n"] == "ok":
+            raise ValueError
+
+    executor = executor_for("b", Asyncly(execute))
+    results = [executor.process("src", "default", batch, None)]
+    executor.cleanup()
+    assert list(failed(results)) == [0, 1, 2]
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+async def nothing(self, *arguments):
+    pass
+
+
+def plain(self, *arguments):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("base", "methods", "says"),
+    [
+        (AsyncBolt, {"execute": plain}, "B.execute must be a coroutine function, as it is an"),
+        (AsyncBolt, {"execute": nothing, "prepare": plain}, "B.prepare must be a coroutine"),
+        (AsyncBolt, {"execute": nothing, "cleanup": plain}, "B.cleanup must be a coroutine"),
+        (AsyncBolt, {"execute": nothing, "flush": nothing}, "B.flush would never be called"),
+        (BasicBolt, {"execute": nothing}, "emit what it yields, or derive from AsyncBolt to await"),
+        (Bolt, {"execute": plain, "prepare": nothing}, "or derive from AsyncBolt to await"),
+    ],
+)
+def test_methods_of_another_shape_are_refused(base, methods, says):
+    bolt = type("B", (base,), methods)()
+    with pytest.raises(TypeError, match=says):
+        executor_for("b", bolt)
+    with pytest.raises(TypeError, match=f"bolt 'b': {says}" if says.startswith("B") else says):
+        TopologyBuilder().bolt("b", bolt)
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "says"),
+    [
+        (AsyncBolt, {"max_concurrency": 0}, "bolt 'b': max_concurrency must be in 1..1000000"),
+        (AsyncBolt, {"max_concurrency": dict}, "bolt 'b': max_concurrency must make objects with"),
+        (AsyncBolt, {"timeout_s": -1}, "bolt 'b': timeout_s must be above 0"),
+        (AsyncBolt, {"rate_per_s": "9"}, "bolt 'b': rate_per_s must be a number"),
+        (AsyncBolt, {"endpoints": "http://a"}, "bolt 'b': endpoints must be a list"),
+        (AsyncBolt, {"wait_in_task_s": -1}, "bolt 'b': wait_in_task_s must be at least 0"),
+        (AsyncBolt, {"execute": None}, "bolt 'b' must have a method execute|must be a coroutine"),
+        (BasicBolt, {"threads": 0}, "bolt 'b': threads must be in 1..4096, got 0"),
+        (Bolt, {"threads": "4"}, "bolt 'b': threads must be an integer, got str"),
+    ],
+)
+def test_settings_that_are_none_are_refused_when_the_topology_is_built(base, settings, says, make):
+    execute = nothing if base is AsyncBolt else plain
+    bolt = type("B", (base,), {"execute": execute} | settings)()
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame("n"))
+    with pytest.raises((ValueError, TypeError), match=says):  # noqa: PT012 - at once, or built
+        builder.bolt("b", bolt).shuffle("s")
+        builder.build()
+
+
+def test_an_async_bolt_must_execute(make):
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame("n"))
+    builder.bolt("b", AsyncBolt()).shuffle("s")
+    with pytest.raises(ValueError, match=r"must have a method execute.*as it is an AsyncBolt"):
+        builder.build()
+
+
+@pytest.mark.parametrize("failing", ["rows_of", "_anchors_of"])
+def test_what_the_executor_cannot_do_ends_its_task_and_acks_nothing(failing, monkeypatch):
+    """Rows that were not pulled, or whose emissions were not taken, would count as done."""
+    module = row_executor if failing == "rows_of" else row_collector
+    calls, real = [], getattr(module, failing)
+
+    def fails(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("the third")
+        return real(*arguments)
+
+    async def execute(t, collector):
+        collector.emit((t["n"],))
+
+    monkeypatch.setattr(module, failing, fails)
+    executor = executor_for("b", Asyncly(execute))
+    with pytest.raises(MemoryError, match="the third"):
+        executor.process("src", "default", batch_of(*range(3000)), None)
+
+
+def test_what_a_thread_emits_as_execute_returns_is_taken_or_refused():
+    said = []
+    appends, returned = threading.Event(), threading.Event()
+
+    class Waits(dict):
+        def setdefault(self, key, default):
+            appends.set()
+            returned.wait(0.2)  # it is not set, as long as this holds up what ends the call
+            return super().setdefault(key, default)
+
+    def execute(t, collector):
+        def late():
+            try:
+                collector.emit((t["n"],))
+                said.append("taken")
+            except ValueError:
+                said.append("refused")
+
+        collector._emitted = Waits()
+        thread = threading.Thread(target=late)
+        thread.start()
+        appends.wait()
+        threads.append(thread)
+
+    class Basic(BasicBolt):
+        outputs = TWO
+        threads = 2
+
+        def execute(self, t, collector):
+            execute(t, collector)
+
+    threads = []
+    executor = executor_for("b", Basic())
+    results = executor.process("src", "default", batch_of(7), None)
+    returned.set()
+    threads[0].join()
+    assert said == ["taken"]
+    assert emitted([results]) == [(7, [0])]
+    executor.cleanup()

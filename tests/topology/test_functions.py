@@ -1,0 +1,204 @@
+"""Functions that stand for a bolt: told apart by what they say of themselves, answers checked."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from ackcore.topology import Tuple
+from ackcore.topology.functions import Answers, Kind, columns_of, kind_of
+
+PRICE = pa.schema([pa.field("price", pa.float64(), nullable=False)])
+BOTH = pa.schema([("price", pa.float64()), ("tags", pa.list_(pa.string()))])
+
+
+def of_a_row(row):
+    return row
+
+
+async def of_a_row_async(row):
+    return row
+
+
+def of_a_tuple(row: Tuple):
+    return row
+
+
+def of_a_batch(batch: pa.RecordBatch):  # the annotation is text here: see the import above
+    return batch
+
+
+def of_a_batch_and_more(batch: pa.RecordBatch, rate=1.0, *, currency):
+    return batch
+
+
+def of_something_unknown(row: NotThere):  # noqa: F821
+    return row
+
+
+class OfARow:
+    def __call__(self, row):
+        return row
+
+
+class OfARowAsync:
+    async def __call__(self, row):
+        return row
+
+
+class OfABatch:
+    def __call__(self, batch: pa.RecordBatch):
+        return batch
+
+    def method(self, batch: pa.RecordBatch):
+        return batch
+
+
+def plainly(batch):
+    return batch
+
+
+plainly.__annotations__ = {"batch": pa.RecordBatch}  # as without that import
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (of_a_row, Kind.ROW),
+        (of_a_tuple, Kind.ROW),
+        (of_something_unknown, Kind.ROW),
+        (lambda row: row, Kind.ROW),
+        (len, Kind.ROW),
+        (OfARow(), Kind.ROW),
+        (functools.partial(lambda key, row: row, 1), Kind.ROW),
+        (of_a_row_async, Kind.ASYNC),
+        (OfARowAsync(), Kind.ASYNC),
+        (functools.partial(of_a_row_async), Kind.ASYNC),
+        (functools.partial(OfARowAsync()), Kind.ASYNC),
+        (of_a_batch, Kind.BATCH),
+        (plainly, Kind.BATCH),
+        (OfABatch(), Kind.BATCH),
+        (OfABatch().method, Kind.BATCH),
+        (functools.partial(of_a_batch_and_more, currency="EUR"), Kind.BATCH),
+        (wrapped(of_a_batch), Kind.BATCH),
+    ],
+)
+def test_a_function_says_what_it_takes(function, kind):
+    assert kind_of(function) is kind
+
+
+def of_a_table(table: pa.Table):
+    return table
+
+
+def of_pandas(frame: pd.DataFrame):
+    return frame
+
+
+async def of_a_batch_async(batch: pa.RecordBatch):
+    return batch
+
+
+def several(row):
+    yield row
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (5, "fn must be a function of a row or of a pyarrow.RecordBatch, got int 5"),
+        (OfARow, "fn must be a function, got the class OfARow; pass an instance"),
+        (lambda: 1, r"fn must take one argument, .* got a function of \(\); functools.partial"),
+        (lambda row, key: 1, r"fn must take one argument, .* got a function of \(row, key\)"),
+        (of_a_table, "fn must take a row, or many as a pyarrow.RecordBatch, got .* of a Table"),
+        (of_pandas, "got a function of a DataFrame; annotate it as pyarrow.RecordBatch"),
+        (of_a_batch_async, "fn must be a plain function if it takes a pyarrow.RecordBatch"),
+        (several, "fn must return one answer, got a function with 'yield'"),
+    ],
+)
+def test_what_cannot_be_called_so_is_refused(function, words):
+    with pytest.raises(TypeError, match=words):
+        kind_of(function)
+
+
+def test_an_answer_is_a_row_by_position_by_name_or_the_one_value():
+    assert Answers(BOTH).row((1.5, ["a"])) == (1.5, ["a"])
+    assert Answers(BOTH).row({"tags": None, "price": 1.5}) == (1.5, None)
+    one = Answers(PRICE)
+    assert [one.row(answer) for answer in (1.5, (1.5,), [1.5], {"price": 1.5})] == [(1.5,)] * 4
+    assert one.row(None) == (None,)
+    assert one.row(np.float64(1.5)) == (1.5,)
+
+
+async def nothing():
+    """Returns a coroutine, which is never run."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer", "words"),
+    [
+        (BOTH, 1.5, "values must be a tuple, a list or a dict of values for outputs, got float"),
+        (BOTH, None, "values must be a tuple, .* got NoneType"),
+        (BOTH, (1.5,), r"values must be 2 for outputs \(price, tags\), got 1"),
+        (BOTH, {"price": 1, "tag": 2}, "values must be fields of outputs, got 'tag'; did you mean"),
+    ],
+)
+def test_an_answer_that_is_no_row_is_refused(schema, answer, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        Answers(schema).row(answer)
+
+
+def test_an_answer_that_has_not_run_is_refused():
+    for check in (Answers(PRICE).row, lambda answer: columns_of(answer, PRICE, 1)):
+        answer = nothing()
+        with pytest.raises(TypeError, match="got coroutine, which has not run; declare it with"):
+            check(answer)
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pa.array([1.5, 2.5]),
+        pa.chunked_array([[1.5], [2.5]]),
+        np.array([1.5, 2.5]),
+        pd.Series([1.5, 2.5]),
+        [[1.5, 2.5]],
+        {"price": [1.5, 2.5]},
+        pa.table({"price": [1.5, 2.5]}),
+        pa.record_batch({"price": [1.5, 2.5]}),
+    ],
+    ids=lambda answer: type(answer).__name__,
+)
+def test_a_batchs_answer_is_columns_or_the_one_column(answer):
+    assert columns_of(answer, PRICE, 2).equals(pa.record_batch([[1.5, 2.5]], schema=PRICE))
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer", "words"),
+    [
+        (PRICE, pa.array([1.5]), "fn must answer each of the 2 rows that it was given, got 1"),
+        (PRICE, pa.array([1.5, None]), "'price' of outputs must not hold nulls, got 1"),
+        (PRICE, ["a", "b"], "columns must be 1 for outputs (price), got 2; a list holds columns"),
+        (PRICE, None, "'price' of outputs must be a column, got NoneType; repeat a value once"),
+        (PRICE, 1.5, "'price' of outputs must be a column, got float; repeat a value once"),
+        (BOTH, pa.array([1.5, 2.5]), "columns must be a RecordBatch, a Table, a mapping or a list"),
+        (BOTH, {"price": [1, 2], "tag": [[], []]}, "got 'tag'; did you mean 'tags'?"),
+    ],
+)
+def test_a_batchs_answer_that_does_not_fit_is_refused(schema, answer, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        columns_of(answer, schema, 2)
