@@ -3,6 +3,8 @@
 =====================  ===========================================================================
 `start`                run a topology on streams; `Query` is what runs
 `run_batch`            run a topology on sources that end; `Books` is what came of it
+`attempt`              try a function on each row of a frame: its errors become a column
+`guard`                call one for each row, tracked, retried and written once
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `dead_letters`         read what could not succeed
 `replay`               send it again
@@ -22,6 +24,7 @@ Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore o
 """
 
 from ackcore.spark import functions
+from ackcore.spark.attempts import attempt
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
@@ -34,14 +37,15 @@ from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.guards import guard
 from ackcore.spark.protocol.act import SinkError
-from ackcore.spark.protocol.deaths import TooManyDead
+from ackcore.spark.protocol.max_dead import TooManyDead
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.query import Query, run_batch, start
+from ackcore.spark.settle.dataframes import combine, settle
 from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
-from ackcore.spark.settle.tables import combine, settle
 from ackcore.spark.sinks.parquet import to_parquet
 
 __all__ = [
@@ -59,9 +63,11 @@ __all__ = [
     "StateError",
     "TooManyDead",
     "WorkerPythonError",
+    "attempt",
     "combine",
     "dead_letters",
     "functions",
+    "guard",
     "replay",
     "run_batch",
     "settle",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -16,13 +14,13 @@ from pyspark.sql.types import StructType
 from ackcore.arrow import hash_columns
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology.builder import Topology
-from ackcore.topology.components import Component
 from ackcore.topology.parts import BoltSpec, Input, Spout
 
 TRIGGERS = (
@@ -98,7 +96,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     schemas = {}
     for name, spout in topology.spouts.items():
         _check_source(spout, streaming)
-        schemas[name] = _arrow_schema(spout)
+        schemas[name] = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
         _check_case(spout, schemas[name])
         _check_payload(name, schemas[name], spout.tracked)
         _check_keys(f"message_id of spout {name!r}", spout.message_id, schemas[name])
@@ -106,7 +104,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         for each in bolt.inputs:
             if each.component in schemas:
                 _check_input(bolt, each, schemas[each.component])
-        _check_travels(name, bolt.component)
+        refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
     for sink in topology.sinks.values():
         found = schemas.get(sink.component)
         if found is None:
@@ -180,18 +178,18 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
             ) from None
 
 
-def _arrow_schema(spout: Spout) -> pa.Schema:
-    """Return the columns of a source as Arrow has them, or refuse the one that it has not."""
-    for field in spout.source.schema.fields:
+def arrow_schema(schema: StructType, what: str) -> pa.Schema:
+    """Return columns of Spark's as Arrow has them, or refuse the one that it has not."""
+    for field in schema.fields:
         try:
             to_arrow_schema(StructType([field]))
         except (PySparkException, ValueError, TypeError) as error:
             raise TypeError(
-                f"the source of spout {spout.name!r} has a column {field.name!r} of "
-                f"{field.dataType.simpleString()}, which Spark does not hand to Python "
-                f"({one_line(error)}); drop it or cast it to another type"
+                f"{what} has a column {field.name!r} of {field.dataType.simpleString()}, which "
+                f"Spark does not hand to Python ({one_line(error)}); drop it or cast it to another "
+                "type"
             ) from None
-    return to_arrow_schema(spout.source.schema)
+    return to_arrow_schema(schema)
 
 
 def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
@@ -206,89 +204,6 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the one, or "
                 "cast the other"
             )
-
-
-def _refusal(value: object) -> Exception | None:
-    """Return what pickling a value raises, None if it can be pickled."""
-    try:
-        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        return error
-    return None
-
-
-def _check_travels(name: str, component: Component) -> None:
-    """Refuse a bolt that cannot be sent to the workers, by what of it cannot."""
-    error = _refusal(component)
-    if error is None:
-        return
-    found = f"{type(error).__name__}: {one_line(error)}"
-    for attribute, value in vars(component).items():
-        if _refusal(value) is not None:
-            raise TypeError(
-                f"bolt {name!r} is sent to the workers, and its attribute {attribute!r}, a "
-                f"{type(value).__name__}, cannot be pickled ({found}); make it in prepare()"
-            ) from error
-    for what, value in _of_class(type(component), set()):
-        raise TypeError(
-            f"bolt {name!r} is sent to the workers with all that its methods refer to, and {what}, "
-            f"a {type(value).__name__}, cannot be pickled ({found}); make it in prepare(), or in a "
-            "module that the workers import"
-        ) from error
-    raise TypeError(
-        f"bolt {name!r} is sent to the workers and cannot be pickled ({found}); make what "
-        "cannot travel in prepare()"
-    ) from error
-
-
-def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield what of a class cannot be pickled: attributes, and what its methods refer to."""
-    for base in kind.__mro__:
-        # One of a module that workers import goes as its name.
-        if _refusal(base) is None:
-            continue
-        for attribute, value in vars(base).items():
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(function, FunctionType):
-                yield from _of_function(f"{base.__name__}.{attribute}()", function, seen)
-            elif not attribute.startswith("__") and _refusal(value) is not None:
-                yield f"the attribute {attribute!r} of class {base.__name__}", value
-
-
-def _of_function(
-    whose: str, function: FunctionType, seen: set[int]
-) -> Iterator[tuple[str, object]]:
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    around = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    names = _names_in(function.__code__)
-    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for kind, values in (("the global", found), ("the variable", around)):
-        for name, value in values.items():
-            if _refusal(value) is None:
-                continue
-            inner: list[tuple[str, object]] = []
-            if isinstance(value, FunctionType):
-                inner = list(_of_function(f"{name}()", value, seen))
-            elif isinstance(value, type) and id(value) not in seen:
-                seen.add(id(value))
-                inner = list(_of_class(value, seen))
-            yield from inner or [(f"{kind} {name!r} in {whose}", value)]
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _names_in(code: CodeType) -> list[str]:
-    """Return the names that code looks up, that of functions within it included."""
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:

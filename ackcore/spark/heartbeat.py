@@ -28,7 +28,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from ackcore.spark.base.atomic import remove, sync_directory, write_file, writing
+from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import remove, write_file, writing
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.paths import numbered
 

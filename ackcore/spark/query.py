@@ -26,7 +26,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.deaths import check_max_dead, close_run
+from ackcore.spark.protocol.max_dead import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink
@@ -42,6 +42,7 @@ def start(
     checkpoint: str | os.PathLike[str],
     *,
     trigger: str | Mapping[str, Any] | None = None,
+    max_dead: float | None = 1.0,
     dead_letters: str | os.PathLike[str] | None = None,
     accept_changes: bool = False,
     clock: Clock = wall_clock_ms,
@@ -61,6 +62,13 @@ def start(
         As Spark's: ``"1 second"`` or ``{"processingTime": "1 second"}`` for a micro-batch so
         often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
         any more; None for micro-batches without a pause.
+    max_dead : int, float or None, default 1.0
+        How many records may die, of those that ended (ACKED or DEAD) since this start, before the
+        query ends with `TooManyDead`: a number of them (an int, 0 for none), or a share (a float in
+        (0, 1]), which counts from ten dead on, and with ``availableNow`` at the end, however
+        few they are.  Where all of them died the query ends in this way whatever the number; None
+        lets it run on.  What was seen before this start and dies counts against a number only.  It
+        is judged when a micro-batch is done; the next start counts anew.
     dead_letters : path, optional
         Where the dead go; if not given, where they went at the last start, and at the first one
         ``<checkpoint>/ackcore/dead_letters``.
@@ -82,10 +90,11 @@ def start(
         for, or a type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If the session was stopped, a source is bounded or has columns that differ in case only,
-        the topology has no spout, or the trigger is none of Spark's.
+        the topology has no spout, the trigger is none of Spark's, or `max_dead` is no such number.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
+    check_max_dead(max_dead)
     check_options(dead_letters, accept_changes, clock=clock)
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
@@ -104,7 +113,17 @@ def start(
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
         letters = _open_dead_letters(topology, state, place, dead_letters)
-        stream = Stream(topology, spark, state, place, available_now, options, letters.write, clock)
+        stream = Stream(
+            topology,
+            spark,
+            state,
+            place,
+            available_now,
+            options,
+            letters.write,
+            clock,
+            max_dead,
+        )
     except BaseException:
         state.close()
         raise
@@ -162,7 +181,7 @@ def run_batch(
         the topology has no spout, or `max_dead` is no such number.
     TooManyDead
         If more than `max_dead` died; after the end, so that all is on record, and again if it is
-        run again.  In any case one warning tells what records died of.
+        run again.  It tells what records died of, as a warning does if fewer died.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     RunFailed
@@ -219,7 +238,8 @@ def run_batch(
 
 def _claim_sinks(topology: Topology, state: State) -> None:
     for sink in topology.sinks.values():
-        claim_sink(sink.name, sink.writer, f"{state.deployment_key:016x}")
+        deployment, checkpoint = f"{state.deployment_key:016x}", str(state.path.parent)
+        claim_sink(sink.name, sink.writer, deployment, checkpoint)
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:
@@ -296,15 +316,26 @@ class Query:
 
         Raises
         ------
-        SinkError, RunFailed, RunCancelled, StateError
+        SinkError, RunFailed, RunCancelled, StateError, TooManyDead
             If it ended with one of them.
         Exception
             If Spark's query failed by itself: at a source, for instance.
         """
-        ended = self._stream.ended.wait(timeout)
-        if ended and self._stream.error is not None:
-            raise self._stream.error
-        return ended
+        return self._stream.wait(timeout)
+
+    def process_all_available(self) -> None:
+        """Wait until all is done that the sources have now: each record is ACKED or DEAD.
+
+        As Spark's ``processAllAvailable``, and until no record waits for its retry and no replay
+        for its micro-batch.  For tests and notebooks: on a source that never pauses it may wait for
+        ever.  It returns as well when the query is stopped.
+
+        Raises
+        ------
+        Exception
+            What the query ended with meanwhile, as `await_termination`.
+        """
+        self._stream.process_all_available()
 
     def stop(self, finish: bool = False) -> None:
         """End it and wait until it has ended; what is not done goes on at the next start.

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.versions import INTERRUPTED
 from ackcore.spark.protocol.act import Stopped
 
 #: What Python shows of what may pass: a source or a worker that could not be reached, a lost
@@ -100,10 +101,5 @@ def for_spark(error: Exception) -> Exception:
     is taken for the end of it.
     """
     if isinstance(error, Stopped):
-        return SaidElsewhere(f"{_INTERRUPTED} ({one_line(error)})")
+        return SaidElsewhere(f"{INTERRUPTED} ({one_line(error)})")
     return SaidElsewhere(f"{type(error).__name__}: {one_line(error)}")
-
-
-_INTERRUPTED = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling: java.lang.InterruptedException"
-)

@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
@@ -37,7 +38,7 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.protocol.act import DeadLetterWriter, Stopped
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.deaths import warn_of_micro_batch
+from ackcore.spark.protocol.max_dead import DeathLimit, TooManyDead
 from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
@@ -73,6 +74,8 @@ class Stream:
         As `Engine` has it.
     clock : callable
         Returns milliseconds since 1970.
+    max_dead : int, float or None
+        How many records may die; see `start`.
 
     Attributes
     ----------
@@ -98,6 +101,7 @@ class Stream:
         trigger: Mapping[str, Any],
         write_dead_letters: DeadLetterWriter,
         clock: Clock,
+        max_dead: float | None,
     ) -> None:
         self._state = state
         self._spark = spark
@@ -109,6 +113,8 @@ class Stream:
         self._at_work: threading.Thread | None = None
         self._changed = threading.Condition()
         self._restarts = 0
+        #: Calls that wait for the end, and raise what it ends with.
+        self._awaited = 0
         self.spark_query: StreamingQuery | None = None
         self.ended = threading.Event()
         self.error: Exception | None = None
@@ -122,6 +128,7 @@ class Stream:
             pause=self._pause,
         )
         self.books = self._engine.books
+        self._limit = DeathLimit(max_dead, self.books, self._engine.clock(), checkpoint)
         self._poll_s = self._settings.heartbeat_ms / 1000
         self._spark_checkpoint = checkpoint / "spark"
         self._beats = Beats.beside(spark)
@@ -180,10 +187,10 @@ class Stream:
             again = self._state.is_done(number)
             progress = self._engine.process(number, [InputFrame(frame, self._spout)])
             decision = self._state.decision(number)
-            if decision is not None and decision.dead and not again:
-                warn_of_micro_batch(number, decision.dead, self._state.path.parent)
             self.recent.append(progress)
             self.books = self._engine.books
+            if decision is not None and not again:
+                self._limit.after(number, decision.dead, self.books)
             self._restarts = 0
             if self._pacemaker is not None:
                 self._pacemaker.schedule(self._engine.next_due_ms)
@@ -224,7 +231,8 @@ class Stream:
                 self._pacemaker.stop()
             self._beats.close()
             self._state.close()
-            if self.error is not None:
+            # One that is raised is not logged as well, if all that it says is of dead letters.
+            if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)
             with self._changed:
                 self.ended.set()
@@ -257,7 +265,12 @@ class Stream:
         else:
             # Spark has ended with what there was.  If records wait it is started again when one is
             # due, and the heartbeat gives it a micro-batch.
-            if not self._available_now or not self._is_owed() or self._wait_until_due():
+            if not self._available_now or self._leaving.is_set():
+                return False
+            if not self._is_owed():
+                self._limit.at_end(self.books)
+                return False
+            if self._wait_until_due():
                 return False
         self.spark_query = None  # that one's end is not the next one's
         return True
@@ -301,6 +314,50 @@ class Stream:
         return True
 
     # ---------------------------------------------------------------------------------- the end
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until it has ended, as `Query.await_termination` says."""
+        with self._awaiting():
+            ended = self.ended.wait(timeout)
+        if ended and self.error is not None:
+            raise self.error
+        return ended
+
+    def process_all_available(self) -> None:
+        """Wait until nothing is left to do, as `Query.process_all_available` says."""
+        with self._awaiting():
+            self._read_all_available()
+            with self._changed:
+                self._changed.wait_for(lambda: self.ended.is_set() or not self._is_waiting())
+        if self.ended.is_set() and self.error is not None:
+            raise self.error
+
+    def _read_all_available(self) -> None:
+        """Wait until Spark has taken in what its sources have now."""
+        while not self.ended.is_set():
+            spark_query = self.spark_query
+            if spark_query is not None and not self._available_now:
+                with contextlib.suppress(PySparkException, Py4JError, OSError):
+                    spark_query.processAllAvailable()
+                    if is_active(spark_query):
+                        return
+            self.ended.wait(self._poll_s)  # it ends, or is being started again
+
+    def _is_waiting(self) -> bool:
+        """Whether a record, a replay or a micro-batch is under way."""
+        state = self._state
+        planned = state.last_plan != state.last_done  # and may have taken the replays
+        return planned or bool(self.books.waiting or state.pending_replays())
+
+    @contextlib.contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        with self._changed:
+            self._awaited += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._awaited -= 1
 
     def stop(self, finish: bool) -> None:
         """End it, as `Query.stop` says."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore.spark import RunCancelled, run_batch, to_parquet
+from ackcore.spark.base.versions import to_arrow
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 LINES = 40
@@ -79,7 +80,7 @@ def sinks_that_are_interrupted(directory, spark, ways):
 
     took = []
     # The one waits for its job as it is interrupted, and the other leaves it behind.
-    acts = [DataFrame.toArrow, DataFrame.toArrow, DataFrame.collect, DataFrame.toArrow]
+    acts = [to_arrow, to_arrow, DataFrame.collect, to_arrow]
     tracker = spark.sparkContext.statusTracker()
     for number, ((handler, press), act) in enumerate(zip(ways, acts, strict=True), 10):
         signal.signal(signal.SIGINT, handler)

@@ -89,6 +89,97 @@ def test_a_final_reason_leads_to_the_dead_letters_at_once(world):
     assert books.balanced
 
 
+def test_a_record_is_due_when_its_failure_asks_for_it(world):
+    """From when its run has ended on: it may have failed long after the plan."""
+    later = Reason("upper", "Retry", "busy", after_ms=60_000)
+
+    def behaves(line, attempt):
+        world.now_ms += 5_000  # the run takes so long
+        return later if line == "b" and attempt == 0 else None
+
+    world.behaves = behaves
+    world.process(0, ["a", "b"])
+    began = world.now_ms - 10_000
+    world.now_ms = began + 69_999  # beyond any back-off, and beyond the plan's time and the wait
+    assert world.process(1)[0].retried == 0
+    world.now_ms = began + 70_000
+    progress, books = world.process(2)
+    assert (progress.retried, progress.acked, books.waiting) == (1, 1, 0)
+    assert world.rows == ["A", "B"]
+
+
+def test_a_failure_that_asks_for_a_wait_is_an_attempt(world):
+    world.behaves = lambda line, attempt: Reason("upper", "Retry", "busy", after_ms=1_000)
+    world.process(0, ["a"])
+    books = world.drain(1)
+    assert (world.parked, books.retried) == (["a"], 4)
+
+
+def unavailable(line, attempt):
+    return Reason("upper", "Unavailable", "open", after_ms=20_000, counts=False)
+
+
+def test_what_is_no_attempt_burns_none(tmp_path):
+    world = World(tmp_path, {"max_attempts": 2})
+    world.behaves = unavailable
+    progress, _ = world.process(0, ["a", "b"])
+    assert (progress.failed, progress.uncounted, progress.waiting) == (2, 2, 2)
+    for number in range(1, 10):
+        world.now_ms += 400_000
+        progress, books = world.process(number)
+        assert (progress.failed, progress.uncounted, progress.retried) == (2, 2, 2)
+    assert "2 failed (2 not counted)" in str(progress)
+    assert (books.waiting, books.dead, books.retried) == (2, 0, 18)
+    world.behaves = fails("a", times=1)  # its first attempt: there is another
+    world.now_ms += 400_000
+    progress, _ = world.process(10)
+    assert (progress.acked, progress.failed, progress.uncounted) == (1, 1, 0)
+    books = world.drain(11)
+    assert (world.rows, books.acked, books.dead) == (["A", "B"], 2, 0)
+    assert books.balanced
+
+
+def test_what_is_unavailable_for_too_long_counts(tmp_path):
+    world = World(tmp_path, {"max_attempts": 2, "unavailable_timeout_s": 1_000})
+    world.behaves = unavailable
+    world.process(0, ["a"])
+    for number, counted in enumerate((False, False, True, True), 1):
+        world.now_ms += 400_000
+        progress, books = world.process(number)
+        assert progress.uncounted == (not counted)
+        assert progress.failed == 1
+    assert (books.dead, books.waiting, world.parked) == (1, 0, ["a"])
+    state, _ = world.driver()
+    with state:
+        dead = state.decision(4).dead["lines"]
+    assert dead[ATTEMPT].to_pylist() == [2]
+    reason = Reason("upper", "Unavailable", "open")
+    assert Reason.decode(dead["_ackcore_reason"][0].as_py()) == reason
+
+
+def test_what_waits_uncounted_is_within_the_bound_too(tmp_path):
+    """It has the attempt of a replay whose turn has not come, which is not."""
+    world = World(tmp_path, {"max_waiting": 2})
+    world.behaves = unavailable
+    world.process(0, ["a", "b"])
+    progress, _ = world.process(1, ["c"])
+    assert (progress.waiting, progress.dead, world.parked) == (2, 1, ["c"])
+
+
+@pytest.mark.parametrize(("b", "counted"), [(unavailable, False), (fails("b"), True)])
+def test_who_shares_a_row_with_what_was_no_attempt_has_made_none(tmp_path, b, counted):
+    world = World(tmp_path)
+    world.behaves = lambda line, attempt: {"a": unavailable, "b": b}.get(line, fails())(line, 0)
+    world.shared_rows = [("A", "C"), ("D", "C"), ("D", "B")]
+    progress, _ = world.process(0, ["a", "b", "c", "d"])
+    assert (progress.failed, progress.uncounted) == (4, 1 if counted else 4)
+    state, _ = world.driver()
+    with state:
+        (waits,) = state.decision(0).waiting.tables("lines")
+    attempts = dict(zip(waits["line"].to_pylist(), waits[ATTEMPT].to_pylist(), strict=True))
+    assert attempts == {"a": 0, "b": counted, "c": counted, "d": counted}
+
+
 def test_what_waits_is_bounded(tmp_path):
     world = World(tmp_path, {"max_waiting": 2})
     world.behaves = fails("a", "b", "c", "d")
@@ -614,5 +705,5 @@ def test_what_is_damaged_before_the_decision_costs_a_run(world, which, caplog):
     assert "micro-batch 1 is run again: " in caplog.text
     state, _ = world.driver()
     with state:
-        assert state.plan(1).deaths == 0
+        assert state.plan(1).crashes == 0
     assert world.drain(2).balanced

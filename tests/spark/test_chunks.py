@@ -14,10 +14,10 @@ from ackcore import arrow
 from ackcore.arrow import bytes_before, end_within, rebatched
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.tasks import first
-from ackcore.spark.tasks.first import chunked
-from ackcore.spark.tasks.retry import due_records
-from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks import spout_stage
+from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.retry_stage import due_records
+from ackcore.spark.tasks.spout_stage import chunked
 
 
 def batches(*sizes):
@@ -36,7 +36,7 @@ def test_rows_are_cut_by_their_number(sizes, cut):
     ("rows", "cut"), [(1000, [12, 12, 6]), (9, [9, 9, 9, 3]), (None, [6, 12, 2])]
 )
 def test_long_rows_are_cut_by_their_bytes(monkeypatch, rows, cut):
-    monkeypatch.setattr(first, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(spout_stage, "CHUNK_BYTES", 100)
     sizes = (6, 14) if rows is None else (6, 6, 6, 6, 6)
     assert [len(batch) for batch in chunked(batches(*sizes), rows)] == cut
 
@@ -123,7 +123,7 @@ def test_rows_that_cannot_be_combined_all_come_in(huge):
 
 def test_retries_that_cannot_be_combined_all_run(huge):
     schema = pa.schema([("line", pa.string())])
-    one = Source("lines", 0, schema, (), True, False, False, 7)
+    one = SpoutSpec("lines", 0, schema, (), True, False, False, 7)
     told = [pa.array([0]).cast(field.type) for field in TRACKING]
     batch = pa.record_batch([*told, huge], schema=pa.schema([*TRACKING, *schema]))
     found = list(due_records(one, pa.Table.from_batches([batch] * 3), 40))

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from streams import Folder, until
 from worlds import World, fails
 
-from ackcore.spark import TooManyDead, dead_letters, replay, run_batch
+from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import deaths
+from ackcore.spark.protocol import max_dead as limits
 from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -54,16 +55,18 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
     assert (one.value.books.dead, one.value.books.records) == (3, 3)
     assert "no field 'wrod'" in str(one.value)
     assert "max_dead=None lets such a run pass" in str(one.value)
-    (said,) = warnings(caplog)
-    assert said.startswith("3 of 3 records died: 3 in 'count' of KeyError (")
-    assert said.endswith(f"ackcore.spark.dead_letters('{tmp_path}') shows each with its payload")
+    look = f"ackcore.spark.dead_letters('{tmp_path}') shows each with its payload"
+    assert look in str(one.value)
+    assert warnings(caplog) == []  # what is raised is not logged as well
     # All of it is on record, and a second run says the same.
     assert dead_letters(tmp_path, spark).count() == 3
     with pytest.raises(TooManyDead) as other:
         run_batch(misspelt, spark, tmp_path)
     assert (str(other.value), other.value.books) == (str(one.value), one.value.books)
     assert run_batch(misspelt, spark, tmp_path, max_dead=None) == one.value.books
-    warnings(caplog)
+    said = warnings(caplog)[-1]
+    assert said.startswith("3 of 3 records died: 3 in 'count' of KeyError (")
+    assert said.endswith(look)
     # The way out that the error names.
     replay(tmp_path, spark)
     assert run_batch(mended, spark, tmp_path, max_dead=0).acked == 3
@@ -90,13 +93,128 @@ def test_how_many_may_die(max_dead, died, words, caplog):
     books = Books(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
     reasons = [(Reason("split", "ValueError", "no"), died)]
     if words is None:
-        assert deaths.close_run(books, reasons, "cp", max_dead) is books
+        assert limits.close_run(books, reasons, "cp", max_dead) is books
     else:
         with pytest.raises(TooManyDead, match=words) as failed:
-            deaths.close_run(books, reasons, "cp", max_dead)
+            limits.close_run(books, reasons, "cp", max_dead)
         again = pickle.loads(pickle.dumps(failed.value))
         assert (str(again), again.books) == (str(failed.value), books)
-    assert len(warnings(caplog)) == (died > 0)
+    assert len(warnings(caplog)) == (died > 0 and words is None)
+
+
+SINCE = "since this start died"
+
+
+@pytest.mark.parametrize(
+    ("max_dead", "ended", "in_stream", "at_end"),
+    [
+        # (acked, dead) after each micro-batch of this start; in which it ends, None if in none
+        (1.0, [(0, 9), (0, 10)], (1, f"all of 10 records {SINCE}: "), True),
+        (1.0, [(0, 9)], None, True),
+        (1.0, [(1, 9), (1, 99)], None, False),
+        (1.0, [(0, 0), (5, 0)], None, False),
+        (None, [(0, 99)], None, False),
+        (0, [(7, 0), (9, 1)], (1, f"1 of 10 records {SINCE}, and max_dead is 0: "), True),
+        (np.int64(2), [(7, 2), (9, 3)], (1, f"3 of 12 records {SINCE}, and max_dead is 2: "), True),
+        (99, [(0, 10)], (0, f"all of 10 records {SINCE}: "), True),
+        (99, [(0, 9)], None, True),
+        (0.01, [(90, 9), (91, 9)], None, True),
+        (0.01, [(90, 10)], (0, f"10 of 100 records {SINCE}, and max_dead is 0.01: "), True),
+        # (acked, dead, of them first seen before this start)
+        (1.0, [(0, 99, 99)], None, False),
+        (1.0, [(0, 99, 90)], None, True),
+        (98, [(0, 99, 99)], (0, f"all of 99 records {SINCE}: "), True),
+        (99, [(0, 99, 99)], None, False),
+        (0.5, [(50, 99, 60)], None, False),
+        (0.5, [(9, 9), (9, 10)], (1, f"10 of 19 records {SINCE}, and max_dead is 0.5: "), True),
+    ],
+)
+def test_how_many_may_die_in_a_stream(max_dead, ended, in_stream, at_end, caplog):
+    before = Books(3, {"lines": Account(records=1000, acked=500, dead=500)})
+    limit = limits.DeathLimit(max_dead, before, 1000, "cp")
+    reason, was, books = Reason("split", "ValueError", "no").encode(), 0, before
+    for number, (acked, dead, *older) in enumerate(ended):
+        account = Account(records=2000, acked=500 + acked, dead=500 + dead, waiting=1000)
+        books = Books(4 + number, {"lines": account})
+        first_ms = [999] * sum(older) + [1000] * (dead - was - sum(older))
+        columns = {"_ackcore_reason": [reason] * (dead - was), "_ackcore_first_ms": first_ms}
+        died = {"lines": pa.table(columns)}
+        was, died = dead, died if dead > was else {}
+        if in_stream is None or number < in_stream[0]:
+            limit.after(number, died, books)
+            assert len(warnings(caplog)) == len(died)
+        else:
+            words = f"^{in_stream[1]}in micro-batch {number} "
+            with pytest.raises(TooManyDead, match=words) as one:
+                limit.after(number, died, books)
+            assert one.value.books is books
+            assert "max_dead=None lets such a stream run on" in str(one.value)
+            assert warnings(caplog) == []
+    if at_end:
+        with pytest.raises(TooManyDead, match=SINCE):
+            limit.at_end(books)
+    else:
+        limit.at_end(books)
+
+
+@pytest.fixture
+def endless(spark, tmp_path):
+    """A stream of words, and a topology that misspells them until it is mended."""
+    folder = Folder(spark, tmp_path / "words")
+
+    def topology(mended=False):
+        builder = TopologyBuilder()
+        builder.spout("words", folder.stream.withColumnRenamed("line", "word"))
+        builder.bolt("count", Misspelt(mended)).shuffle("words")
+        return builder.build(max_attempts=2, backoff_ms=1)
+
+    return folder, topology
+
+
+def test_a_stream_of_which_every_record_dies_ends(spark, tmp_path, endless, running, caplog):
+    folder, topology = endless
+    folder.add(*"abcdef")
+    query = running(topology(), spark, tmp_path / "cp")
+    until(lambda: query.books.dead == 6, query)  # a stream may begin with a few bad records
+    folder.add(*"ghij")
+    words = r"^all of 10 records since this start died: in micro-batch \d+ 4 in 'count' "
+    with pytest.raises(TooManyDead, match=words) as failed:
+        query.await_termination(300)
+    assert query.exception is failed.value
+    assert not query.is_active
+    # Said once: that micro-batch has no warning, and what is raised is not logged as well.
+    (said,) = [each.getMessage() for each in caplog.records if "died" in each.getMessage()]
+    assert "6 records died" in said
+    # The books of that micro-batch are closed, and nothing died but records.
+    books = failed.value.books
+    assert (books.records, books.dead, books.waiting, books.balanced) == (10, 10, 0, True)
+    assert all(each.runs == 1 for each in query.recent_progress)
+    assert dead_letters(tmp_path / "cp", spark).count() == 10
+    # The way out that the error names.
+    query = running(topology(mended=True), spark, tmp_path / "cp")
+    replay(tmp_path / "cp", spark)
+    folder.add("k")
+    query.process_all_available()
+    books = query.books
+    assert (books.acked, books.dead, books.replayed, books.resolved) == (11, 10, 10, 10)
+
+
+def test_a_stream_that_ends_with_its_source_is_judged_by_however_few(
+    spark, tmp_path, endless, caplog
+):
+    folder, topology = endless
+    folder.add(*"abc")
+    query = start(topology(), spark, tmp_path / "cp", trigger={"availableNow": True})
+    query._stream._thread.join()
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
+        f"the query ended: {query.exception}"  # nobody was waiting to have it raised
+    ]
+    with pytest.raises(TooManyDead, match=r"^all of 3 records since this start died"):
+        query.await_termination()
+    # They are on record, and no matter of the next start.
+    query = start(topology(), spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert query.await_termination(300)
+    assert query.books.dead == 3
 
 
 def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, caplog):
@@ -113,15 +231,15 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
         _, books = world.process(number)
     assert (books.records, books.acked, books.dead) == (2, 2, 2)
     with pytest.raises(TooManyDead, match=r"^1 of 2 records died, and max_dead is 0: 1 in 'upper'"):
-        deaths.close_run(books, letters.reasons(), "cp", 0)
-    assert len(warnings(caplog)) == 1
+        limits.close_run(books, letters.reasons(), "cp", 0)
+    assert warnings(caplog) == []
     assert replay(tmp_path).records == {"clicks": 1}
     _, books = world.process(3)
-    assert deaths.close_run(books, letters.reasons(), "cp", 0) is books
+    assert limits.close_run(books, letters.reasons(), "cp", 0) is books
 
 
 def test_nobody_died_where_nobody_came():
-    assert deaths.close_run(Books(), [], "cp", 0) == Books()
+    assert limits.close_run(Books(), [], "cp", 0) == Books()
 
 
 @pytest.mark.parametrize(
@@ -139,13 +257,14 @@ def test_nobody_died_where_nobody_came():
 def test_limits_that_are_none(tmp_path, max_dead, error, got):
     """Refused before anything else is looked at."""
     words = r"max_dead must be a number of records \(an int >= 0\), a share of them \(a float in "
-    with pytest.raises(error, match=words + r".*or None for no limit, " + got):
-        run_batch(None, None, tmp_path / "cp", max_dead=max_dead)
+    for entry_point in (run_batch, start):
+        with pytest.raises(error, match=words + r".*or None for no limit, " + got):
+            entry_point(None, None, tmp_path / "cp", max_dead=max_dead)
     assert not (tmp_path / "cp").exists()
 
 
 def test_the_most_frequent_causes_come_first():
-    found = deaths.causes(
+    found = limits.causes(
         [
             (Reason("split", "ValueError", "line 7"), 1),
             (Reason("load", "TimeoutError", "out\nof  reach " + "x" * 200, final=True), 5),
@@ -163,7 +282,7 @@ def test_the_most_frequent_causes_come_first():
 def test_a_line_names_three_causes_and_counts_the_rest(caplog):
     kinds = [Reason("b", name, "no").encode() for name in ("A", "B", "C", "D", "E") for _ in "12"]
     table = pa.table({"_ackcore_reason": kinds})
-    deaths.warn_of_micro_batch(7, {"one": table, "two": table.slice(9)}, "cp")
+    limits.warn_of_micro_batch(7, {"one": table, "two": table.slice(9)}, "cp")
     (said,) = warnings(caplog)
     assert said.startswith(
         "micro-batch 7: 11 records died: 3 in 'b' of E (no); 2 in 'b' of A (no); 2 in 'b' of B (no)"

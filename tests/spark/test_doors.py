@@ -124,7 +124,7 @@ import sys
 import ackcore
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import (
-    combine, dead_letters, functions, replay, run_batch, settle, settle_parquet, start
+    attempt, combine, dead_letters, functions, replay, run_batch, settle, settle_parquet, start
 )
 from ackcore.topology import TopologyBuilder
 
@@ -142,6 +142,7 @@ with spark_session("local[1]") as (spark, folder):
     entry_points = {
         "run_batch": lambda: run_batch(bounded, spark, folder + "/cp"),
         "start": lambda: start(stream, spark, folder + "/cp"),
+        "attempt": lambda: attempt(events, len, "n int"),
         "settle": lambda: settle(events),
         "combine": lambda: combine(events),
         "settle_parquet": lambda: settle_parquet(spark, folder),
@@ -174,6 +175,7 @@ def test_a_stopped_session_is_refused_at_every_door():
             ("run_batch", "start", "settle_parquet", "dead_letters", "replay"), session
         ),
         **dict.fromkeys(("settle", "combine"), frame),
+        "attempt": frame.replace("events is", "frame is"),
         **dict.fromkeys(("root_id", "xor_edges"), columns),
         "no session": "ValueError|spark must be given: there is no active session",
     }

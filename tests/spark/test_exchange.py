@@ -10,17 +10,15 @@ import pytest
 
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks import exchange
-from ackcore.spark.tasks.exchange import (
+from ackcore.spark.tasks.exchange import Inbox, Outbox, read_receipts
+from ackcore.spark.tasks.exchange_format import (
     LEDGER,
     SETTLE,
     TRAILER,
     TUPLES,
-    Inbox,
-    Outbox,
     RootRuns,
     TrailerReceipt,
     origin_of,
-    read_receipts,
 )
 
 LEVEL, DESTS = 2, 3
@@ -68,7 +66,7 @@ def opened(inbox):
     return [
         (
             got.origin,
-            got.edge,
+            got.subscription,
             pa.ipc.read_record_batch(got.blob, ROWS.schema)["n"].to_pylist(),
             RootRuns.unpack(got.side).roots.tolist(),
         )
@@ -143,9 +141,9 @@ CHANGES = {
     "for another task": lambda outbox: outbox.send(1, LEVEL, TUPLES, b"x"),
     "for another level": lambda outbox: outbox.send(0, LEVEL + 1, TUPLES, b"x"),
     "of another kind": lambda outbox: outbox.send(0, LEVEL, LEDGER, b"x"),
-    "along another edge": lambda outbox: outbox.send(0, LEVEL, TUPLES, b"x", edge=1),
+    "for another subscription": lambda outbox: outbox.send(0, LEVEL, TUPLES, b"x", subscription=1),
     "with another tracking": lambda outbox: outbox.send(0, LEVEL, TUPLES, b"x", b"y"),
-    "a file": lambda outbox: outbox.seal(b"x"),
+    "a file": lambda outbox: outbox.add_to_fingerprint(b"x"),
     "nothing": lambda outbox: None,
 }
 
@@ -158,7 +156,7 @@ def test_everything_that_a_task_emits_is_in_its_fingerprint():
     # Every trailer has that of the whole output, wherever it goes.
     outbox = sent()
     heads = {
-        exchange._TRAILER.unpack(row["blob"])[0]
+        exchange.TRAILER_BLOB.unpack(row["blob"])[0]
         for row in rows_of(outbox)
         if row["kind"] == TRAILER
     }

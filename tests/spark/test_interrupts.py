@@ -50,7 +50,7 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
         with pytest.raises(KeyboardInterrupt):
             world.process(0, ["a", "b"])
     assert len(world.runs) == 4
-    assert (plan_of(world).deaths, plan_of(world).careful) == (0, False)
+    assert (plan_of(world).crashes, plan_of(world).careful) == (0, False)
     world.behaves = fails()
     progress, books = world.process(0, ["a", "b"])
     assert not world.runs[-1].careful
@@ -64,7 +64,7 @@ def test_a_cancelled_job_ends_the_run_with_a_named_error(world):
     ) as error:
         world.process(0, ["a"])
     assert "same checkpoint" in str(error.value)
-    assert (len(world.runs), plan_of(world).deaths) == (1, 0)
+    assert (len(world.runs), plan_of(world).crashes) == (1, 0)
     world.behaves = fails()
     assert world.process(0, ["a"])[1].acked == 1
     assert world.runs[-1].suspects == ()
@@ -81,7 +81,7 @@ def test_a_context_that_was_stopped_ends_the_run_and_may_have_died(world):
         world.process(0, ["a"])
     world.behaves = fails()
     world.process(0, ["a"])
-    assert (len(world.runs), plan_of(world).deaths) == (2, 1)
+    assert (len(world.runs), plan_of(world).crashes) == (2, 1)
 
 
 def test_a_stage_that_failed_is_no_cancelled_job(world):
@@ -91,7 +91,7 @@ def test_a_stage_that_failed_is_no_cancelled_job(world):
 
     world.behaves = behaves
     assert world.process(0, ["a"])[0].runs == 2
-    assert plan_of(world).deaths == 1
+    assert plan_of(world).crashes == 1
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
@@ -116,7 +116,7 @@ def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
     assert pressed
     assert (world.rows, world.parked, books.balanced) == (["A"], ["b"], True)
     assert (books.acked, books.dead, books.retried) == (1, 1, 0)
-    assert plan_of(world).deaths == 0
+    assert plan_of(world).crashes == 0
 
 
 class Presser(Killer):
@@ -141,7 +141,7 @@ def test_an_interrupt_at_any_write_costs_nothing(tmp_path):
             presser.disarm()
             books = world.process(0, ["a", "b", "poison"])[1]
         presser.disarm()
-        assert plan_of(world).deaths == 0, left
+        assert plan_of(world).crashes == 0, left
         assert (world.rows, world.parked, books.balanced) == (["A"], ["b", "poison"], True)
         assert (books.acked, books.dead, books.retried) == (1, 2, 0)
         operations = operations if left else presser.count
@@ -164,7 +164,7 @@ def test_an_interrupt_amid_careful_runs_leaves_them_as_they_are(world):
     before = plan_of(world)
     with pytest.raises(KeyboardInterrupt):
         world.process(0, ["a", "b"])
-    assert (before.deaths, before.rejected) == (3, ())
+    assert (before.crashes, before.rejected) == (3, ())
     assert plan_of(world) == before
     assert before.suspects
 
@@ -178,7 +178,7 @@ def test_a_stop_counts_no_death(world):
     world.stopping = False
     world.behaves = fails()
     world.process(0, ["a"])
-    assert plan_of(world).deaths == 0
+    assert plan_of(world).crashes == 0
 
 
 @pytest.mark.parametrize("behaves", [masked, cancelled])

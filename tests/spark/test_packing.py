@@ -12,7 +12,7 @@ import pytest
 
 from ackcore.spark.settle import packing, wire
 from ackcore.spark.settle.event_batches import read_events
-from ackcore.spark.settle.shards import pack_entries, pack_events, settle_blobs
+from ackcore.spark.settle.worker_functions import entries_packer, events_packer, settle_blobs
 
 SCHEMA = pa.schema(
     [
@@ -51,7 +51,7 @@ def cut(batch, *sizes):
 
 
 def packed(batches, *, fixed_order, shards=3):
-    pack = pack_events(shards, seed=9, timed=True, reasons=True, fixed_order=fixed_order)
+    pack = events_packer(shards, seed=9, timed=True, reasons=True, fixed_order=fixed_order)
     return list(pack(iter(batches)))
 
 
@@ -99,7 +99,7 @@ def test_entries_leave_the_same_bytes_too(small, random_events):
     batches = list(settle_blobs(seed=9)(iter(packed([batch_of(events)], fixed_order=True))))
     rows = pa.Table.from_batches(batches)
     shuffled = rows.take(pa.array(np.random.default_rng(2).permutation(len(rows))))
-    pack = pack_entries(3, seed=9, timed=True)
+    pack = entries_packer(3, seed=9, timed=True)
     one = as_rows(pack(iter(rows.to_batches())))
     two = as_rows(pack(iter(shuffled.to_batches(max_chunksize=7))))
     assert one == two
@@ -208,7 +208,7 @@ def test_open_rows_that_no_ledger_left_are_refused(column, value, match):
     place = left.schema.get_field_index(column)
     assert left.schema.types[place] == value.type
     changed = left.set_column(place, column, value)
-    pack = pack_entries(3, seed=9, timed=True, name="open_before")
+    pack = entries_packer(3, seed=9, timed=True, name="open_before")
     assert list(pack(iter([left])))
     with pytest.raises(ValueError, match=f"open_before: {match}"):
         list(pack(iter([changed])))
@@ -216,8 +216,8 @@ def test_open_rows_that_no_ledger_left_are_refused(column, value, match):
 
 def test_blobs_with_and_without_times_do_not_mix(random_events):
     events = batch_of(random_events(26, 100))
-    timed = list(pack_events(1, seed=1, timed=True)(iter([events])))
-    untimed = list(pack_events(1, seed=1)(iter([events])))
+    timed = list(events_packer(1, seed=1, timed=True)(iter([events])))
+    untimed = list(events_packer(1, seed=1)(iter([events])))
     for blobs in (timed + untimed, untimed + timed):
         with pytest.raises(ValueError, match="must have times throughout or nowhere"):
             list(settle_blobs(seed=1)(iter(blobs)))
@@ -225,17 +225,17 @@ def test_blobs_with_and_without_times_do_not_mix(random_events):
         list(settle_blobs(seed=1, now_ms=1, timeout_ms=1)(iter(untimed)))
     rows = list(settle_blobs(seed=1)(iter(untimed)))
     with pytest.raises(ValueError, match="open_before has none"):
-        list(pack_entries(1, seed=1, timed=True, name="open_before")(iter(rows)))
+        list(entries_packer(1, seed=1, timed=True, name="open_before")(iter(rows)))
     rows = list(settle_blobs(seed=1)(iter(timed)))
     with pytest.raises(ValueError, match="and events has none"):
-        list(pack_entries(1, seed=1, timed=False)(iter(rows)))
+        list(entries_packer(1, seed=1, timed=False)(iter(rows)))
 
 
 PACK = """
 import hashlib
 import numpy as np
 from ackcore.spark.settle import packing, wire
-from ackcore.spark.settle.shards import combine_events, pack_events, settle_blobs
+from ackcore.spark.settle.worker_functions import combine_events, events_packer, settle_blobs
 import pyarrow as pa
 
 packing.CHUNK_ROWS, packing.PROBE_ROWS, packing.TABLES = 3000, 2000, ((2000, 10), (8000, 50))
@@ -246,7 +246,7 @@ batch = pa.record_batch(columns, ["root_id", "val", "task"])
 digest = hashlib.blake2b()
 kinds = set()
 for fixed_order in (True, False):
-    blobs = list(pack_events(7, seed=9, fixed_order=fixed_order)(iter([batch])))
+    blobs = list(events_packer(7, seed=9, fixed_order=fixed_order)(iter([batch])))
     for found in blobs:
         digest.update(found.serialize())
         kinds.update(found["kind"].to_pylist())

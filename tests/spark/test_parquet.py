@@ -74,7 +74,7 @@ def test_both_plans(spark, write, random_events, expected, found, monkeypatch, p
         directory = write(f"part-{n}.parquet", events[n::3], columns)
     monkeypatch.setattr(parquet, "MOST_READERS", 1 << 10 if plan == "shares" else 0)
     # All of this is less than a MiB, and would be one share.
-    module = sys.modules["ackcore.spark.settle.tables"]
+    module = sys.modules["ackcore.spark.settle.dataframes"]
     monkeypatch.setattr(module, "default_shards", lambda spark, size: 3)
     settled = settle_parquet(spark, directory, now_ms=1000)
     assert found(settled) == expected([event[:columns] for event in events], 1000)

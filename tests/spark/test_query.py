@@ -149,6 +149,28 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
     on.stop()
 
 
+def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
+    """Retries and replays included, whatever the trigger; and no longer than it runs."""
+    folder.add("a flaky", "bad")
+    topology = word_count(folder.stream, store, sink_attempts=1)
+    on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
+    on.process_all_available()
+    assert (on.books.acked, on.books.dead, on.books.waiting) == (1, 1, 0)
+    replay(tmp_path / "cp", spark)
+    folder.add("flaky")
+    on.process_all_available()
+    assert (on.books.replayed, on.books.acked, on.books.dead, on.books.waiting) == (1, 2, 2, 0)
+    on.process_all_available()
+    folder.add("b")
+    store.down = 1
+    with pytest.raises(SinkError):
+        on.process_all_available()
+    on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
+    on.process_all_available()
+    assert (on.is_active, on.books.acked) == (False, 3)
+    on.process_all_available()
+
+
 def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, caplog):
     folder.add("a", "flaky")
     folder.add("b", "bad", "flaky c")

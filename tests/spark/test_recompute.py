@@ -22,7 +22,7 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 
 from ackcore.spark import combine, settle, settle_parquet
-from ackcore.spark.settle import shards
+from ackcore.spark.settle import worker_functions
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -116,13 +116,13 @@ def test_tasks_that_fail_after_they_have_packed(
     monkeypatch, frame, events, expected, found, marks, way
 ):
     """Their blobs are discarded with them."""
-    pack_events = shards.pack_events
+    events_packer = worker_functions.events_packer
 
     def failing(*args, **options):
-        pack, fail = pack_events(*args, **options), fail_once(marks, way)
+        pack, fail = events_packer(*args, **options), fail_once(marks, way)
         return lambda batches: fail(pack(batches))
 
-    monkeypatch.setattr(sys.modules["ackcore.spark.settle.tables"], "pack_events", failing)
+    monkeypatch.setattr(sys.modules["ackcore.spark.settle.dataframes"], "events_packer", failing)
     assert found(settle(frame(events, 5).repartition(3), shards=2)) == expected(events)
     assert len(glob.glob(f"{marks}/failed-*")) == 3
 
@@ -174,7 +174,7 @@ def test_a_second_action_computes_the_same(spark, frame, parquet, events, expect
 
 def test_now_stays_as_it_was_at_the_call(monkeypatch, frame, found):
     """An action that comes later decides alike: by that time the row would be past its time-out."""
-    module = sys.modules["ackcore.spark.settle.tables"]
+    module = sys.modules["ackcore.spark.settle.dataframes"]
     clock = types.SimpleNamespace(time_ns=lambda: 100 * 1_000_000)
     monkeypatch.setattr(module, "time", clock)
     settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=100)
@@ -218,8 +218,8 @@ def slow_once(stage):
 
 table = spark.createDataFrame(events, "EVENT_DDL").repartition(4)
 import sys
-module = sys.modules["ackcore.spark.settle.tables"]
-pack_events, settle_blobs = module.pack_events, module.settle_blobs
+module = sys.modules["ackcore.spark.settle.dataframes"]
+events_packer, settle_blobs = module.events_packer, module.settle_blobs
 
 def after(make, stage):
     def made(*args, **options):
@@ -227,7 +227,7 @@ def after(make, stage):
         return lambda batches: slow(function(batches))
     return made
 
-module.pack_events = after(pack_events, "pack")
+module.events_packer = after(events_packer, "pack")
 module.settle_blobs = after(settle_blobs, "settle")
 spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
 rows = [tuple(row) for row in settle(table, shards=4).collect()]

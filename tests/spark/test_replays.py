@@ -246,7 +246,7 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
         if planned:
             plan = state.make_plan(1, 0)
             assert plan.replays == (name, other)
-            state.write_plan(replace(plan, deaths=4, careful=True, rejected=(17,)))
+            state.write_plan(replace(plan, crashes=4, careful=True, rejected=(17,)))
     with pytest.raises(ColumnsChanged, match=told) as caught:
         OPEN(checkpoint, sources=now)
     path = checkpoint / "ackcore/replays" / name

@@ -48,7 +48,7 @@ def at_most(spark, size):
     ids=["reasons", "payloads"],
 )
 def test_failures_that_are_larger_than_the_driver_takes(spark, checkpoint, reason, text):
-    """The error names the setting; no run is repeated, and no death is counted."""
+    """The error names the setting; no run is repeated, and no crash is counted."""
     frame = spark.range(2000, numPartitions=2).selectExpr("id", f"{text} AS text")
     builder = TopologyBuilder()
     builder.spout("lines", frame)
@@ -61,7 +61,7 @@ def test_failures_that_are_larger_than_the_driver_takes(spark, checkpoint, reaso
         run_batch(topology, spark, checkpoint)
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
         plan = state.plan(0)
-    assert (plan.deaths, plan.interrupted, plan.suspects) == (0, True, ())
+    assert (plan.crashes, plan.interrupted, plan.suspects) == (0, True, ())
     assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
-        assert state.plan(0).deaths == 0
+        assert state.plan(0).crashes == 0

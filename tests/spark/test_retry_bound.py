@@ -95,7 +95,7 @@ def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
 
 
 def test_a_bound_that_was_raised_leaves_a_plan_as_it_is(tmp_path):
-    old = planned(tmp_path, max_retries=2, deaths=2, careful=True, suspects=(1,))
+    old = planned(tmp_path, max_retries=2, crashes=2, careful=True, suspects=(1,))
     world = World(tmp_path, behaves=old.behaves, now_ms=old.now_ms)
     state, _ = world.driver()
     with state:
@@ -108,7 +108,7 @@ def test_a_bound_that_was_raised_leaves_a_plan_as_it_is(tmp_path):
 
 def test_a_careful_plan_stays_so_whatever_the_settings_say_now(tmp_path):
     """Else a rejected record's root id would be another record's, which would die for it."""
-    old = planned(tmp_path, deaths=2, careful=True, suspects=(1,))
+    old = planned(tmp_path, crashes=2, careful=True, suspects=(1,))
     world = World(tmp_path, settings={"careful_after": 50}, behaves=old.behaves, now_ms=old.now_ms)
     world.process(1)
     assert world.runs[0].careful

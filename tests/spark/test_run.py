@@ -29,7 +29,14 @@ from ackcore.spark.run import reread
 from ackcore.spark.run.action import run
 from ackcore.spark.run.reread import fetch
 from ackcore.spark.run.types import InputFrame, RunPlan
-from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID, RowFile, WorkFile, keep_acked, read_rows
+from ackcore.spark.tasks.row_files import (
+    PLACE,
+    ROOT_ID,
+    RowFile,
+    RowFileWriter,
+    keep_acked,
+    read_rows,
+)
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -115,7 +122,8 @@ def execute(tmp_path):
         layout = Layout.of(topology)
         if inputs is None:
             inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
-        plan = RunPlan(**{"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan})
+        given = {"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan}
+        plan = RunPlan(journal=f"{work}.journal", **given)
         done = run(topology, layout, inputs, plan)
         assert done.problems == ()
         payload = fetch(topology, layout, inputs, plan, done, done.failed)
@@ -135,7 +143,7 @@ def execute(tmp_path):
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            left = read_rows(WorkFile(str(work / file.path), file.rows))
+            left = read_rows(RowFile(str(work / file.path), file.rows))
             got = [keep_acked(batch, bad) for batch in left]
             for batch in got:
                 columns = [map(hashable, column.to_pylist()) for column in batch.columns]
@@ -305,10 +313,10 @@ def due(tmp_path):
                 "text": pa.array(columns[3], pa.string()),
             }
         )
-        file = RowFile(str(tmp_path), table.schema, 0, 0)
+        file = RowFileWriter(str(tmp_path), table.schema, 0, 0)
         file.write(*table.to_batches())
         name, n, _ = file.finish()
-        return WorkFile(str(tmp_path / name), n)
+        return RowFile(str(tmp_path / name), n)
 
     return due
 
@@ -337,7 +345,7 @@ def test_a_repeated_message_id_is_a_named_failure(spark, execute):
     builder.sink("split", lambda frame, number: None)
     topology = builder.build()
     result = execute(topology)
-    reasons = sorted((row["text"], *reason[1::2]) for reason, row in result.failed.values())
+    reasons = sorted((row["text"], *reason[1:4:2]) for reason, row in result.failed.values())
     # They would meet again at each attempt.
     assert reasons == [("a", "RepeatedMessageId", True), ("c", "RepeatedMessageId", True)]
     assert result.rows["split", "default"] == {(2, "b"): 1, (3, "d"): 1}
@@ -351,7 +359,7 @@ def test_a_record_without_a_message_id_is_a_named_failure(spark, execute, column
     builder.bolt("split", Split()).shuffle("lines")
     builder.sink("split", lambda frame, number: None)
     result = execute(builder.build())
-    reasons = [(row["text"] or "", *reason[1::2]) for reason, row in result.failed.values()]
+    reasons = [(row["text"] or "", *reason[1:4:2]) for reason, row in result.failed.values()]
     bad = ["", "", "c"] if len(columns) == 1 else ["", ""]
     assert sorted(reasons) == [(text, "NullMessageId", True) for text in bad]
     assert "its message id, id" in next(iter(result.failed.values()))[0].message
@@ -558,7 +566,7 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     builder.bolt("split", Split()).shuffle("lines")
     topology = builder.build()
     layout = Layout.of(topology)
-    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
+    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
     done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
     again = fetch(topology, layout, [InputFrame(frame(2), "lines")], plan, done, done.failed)
     assert sorted(again["lines"]["id"].to_pylist()) == [2, 6]
@@ -566,20 +574,20 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
         fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
 
 
-def test_sources_in_no_fixed_order_leave_a_snapshot(spark, execute):
+def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
     result = execute(by_word(spark, TEXTS))
-    assert result.run.snapshot  # a range partitioning is a shuffle
+    assert result.run.spilled  # a range partitioning is a shuffle
     ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
     builder = TopologyBuilder()
     builder.spout("lines", ranged)
     builder.bolt("split", Split()).shuffle("lines")
     result = execute(builder.build())
-    assert not result.run.snapshot
+    assert not result.run.spilled
     assert [row["text"] for _, row in result.failed.values()] == ["bad"]
 
 
 @pytest.mark.parametrize("kind", ["python", "time"])
-def test_sources_that_may_compute_other_rows_leave_a_snapshot(spark, execute, kind):
+def test_sources_that_may_compute_other_rows_spill_their_input(spark, execute, kind):
     """A record that fails is the one that was run, though there is no such row any more."""
     ranged = spark.range(4, numPartitions=2)
     if kind == "python":
@@ -592,7 +600,7 @@ def test_sources_that_may_compute_other_rows_leave_a_snapshot(spark, execute, ki
     builder.spout("lines", frame)
     builder.bolt("split", Split()).shuffle("lines")
     result = execute(builder.build())
-    assert result.run.snapshot
+    assert result.run.spilled
     ((_, row),) = result.failed.values()
     assert row["id"] == 2
     assert row["text"].endswith(" bad")
@@ -617,7 +625,7 @@ def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
     result = execute(builder.build())
     ((_, row),) = result.failed.values()
     assert (row["id"], row["text"]) == (1, "bad")
-    assert result.run.snapshot
+    assert result.run.spilled
 
 
 def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
@@ -629,7 +637,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     topology = builder.build(parallelism=2)
     inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
     layout = Layout.of(topology)
-    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path))
+    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
     done = run(topology, layout, inputs, plan)
     unowned = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
     payload = fetch(topology, layout, inputs, plan, done, unowned)
@@ -645,7 +653,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
 def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
     """Their rows are in the file of those that were due."""
     retries = due([("m", 2, 4, "a"), ("m", 2, 5, "bad")])
-    monkeypatch.setattr(reread, "PickStage", None)
+    monkeypatch.setattr(reread, "RereadStage", None)
     result = execute(by_word(spark, ["a"]), retries={"lines": retries})
     assert [(row["id"], row[PLACE]) for _, row in result.failed.values()] == [(5, 1)]
 
@@ -659,6 +667,7 @@ def test_single_partitions_are_tasks_of_their_own(spark, execute, due):
     builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
     builder.sink("split", lambda frame, number: None)
     topology = builder.build(parallelism=2)
+    of_unions = spark.conf.get("spark.sql.unionOutputPartitioning", None)  # None before Spark 4.1
     result = execute(topology, retries={"lines": due([("x", 1, 7, "late"), ("y", 1, 8, "bad")])})
     assert result.rows["split", "default"] == collections.Counter(
         [(i, word) for i in (0, 1, 3) for word in "ab"]
@@ -666,7 +675,8 @@ def test_single_partitions_are_tasks_of_their_own(spark, execute, due):
         + [(7, "late")]
     )
     assert sorted(row["id"] for _, row in result.failed.values()) == [2, 8]
-    assert spark.conf.get("spark.sql.unionOutputPartitioning") == "true"
+    assert of_unions in (None, "true")
+    assert spark.conf.get("spark.sql.unionOutputPartitioning", None) == of_unions
 
 
 def test_rows_of_several_spouts_in_one_batch_are_told_apart(spark, execute):

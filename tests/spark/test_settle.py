@@ -8,15 +8,15 @@ import pytest
 from pyspark.sql import functions as sql
 
 from ackcore.spark import combine, settle, settle_partitions
-from ackcore.spark.settle.shards import (
+from ackcore.spark.settle.wire import BLOB_DDL
+from ackcore.spark.settle.worker_functions import (
     COMBINED_DDL,
     SETTLED_DDL,
     combine_events,
-    pack_entries,
-    pack_events,
+    entries_packer,
+    events_packer,
     settle_blobs,
 )
-from ackcore.spark.settle.wire import BLOB_DDL
 
 NOW = 1000
 DECIDED = {"ACKED", "FAILED", "ANOMALY"}
@@ -273,12 +273,12 @@ def test_plans_of_ones_own(spark, frame, random_events, expected, found):
     events = random_events(9, 300)
     half = len(events) // 2
     packed = frame(events[:half], 5).mapInArrow(
-        pack_events(4, seed=1, timed=True, reasons=True), BLOB_DDL
+        events_packer(4, seed=1, timed=True, reasons=True), BLOB_DDL
     )
     combined = frame(events[half:], 5).mapInArrow(
         combine_events(seed=1, timed=True, reasons=True), COMBINED_DDL
     )
-    blobs = packed.union(combined.mapInArrow(pack_entries(4, seed=1), BLOB_DDL))
+    blobs = packed.union(combined.mapInArrow(entries_packer(4, seed=1), BLOB_DDL))
     # Sorting by shard keeps each shard together, as repartitionById does.
     by_range = blobs.repartitionByRange(3, "dest")
     settled = by_range.mapInArrow(settle_blobs(seed=1), SETTLED_DDL)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import os
+import re
 import sys
 
 import numpy as np
@@ -14,14 +16,14 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
-from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, WorkFileDamaged
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, check_sink, read_accepted, write_sink
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, WorkFile, damage_in
+from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFile, RowFileWriter, damage_in
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -29,17 +31,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 
-def work_file(directory, rows, schema=WORDS, partition=0):
+def row_file(directory, rows, schema=WORDS, partition=0):
     """Write rows of (columns..., root or roots), in batches of two."""
     shared = any(isinstance(row[-1], list) for row in rows)
     roots = pa.field(ROOTS, pa.list_(pa.int64())) if shared else pa.field(ROOT, pa.int64())
     schema = schema.append(roots)
-    file = RowFile(str(directory), schema, partition, 0)
+    file = RowFileWriter(str(directory), schema, partition, 0)
     for start in range(0, len(rows), 2):
         columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
         file.write(pa.record_batch(columns, schema=schema))
     name, n, _ = file.finish()
-    return WorkFile(str(directory / name), n)
+    return RowFile(str(directory / name), n)
 
 
 def accepted(spark, files, nonacked=(), batch_id=0, **changes):
@@ -47,6 +49,7 @@ def accepted(spark, files, nonacked=(), batch_id=0, **changes):
         "spark": spark,
         "sink": "count",
         "deployment": "abc",
+        "checkpoint": "/cp",
         "batch_id": batch_id,
         "files": tuple(files),
         "nonacked": np.array(sorted(nonacked), np.int64),
@@ -57,8 +60,8 @@ def accepted(spark, files, nonacked=(), batch_id=0, **changes):
 @pytest.fixture
 def files(tmp_path):
     return [
-        work_file(tmp_path, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
-        work_file(tmp_path, [("d", 4, [10, 12]), ("e", 5, []), ("f", 6, [12])]),
+        row_file(tmp_path, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
+        row_file(tmp_path, [("d", 4, [10, 12]), ("e", 5, []), ("f", 6, [12])]),
     ]
 
 
@@ -112,7 +115,7 @@ VALUES = {
 
 def test_columns_of_every_type_come_through(spark, tmp_path):
     schema = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
-    file = work_file(tmp_path, [(*(value for _, value in VALUES.values()), 1)], schema)
+    file = row_file(tmp_path, [(*(value for _, value in VALUES.values()), 1)], schema)
     check_sink("count", lambda frame, n: None, schema)
     check_sink("count", to_parquet(tmp_path / "out"), schema)
     (row,) = to_arrow(accepted(spark, [file]).frame()).to_pylist()
@@ -157,7 +160,7 @@ def test_a_repetition_replaces(spark, files, tmp_path, by):
     assert words(tmp_path / "out" / "batch_id=0") == ["b", "c", "e", "f"]
     write_sink(sink, accepted(spark, files[:1], [10, 11]))
     assert words(tmp_path / "out" / "batch_id=0") == ["c"]
-    write_sink(sink, accepted(spark, [work_file(tmp_path, [("x", 1, 1)])], [1]))
+    write_sink(sink, accepted(spark, [row_file(tmp_path, [("x", 1, 1)])], [1]))
     assert os.listdir(tmp_path / "out") == ["_ackcore.json"]  # no row is left
 
 
@@ -198,6 +201,56 @@ def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
     sink.write(spark.createDataFrame([("x", 1), ("y", 2)], "word string, n long"), 3)
     assert words(tmp_path / "out" / "batch_id=3") == ["x", "y"]
     assert repr(sink) == f"to_parquet({str(tmp_path / 'out')!r})"
+
+
+@pytest.mark.parametrize(
+    ("found", "checkpoint", "whose"),
+    [
+        (
+            {"deployment": "abc", "sink": "n", "checkpoint": "{here}/cp"},
+            "{here}/2",
+            "of sink 'n' of the checkpoint {here}/cp (deployment abc): ",
+        ),
+        (
+            {"deployment": "abc", "sink": "n", "checkpoint": "{here}/gone"},
+            "{here}/2",
+            "of sink 'n' of the checkpoint {here}/gone, which is not there any more (deployment ab",
+        ),
+        (
+            {"deployment": "abc", "sink": "n", "checkpoint": "{here}/2"},
+            "{here}/2",
+            "of sink 'n' of a checkpoint that was in {here}/2 before this one (deployment abc): ",
+        ),
+        ({"deployment": "abc", "sink": "n"}, "{here}/2", "of sink 'n' of another checkpoint (dep"),
+        ([], "{here}/2", "of another checkpoint or another sink: "),
+    ],
+)
+def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkpoint, whose):
+    out, here = tmp_path / "out", str(tmp_path)
+    out.mkdir()
+    (tmp_path / "cp").mkdir()
+    note = out / "_ackcore.json"
+    note.write_text(json.dumps(found).replace("{here}", here))
+    sink = to_parquet(out)
+    claim = "n", "def", checkpoint.replace("{here}", here)
+    told = re.escape(f"{out} is a directory {whose.replace('{here}', here)}")
+    with pytest.raises(CheckpointForeign, match=told) as refused:
+        sink.claim(*claim)
+    released = f"if no query goes on with what it is of, remove {note} to release it"
+    assert str(refused.value).endswith(released)
+    (out / "batch_id=0").mkdir()
+    with pytest.raises(CheckpointForeign, match=told + ".* with all the rows that are in it$"):
+        sink.claim(*claim)
+    # The way out of one without rows.
+    (out / "batch_id=0").rmdir()
+    note.unlink()
+    sink.claim(*claim)
+    sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one
+
+
+def test_a_claim_of_the_first_version_goes_on(tmp_path):
+    (tmp_path / "_ackcore.json").write_text('{"deployment": "abc", "sink": "n"}')
+    to_parquet(tmp_path).claim("n", "abc", "/cp")
 
 
 def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, monkeypatch):
@@ -276,11 +329,11 @@ def damage(file):
 @pytest.mark.parametrize("which", [0, 1])
 def test_rows_that_are_damaged_are_not_written(spark, files, tmp_path, by, which):
     damage(files[which])
-    with pytest.raises((WorkFileDamaged, PySparkException)) as caught:
+    with pytest.raises((RowFileDamaged, PySparkException)) as caught:
         write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
     assert files[which].path in str(damage_in(caught.value))
     assert not (tmp_path / "out" / "batch_id=0").exists()
-    with pytest.raises(WorkFileDamaged):
+    with pytest.raises(RowFileDamaged):
         accepted(spark, files).verify()
 
 
@@ -291,7 +344,7 @@ def test_a_dataframe_has_no_row_of_a_damaged_file(spark, files):
         frame.collect()
     assert f"{files[1].path} is damaged" in str(damage_in(caught.value))
     damage(files[0])
-    with pytest.raises(WorkFileDamaged, match="is damaged"):
+    with pytest.raises(RowFileDamaged, match="is damaged"):
         accepted(spark, files).frame()
 
 

@@ -13,13 +13,13 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from ackcore.spark.base.checksummed import read_record, write_record
+from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
-from ackcore.spark.base.session import has_fixed_order
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.run import snapshot as module
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame
-from ackcore.spark.tasks.workfiles import damage_in
+from ackcore.spark.tasks.row_files import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -48,7 +48,7 @@ def rows_of(inputs):
 
 
 def placed(one):
-    """The rows as a first stage gets them, and their partition."""
+    """The rows as a spout stage gets them, and their partition."""
     fields = [*one.frame.schema.fields, StructField("p", IntegerType())]
 
     def place(batches):

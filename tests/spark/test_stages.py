@@ -22,15 +22,15 @@ from pyspark import TaskContext
 
 from ackcore.ids import spout_key
 from ackcore.spark.run.action import read_results
-from ackcore.spark.tasks import bolts, edges, exchange, first
-from ackcore.spark.tasks.exchange import ROW_SCHEMA, TRAILER
-from ackcore.spark.tasks.first import FirstStage, sampled
-from ackcore.spark.tasks.last import LastStage
-from ackcore.spark.tasks.next import NextStage
+from ackcore.spark.tasks import bolts, exchange, shuffle_writer, spout_stage
+from ackcore.spark.tasks.bolt_stage import BoltStage
+from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, TRAILER
+from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.results import RESULT_SCHEMA
-from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows
+from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows
+from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
 
@@ -130,17 +130,17 @@ def expected(topology, layout, values):
     failed, rows = set(), collections.defaultdict(collections.Counter)
 
     def visit(component, record, value):
-        for edge in layout.out(component):
-            bolt = topology.bolts[edge.target].component
+        for sub in layout.out(component):
+            bolt = topology.bolts[sub.target].component
             copies = 1
-            if edge.grouping.name == "all" and edge.level_to > edge.level_from:
-                copies = min(edge.parallelism or DESTS, DESTS)
+            if sub.grouping.name == "all" and sub.level_to > sub.level_from:
+                copies = min(sub.parallelism or DESTS, DESTS)
             for _ in range(copies):
                 if bolt.fails(value):
                     failed.add(record)
                 for child in bolt.children(value):
-                    rows[edge.target, record][record, child] += 1
-                    visit(edge.target, record, child)
+                    rows[sub.target, record][record, child] += 1
+                    visit(sub.target, record, child)
 
     for record, value in enumerate(values):
         visit("spout", record, value)
@@ -171,10 +171,11 @@ class Simulation:
             dests=DESTS,
             chunk_rows=topology.settings.chunk_rows,
             directory=self.directory,
+            journal=f"{self.directory}.journal",
             reject=(),
         )
         key = spout_key(99, "spout", "", 0)
-        self.source = Source("spout", 0, ROWS, (), True, False, False, key)
+        self.source = SpoutSpec("spout", 0, ROWS, (), True, False, False, key)
 
     def task(self, stage, partition, batches):
         self._attempts += 1
@@ -185,9 +186,9 @@ class Simulation:
             return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
 
     def first(self, values, partitions=2, batch_rows=5):
-        """What each task of the first stage sends."""
+        """What each task of the spout stage sends."""
         found = []
-        stage = FirstStage(self.work, {"spout": self.source}, "spout")
+        stage = SpoutStage(self.work, {"spout": self.source}, "spout")
         cuts = [len(values) * i // partitions for i in range(partitions + 1)]
         for partition, (a, b) in enumerate(itertools.pairwise(cuts)):
             some = [
@@ -204,13 +205,13 @@ class Simulation:
         return found
 
     def rest(self, sent, rng, spoil=lambda level, dest, rows: rows):
-        """Take what the first stage sent through all others; return the driver's view."""
+        """Take what the spout stage sent through all others; return the driver's view."""
         if not self.layout.settles:
             return self.read([row for task in sent for row in task])
         self.sent = []
         for level in (*range(2, self.layout.depth + 1), None):
             rows = [row for task in sent for row in task]
-            stage = LastStage(self.work) if level is None else NextStage(self.work, level)
+            stage = SettleStage(self.work) if level is None else BoltStage(self.work, level)
             sent = []
             for dest in range(DESTS):
                 here = [row for row in rows if row["dest"] == dest]
@@ -241,7 +242,7 @@ class Simulation:
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            for batch in read_rows(WorkFile(f"{self.directory}/{file.path}", file.rows)):
+            for batch in read_rows(RowFile(f"{self.directory}/{file.path}", file.rows)):
                 columns = [column.to_pylist() for column in keep_acked(batch, bad).columns]
                 rows[file.component].update(zip(*columns, strict=True))
         return {component: found for component, found in rows.items() if found}
@@ -282,7 +283,7 @@ def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, va
 def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most):
     """Chunks that come in, what a bolt emits at a time, and what a later stage puts together."""
     with (
-        mock.patch.object(first, "CHUNK_BYTES", most),
+        mock.patch.object(spout_stage, "CHUNK_BYTES", most),
         mock.patch.object(bolts, "CHUNK_BYTES", most),
         mock.patch.object(exchange, "_MOST_CHUNK_BYTES", most),
     ):
@@ -296,7 +297,7 @@ def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most
 
 def test_a_tuple_too_large_for_a_shuffle_fails_with_its_size(simulate, monkeypatch):
     """One array of the JVM's has at most 2 GiB."""
-    monkeypatch.setattr(edges, "MOST_ROW_BYTES", 15)
+    monkeypatch.setattr(shuffle_writer, "MOST_ROW_BYTES", 15)
     simulation = simulate(words())
     done = simulation.rest(simulation.first([1]), np.random.default_rng(1))
     assert done.problems == ()

@@ -40,7 +40,7 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
         assert state.last_plan is None  # not yet written
         state.write_plan(plan)
         assert state.plan(0) == plan
-        again = replace(plan, deaths=2, careful=True, suspects=(-(2**63), 2**63 - 1))
+        again = replace(plan, crashes=2, careful=True, suspects=(-(2**63), 2**63 - 1))
         state.write_plan(again)
         assert state.plan(0) == again
         assert state.decision(0) is None
@@ -264,7 +264,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
             state.write_decision(decision(0))
         run_one(state, 0)
         with pytest.raises(ValueError, match="micro-batch 0 is decided, its plan stays"):
-            state.write_plan(replace(state.plan(0), deaths=1))
+            state.write_plan(replace(state.plan(0), crashes=1))
         with pytest.raises(ValueError, match="micro-batch 0 is decided already"):
             state.write_decision(decision(0))
         with pytest.raises(ValueError, match="micro-batch 0 is done already"):

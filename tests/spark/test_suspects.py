@@ -8,23 +8,23 @@ import pyarrow as pa
 import pytest
 from worlds import Killed, root_of
 
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol.decide import reject
+from ackcore.spark.protocol.decide import with_rejection_reasons
 from ackcore.spark.protocol.suspects import (
     failed_attempt,
     isolation_progress,
     rejections,
     update_suspects,
 )
-from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.markers import ALONE, ROOTS, Marker, Place
+from ackcore.spark.tasks.inflight_markers import ALONE, ROOTS, Marker, TaskAttempt
 from ackcore.topology.tuples import Reason
 
 PLAN = Plan(0, 0, None, 0, careful=True)
 
 
 def test_a_crashing_record_is_found_and_rejected(world):
-    """Two deaths, then careful: suspects, alone once, alone twice; and then without it."""
+    """Two crashes, then careful: suspects, alone once, alone twice; and then without it."""
 
     def behaves(line, attempt):
         if line in ("poison", "venom"):
@@ -69,7 +69,7 @@ def suspicious(world):
 
 
 def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
-    # The plan on record has the suspects of the death that was seen; what was in flight when the
+    # The plan on record has the suspects of the crash that was seen; what was in flight when the
     # driver died is not among them.
     _, books = world.process(0, ["a", "b"])
     assert (books.acked, books.dead) == (2, 0)
@@ -93,17 +93,17 @@ def test_suspects_are_forgotten_with_their_rows(world, suspicious):
     assert world.runs[-1].suspects == ()
 
 
-def of(*deaths):
+def of(*crashes):
     """Markers of attempts that died: (partition, attempt, *roots)."""
     found = [
         Marker(
-            Place(1, partition, attempt),
+            TaskAttempt(1, partition, attempt),
             ALONE if len(roots) == 1 else ROOTS,
             roots=frozenset(roots),
         )
-        for partition, attempt, *roots in deaths
+        for partition, attempt, *roots in crashes
     ]
-    return sorted(found, key=lambda marker: marker.place)
+    return sorted(found, key=lambda marker: marker.attempt)
 
 
 def test_there_is_no_suspect_without_a_marker():
@@ -150,7 +150,7 @@ def test_a_record_that_was_not_alone_on_the_cluster_is_not_rejected_for_good():
     found = update_suspects(update_suspects(PLAN, markers, None), markers, None)
     assert set(found.rejected) == set(found.suspects) == {1, 2}
     failed = pa.table([[1, 2, 3], ["s"] * 3, ["-"] * 3], schema=FAILED)
-    reasons = reject(failed, rejections(found))["reason"].to_pylist()
+    reasons = with_rejection_reasons(failed, rejections(found))["reason"].to_pylist()
     assert [Reason.decode(text).final for text in reasons[:2]] == [False, False]
     assert reasons[2] == "-"
     again = update_suspects(found, of((2, 5, 7, 8)), None)
@@ -158,7 +158,7 @@ def test_a_record_that_was_not_alone_on_the_cluster_is_not_rejected_for_good():
 
 
 def test_a_record_that_several_tasks_died_of_is_rejected_for_good():
-    """Its tuples went to two tasks, and an executor's death failed the stage, not a task."""
+    """Its tuples went to two tasks, and an executor's crash failed the stage, not a task."""
     found = update_suspects(PLAN, of((0, 3, 1, 2), (0, 5, 1), (0, 7, 1), (1, 6, 1)), None)
     assert (found.suspects, found.rejected) == ((), (1,))
 

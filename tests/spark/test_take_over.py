@@ -24,7 +24,7 @@ from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.tasks.workfiles import ROOT, RowFile, WorkFile
+from ackcore.spark.tasks.row_files import ROOT, RowFile, RowFileWriter
 from ackcore.topology.tuples import Reason
 
 STEPS = [
@@ -209,11 +209,11 @@ def test_cut_off_between_any_two_writes_it_changes_no_outcome(tmp_path, pauser, 
 
 def accepted(directory, number, *words):
     schema = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
-    file = RowFile(str(directory), schema, 0, number)
+    file = RowFileWriter(str(directory), schema, 0, number)
     file.write(pa.record_batch([list(words), list(range(len(words)))], schema=schema))
     name, rows, _ = file.finish()
-    files = (WorkFile(str(directory / name), rows),)
-    return Accepted(None, "count", "abc", number, files, np.empty(0, np.int64))
+    files = (RowFile(str(directory / name), rows),)
+    return Accepted(None, "count", "abc", "/cp", number, files, np.empty(0, np.int64))
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after one write"])
@@ -235,7 +235,7 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
 
     def write(name, left):
         sink = to_parquet(tmp_path / name)
-        sink.claim("count", "abc")
+        sink.claim("count", "abc", "/cp")
         taken.clear()
         pauser.arm(left)
         with fenced(fence), suppress(Killed, CheckpointInUse, OSError):
@@ -311,7 +311,7 @@ def test_a_decision_names_no_run_that_was_removed(checkpoint, monkeypatch, wakes
 
 def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
     """A second key would make all that is recorded foreign."""
-    write_meta, keys = State.open.__globals__["ownership"].write_meta, []
+    write_meta, keys = State.open.__globals__["compatibility"].write_meta, []
 
     def late(root, meta, **more):
         if not keys:
@@ -321,7 +321,7 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
                 keys.append(f"{second.deployment_key:016x}")
         write_meta(root, meta, **more)
 
-    monkeypatch.setattr("ackcore.spark.checkpoint.ownership.write_meta", late)
+    monkeypatch.setattr("ackcore.spark.checkpoint.compatibility.write_meta", late)
     with pytest.raises(CheckpointInUse, match="was taken over"):
         OPEN(checkpoint)
     with OPEN(checkpoint) as state:
@@ -378,12 +378,12 @@ def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
 
     def late(path, write, **more):
         monkeypatch.setattr(sinks, "write_file", write_file)
-        other.claim("count", "other")
+        other.claim("count", "other", "/cp")
         write_file(path, write, **more)
 
     monkeypatch.setattr(sinks, "write_file", late)
     with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
-        one.claim("count", "one")
+        one.claim("count", "one", "/cp")
     assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.tasks.edges import draw_edges
-from ackcore.spark.tasks.exchange import RootRuns, joined_runs, untracked
+from ackcore.spark.tasks.exchange_format import RootRuns, joined_runs, untracked
+from ackcore.spark.tasks.shuffle_writer import draw_edges
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, Owners, running_counts
 
 KEY, WAY = 7, "split/default>count"

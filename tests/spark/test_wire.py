@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackcore import Entries
 from ackcore._shuffle import split_by_shard
+from ackcore.spark.base.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
 from ackcore.spark.settle import wire
-from ackcore.spark.settle.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
+from ackcore.topology.tuples import Reason
 
 RNG = np.random.default_rng(5)
 
@@ -151,6 +154,42 @@ def test_reasons_are_packed():
         parts = list(wire.unpack(wire.pack_reasons(table, shards)))
         assert earliest(parts).equals(earliest([table]))
     assert list(wire.unpack(wire.pack_reasons(no_reasons(), 3))) == []
+
+
+def said(after_ms=0, counts=True, message="m", final=False):
+    return Reason("b", "E", message, final, after_ms, counts).encode()
+
+
+def test_the_longest_wait_that_is_asked_for_counts():
+    tables = [
+        reasons((1, 0, said(30_000, message="z")), (2, 0, said(5)), (3, 0, said(7, counts=False))),
+        reasons((1, 0, said(500)), (2, 0, said(message="a")), (3, 0, said(2, message="b"))),
+        reasons((4, 0, said(9)), (4, 0, said(message="gone", final=True)), (5, 0, "-5 of mine")),
+    ]
+    kept = earliest(tables)
+    assert kept["text"].to_pylist() == [
+        said(30_000),
+        said(5, message="a"),
+        said(7, message="b"),  # one of the two was an attempt
+        said(message="gone", final=True),
+        "-5 of mine",
+    ]
+
+
+REASONS = st.tuples(
+    st.integers(0, 3),
+    st.integers(0, 1),
+    st.builds(said, st.sampled_from([0, 1, 40, 500]), st.booleans(), st.sampled_from("ab")),
+)
+
+
+@given(st.lists(st.lists(REASONS, max_size=4), max_size=4))
+def test_reasons_are_joined_in_any_grouping(parts):
+    at_once = earliest([reasons(*rows) for rows in parts])
+    in_turn = no_reasons()
+    for rows in reversed(parts):
+        in_turn = earliest([reasons(*reversed(rows)), in_turn])
+    assert in_turn.to_pylist() == at_once.to_pylist()
 
 
 def test_the_earliest_reason_by_time_and_text():

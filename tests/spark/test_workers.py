@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
+from worlds import World, fails
 
 import ackcore
-from ackcore.spark import WorkerPythonError, combine, run_batch, settle, settle_parquet
+from ackcore.spark import (
+    WorkerPythonError,
+    combine,
+    dead_letters,
+    replay,
+    run_batch,
+    settle,
+    settle_parquet,
+)
 from ackcore.spark.base import workers
 from ackcore.spark.base.workers import Answer, check_workers, judge, use_drivers_python
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 HERE = Answer("/here/python", "3.11.2", ackcore.__version__, None)
@@ -116,6 +128,47 @@ def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_p
     context.pythonExec = str(python)
     with pytest.raises(WorkerPythonError, match=rf"are to run {python}: .*No module named .*Set "):
         check_workers(spark)
+
+
+def test_dead_letters_are_read_and_sent_without_a_python_on_the_workers(spark, context, tmp_path):
+    context.pythonExec = "/no/such/python"
+    world = World(tmp_path, spouts=("lines", "clicks"), behaves=fails("a", "b", "c", final=True))
+    world.process(0, ["a", "b", ("clicks", "c")])
+    state, _ = world.driver()
+    with state:
+        letters = DeadLetters.open(tmp_path, state.deployment_key)
+        assert dead_letters(tmp_path, spark).collect() == []
+        letters.write(0, state.decision(0).dead)
+    assert replay(tmp_path, spark, where="spout = 'lines' and batch_id = 0").records == {"lines": 2}
+    assert replay(tmp_path, spark, where="replayed = 0").records == {"clicks": 1}
+    sent = dead_letters(tmp_path, spark).where("replay_request is not null")
+    assert [row.replayed for row in sent.collect()] == [1, 1, 1]
+
+
+def test_an_editable_install_of_the_drivers_own_is_not_asked(spark, context, tmp_path, monkeypatch):
+    """As the workers of a local master import from the same site, wherever that points to."""
+    top = Path(ackcore.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(workers.sysconfig, "get_path", lambda name: str(tmp_path))
+    context.pythonExec = sys.executable
+    about = tmp_path / "ackcore-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ackcore\nVersion: 0.1.0\n")
+    origin = about / "direct_url.json"
+    for said, own in [
+        (None, False),
+        ({"url": top.as_uri(), "archive_info": {}}, False),
+        ({"url": top.as_uri(), "dir_info": {}}, False),
+        ({"url": "file:///elsewhere", "dir_info": {"editable": True}}, False),
+        ({"url": top.as_uri(), "dir_info": {"editable": True}}, True),
+    ]:
+        if said is not None:
+            origin.write_text(json.dumps(said))
+        assert workers._is_drivers_own(context) == own, said
+    monkeypatch.delattr(workers, "_ask")
+    check_workers(spark)
+    context.pythonExec = "/another/python"
+    assert not workers._is_drivers_own(context)
 
 
 def test_a_failure_of_another_kind_is_left_to_what_runs_next(

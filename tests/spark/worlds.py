@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.runs import Jobs
 from ackcore.spark.run.types import RunResult
-from ackcore.spark.settle.reasons import FAILED
 from ackcore.spark.sinks.interface import read_accepted
-from ackcore.spark.tasks import markers
-from ackcore.spark.tasks.workfiles import ROOT, ROOTS, RowFile, read_whole
+from ackcore.spark.tasks import inflight_markers
+from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -156,11 +156,11 @@ class World:
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
             return self.behaves(line, attempt)
-        marker = markers.MarkerFile(plan.work, markers.Place(1, 0, 7))
+        marker = inflight_markers.MarkerFile(plan.work, inflight_markers.TaskAttempt(1, 0, 7))
         if root in plan.suspects:
-            marker.set(markers.ALONE, roots=np.array([root]))
+            marker.set(inflight_markers.ALONE, roots=np.array([root]))
         else:
-            marker.set(markers.ROOTS, roots=np.array([root, root + 1]))
+            marker.set(inflight_markers.ROOTS, roots=np.array([root, root + 1]))
         try:
             reason = self.behaves(line, attempt)
         except BaseException:
@@ -172,7 +172,7 @@ class World:
     def _file(self, work, rows, roots):
         schema = LINES.append(roots)
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
-        file = RowFile(work, schema, 0, 7)
+        file = RowFileWriter(work, schema, 0, 7)
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2])
 

@@ -17,7 +17,7 @@ class CheckpointCorrupt(StateError):
     """A file of the checkpoint is damaged or missing."""
 
 
-class WorkFileDamaged(CheckpointCorrupt):
+class RowFileDamaged(CheckpointCorrupt):
     """A file that a run left is damaged or missing; before a decision that costs only a run."""
 
 

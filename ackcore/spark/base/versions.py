@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyspark
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas import types as arrow_types
@@ -54,6 +56,18 @@ def read_version(text: str) -> tuple[int, int]:
 
 
 SPARK = read_version(pyspark.__version__)
+
+#: What a job that failed on its workers is raised as: until 4.0, Py4J's error by itself.
+JOB_ERRORS = (PySparkException,) if SPARK >= (4, 0) else (PySparkException, Py4JJavaError)
+
+#: The node of a plan that `mapInArrow` makes; the same from 4.0 on.
+MAP_IN_ARROW_NODE = "MapInArrow" if SPARK >= (4, 0) else "PythonMapInArrow"
+
+#: How Spark finds an interruption in the text of Python's error: until 4.0, with the line break.
+INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling us.\n"
+    ": java.lang.InterruptedException"
+)
 
 
 def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:

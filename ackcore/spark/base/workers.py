@@ -13,9 +13,12 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -97,11 +100,20 @@ def _is_local(context: SparkContext) -> bool:
 
 def _is_drivers_own(context: SparkContext) -> bool:
     """Whether workers import ackcore from where the driver did, as far as can be told here."""
+    if not (_is_local(context) and context.pythonExec == sys.executable):
+        return False
     here = Path(ackcore.__file__).parents[1]
-    found_in = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found_in += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    same = _is_local(context) and context.pythonExec == sys.executable
-    return same and here in map(Path, found_in)
+    sites = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found_in = [*sites, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return here in map(Path, found_in) or here in _installed_from(sites)
+
+
+def _installed_from(sites: list[str]) -> Iterator[Path]:
+    """Yield the directories that ackcore is imported from by an editable install (PEP 610)."""
+    for one in distributions(name="ackcore", path=sites):
+        origin = json.loads(one.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            yield Path(url2pathname(urlsplit(origin["url"]).path))
 
 
 def _ask(spark: SparkSession) -> set[Answer]:

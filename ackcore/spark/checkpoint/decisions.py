@@ -21,7 +21,7 @@ ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 class Plan:
     """What a micro-batch will do, recorded before it runs: `State.make_plan` makes one.
 
-    To rewrite it after a death: ``dataclasses.replace(plan, deaths=plan.deaths + 1, ...)``.
+    To rewrite it after a crash: ``dataclasses.replace(plan, crashes=plan.crashes + 1, ...)``.
     """
 
     number: int
@@ -29,7 +29,7 @@ class Plan:
     parent: int | None  # number - 1; None: the first micro-batch
     due: int  # waiting rows of the parent that are due at now_ms, without replays
     replays: tuple[str, ...] = ()  # names of requests it takes
-    deaths: int = 0
+    crashes: int = 0  # runs in which a process died, be it a worker, an executor or the driver
     #: How many of the due and the replayed rows it takes at most; None: all of them.
     max_retries: int | None = None
     careful: bool = False
@@ -41,7 +41,8 @@ class Plan:
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         body = asdict(self)
-        body["condemned"] = body.pop("rejected")  # its name on record
+        # Their names on record.
+        body["deaths"], body["condemned"] = body.pop("crashes"), body.pop("rejected")
         return body
 
     @classmethod
@@ -50,10 +51,10 @@ class Plan:
         known = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
         for name in ("replays", "suspects"):
             known[name] = tuple(known[name])
-        return cls(**known, rejected=tuple(body["condemned"]))
+        return cls(**known, crashes=body.get("deaths", 0), rejected=tuple(body["condemned"]))
 
     def without_suspects(self) -> Plan:
-        """Return it with nothing concluded from deaths: its root ids are other records' now."""
+        """Return it with nothing concluded from crashes: its root ids are other records' now."""
         return replace(self, suspects=(), rejected=(), time_outs={})
 
 

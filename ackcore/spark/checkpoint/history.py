@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from ackcore.spark.base.atomic import remove, remove_temporaries, sync_directory, writing
+from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import remove, remove_temporaries, writing
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint import replays

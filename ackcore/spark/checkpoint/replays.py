@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ackcore._files.durable import sync_directory
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import sync_directory, writing
+from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.checksummed import read_table, read_table_schema, write_batches
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns

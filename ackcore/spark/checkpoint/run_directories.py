@@ -16,7 +16,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ackcore.spark.base.atomic import make_directory, sync_directory, writing
+from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import make_directory, writing
 from ackcore.spark.checkpoint.decisions import BatchDecision
 
 _RUN = re.compile(r"(\d+)\.[0-9a-f]{16}")
@@ -66,6 +67,10 @@ class RunDirectories:
     def snapshot(self, number: int) -> Path:
         """Return where the snapshot of the new rows of a micro-batch is."""
         return self._root / f"{number}.pinned"
+
+    def journal(self, number: int) -> Path:
+        """Return where all runs of a micro-batch, those of former drivers too, keep answers."""
+        return self._root / f"{number}.journal"
 
     def remove_fenced(
         self, number: int, decision_of: Callable[[int], BatchDecision | None]

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import TableCache, write_batches
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
+from ackcore.topology.tuples import UNCOUNTED
 
 #: What is sorted or merged at a time, in rows and in bytes: an Arrow string column ends at 2 GiB.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 28
@@ -142,8 +143,9 @@ def due_of(table: pa.Table) -> Int64s:
 
 
 def untried_in(table: pa.Table) -> int:
-    """Return how many rows wait for their first turn."""
-    return int((table[ATTEMPT].to_numpy() == 0).sum())
+    """Return how many rows wait for their first turn, and not for one that is to count."""
+    firsts = table[REASON].filter(pc.equal(table[ATTEMPT], 0))
+    return len(firsts) - (pc.sum(pc.starts_with(firsts, UNCOUNTED)).as_py() or 0)
 
 
 def all_nullable(table: pa.Table) -> pa.Table:

@@ -8,17 +8,16 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
     batches/N.done            all has been acted upon
-    work/N.<token>/           what executors write in one run of it, the token drawn for that run;
-                              the manifest says whose files count, all is worthless after N.done
+    work/N.<token>/           what executors write in a run of it; whose counts, the manifest says
     work/N.pinned/            the snapshot of its new rows, for careful runs
+    work/N.journal/           what the calls of its bolts came to, shared by all of its runs
     replays/*.arrow           requests to send dead letters again
 
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
 a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
-state is read off the names of the files, and a file that is not where it must be was removed by
-other hands: that is an error, because to begin again would lose what waits, or repeat what was
-done.  The last two micro-batches are kept.  What waits is mostly in files of older ones, which stay
-until no manifest names them: see `ackcore.spark.checkpoint.waiting`.
+state is read off the names of the files, and one that is not where it must be was removed by other
+hands: an error, as to begin again would lose what waits, or repeat what was done.  The last two
+micro-batches are kept; files of what waits, until no manifest names them (`waiting`).
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.paths import local_path, numbered
-from ackcore.spark.checkpoint import history, ownership, replays
+from ackcore.spark.checkpoint import compatibility, history, replays
+from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.ownership import Described
 from ackcore.spark.checkpoint.record_files import RecordFiles
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
@@ -49,9 +48,7 @@ from ackcore.spark.checkpoint.waiting import Waiting
 
 
 class State:
-    """An open checkpoint, exclusively locked.
-
-    Made by `open`.
+    """An open checkpoint, exclusively locked; made by `open`.
 
     Attributes
     ----------
@@ -135,16 +132,18 @@ class State:
             with fenced(lock.check):
                 remove_temporaries(root)
                 spark_log = log if kind == "stream" else None
-                meta = ownership.claim(root, topology, kind, spark_log, accept_changes, clock_ms)
+                meta = compatibility.claim(
+                    root, topology, kind, spark_log, accept_changes, clock_ms
+                )
                 state = cls(root, lock, meta, sources)
                 if state.last_plan is not None and state.last_plan != state.last_done:
                     state.runs.remove_fenced(state.last_plan, state.decision)
                 if spark_log is not None:
-                    ownership.check_offsets(spark_log, root, state.last_plan)
+                    compatibility.check_offsets(spark_log, root, state.last_plan)
                 state._check_waiting(topology, state._check_tables())
                 if meta["fingerprint"] != topology.fingerprint:
-                    meta |= ownership.about(topology, meta["spout_order"])
-                    ownership.write_meta(root, meta)
+                    meta |= compatibility.about(topology, meta["spout_order"])
+                    compatibility.write_meta(root, meta)
         except BaseException:
             lock.close()
             raise
@@ -179,7 +178,7 @@ class State:
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
-        ownership.check_waiting(self.path, topology, waiting, requested)
+        compatibility.check_waiting(self.path, topology, waiting, requested)
         for spout in waiting:
             for table in waiting.tables(spout):
                 self._fitted(spout, table)
@@ -196,7 +195,7 @@ class State:
         if left == plan.replays:
             return plan
         # Root ids go by a record's place among the retries, so they are of other records now.
-        plan = replace(plan, replays=left, deaths=0, careful=False).without_suspects()
+        plan = replace(plan, replays=left, crashes=0, careful=False).without_suspects()
         self._records.write(f"batches/{plan.number}.plan", plan.body())
         self._history = self._read_history()
         return plan
@@ -342,7 +341,7 @@ class State:
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
             # After the plan: where it is set and there is no plan, files were removed.
-            ownership.write_meta(self.path, self._meta | {"begun": True})
+            compatibility.write_meta(self.path, self._meta | {"begun": True})
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:

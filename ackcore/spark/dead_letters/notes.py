@@ -14,7 +14,7 @@ from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.dead_letters.letters import starts_of
-from ackcore.spark.dead_letters.places import checkpoint_of
+from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
 
 NOTES = ".replayed"
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.

@@ -6,6 +6,7 @@ are read together, and what they give is put into the columns of all, each of th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -23,10 +24,14 @@ from ackcore.spark.base.session import refuse_session
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
 from ackcore.spark.dead_letters.letters import LETTER, read_letters
 from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
-from ackcore.spark.dead_letters.places import check_spout, store_of
+from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
-_SPANS_DDL = "_ackcore_file string, first bigint, last bigint, replayed int, replay_request string"
+_SPAN = (_FILE, "first", "last", "replayed", "replay_request")
+_SPANS_DDL = (
+    f"array<struct<{_FILE}: string, first: bigint, last: bigint, replayed: int, "
+    "replay_request: string>>"
+)
 
 
 def dead_letters(
@@ -96,11 +101,13 @@ def dead_letters(
 def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType) -> DataFrame:
     if frames:
         return reduce(DataFrame.union, frames)
-    fields = [T.StructField("spout", T.StringType())]
-    fields += [T.StructField(name, _SPARK[kind]) for name, kind in _LETTER.items()]
-    fields += [T.StructField("replayed", T.IntegerType())]
-    fields += [T.StructField("replay_request", T.StringType())]
-    return session.createDataFrame([], T.StructType([*fields, T.StructField("payload", payload)]))
+    columns: dict[str, T.DataType] = {"spout": T.StringType()}
+    columns |= {name: _SPARK[kind] for name, kind in _LETTER.items()}
+    columns |= {"replayed": T.IntegerType(), "replay_request": T.StringType(), "payload": payload}
+    # Not by createDataFrame, for which the workers' Python would have to run.
+    return session.range(0).select(
+        *(F.lit(None).cast(kind).alias(name) for name, kind in columns.items())
+    )
 
 
 _LETTER = dict(zip(LETTER.names, LETTER.types, strict=True))
@@ -158,7 +165,9 @@ def letters_of(
         frame = frame.select("*", *at)
     if spans:
         # By row and not by span: a condition on two bounds would compare each with each.
-        rows = session.createDataFrame(spans, _SPANS_DDL)
+        # createDataFrame would have the workers' Python unpickle them, and nothing else needs it.
+        told = F.lit(json.dumps([dict(zip(_SPAN, span, strict=True)) for span in spans]))
+        rows = session.range(1).select(F.inline(F.from_json(told, _SPANS_DDL)))
         row = F.explode(F.sequence("first", F.col("last"))).alias(_ROW)
         rows = rows.select(_FILE, row, "replayed", "replay_request")
         frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as T
 
@@ -28,6 +27,7 @@ from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.base.session import refuse_session
+from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of
@@ -40,8 +40,8 @@ from ackcore.spark.dead_letters.letters import (
     starts_of,
 )
 from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
-from ackcore.spark.dead_letters.places import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
+from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 from ackcore.topology.tuples import Reason
 
 
@@ -216,7 +216,7 @@ def _matches(
         try:
             for name, row in whole.where(where).select("_ackcore_file", "_ackcore_row").collect():
                 found.setdefault(paths[name], []).append(row)
-        except (PySparkException, TypeError) as error:
+        except (*JOB_ERRORS, TypeError) as error:
             columns = ", ".join(whole.columns[:-2])
             raise ValueError(
                 f"where must be a condition, as text or Column, over {columns} (a source's column "

@@ -41,7 +41,7 @@ from ackcore.spark.dead_letters.files import (
 )
 from ackcore.spark.dead_letters.letters import as_letters, read_letters, write_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
-from ackcore.spark.dead_letters.places import OWNER, POINTER, remembered
+from ackcore.spark.dead_letters.store_of_checkpoint import OWNER, POINTER, remembered
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")

@@ -17,7 +17,7 @@ from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
-    WorkFileDamaged,
+    RowFileDamaged,
     one_line,
 )
 from ackcore.spark.base.failpoints import failpoint
@@ -25,7 +25,7 @@ from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.sinks.interface import Accepted, write_sink
-from ackcore.spark.tasks.workfiles import WorkFile, damage_in
+from ackcore.spark.tasks.row_files import RowFile, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.settings import Settings
@@ -87,8 +87,9 @@ def act(
             spark=spark,
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
+            checkpoint=str(state.path.parent),
             batch_id=number,
-            files=tuple(WorkFile(str(work / file.path), file.rows) for file in files),
+            files=tuple(RowFile(str(work / file.path), file.rows) for file in files),
             nonacked=nonacked,
         )
 
@@ -134,7 +135,7 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
     if damage is None:
         try:  # a writer may tell nothing of what it met
             accepted.verify()
-        except WorkFileDamaged as found:
+        except RowFileDamaged as found:
             damage = found
     if damage is not None:
         raise CheckpointCorrupt(str(damage)) from error

@@ -10,7 +10,7 @@ mark    it is done
 ======  ==========================================================================================
 
 Whenever the driver dies, the next one goes on behind the last of these that is on record.  A run
-that died leaves the number of deaths in the plan, and what was concluded from them: suspects,
+that crashed leaves the number of crashes in the plan, and what was concluded from them: suspects,
 rejected records and time-outs.  A decision is never made a second time.  Run and check are in
 `ackcore.spark.protocol.runs`.
 """
@@ -18,7 +18,7 @@ rejected records and time-outs.  A decision is never made a second time.  Run an
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -36,14 +36,13 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import DeadLetterWriter, Pause, Stopped, act
 from ackcore.spark.protocol.decide import BatchOutcome
 from ackcore.spark.protocol.progress import (
-    Account,
     Books,
     Progress,
     Stopwatch,
     percentiles,
 )
 from ackcore.spark.protocol.runs import Jobs, Runs
-from ackcore.spark.protocol.suspects import careful_if_needed, record_death
+from ackcore.spark.protocol.suspects import careful_if_needed, count_crash
 from ackcore.spark.run.types import InputFrame
 from ackcore.topology.builder import Topology
 
@@ -85,10 +84,17 @@ class Engine:
         self._spark = spark
         self._write_dead_letters = write_dead_letters
         self._pause = pause if pause is not None else _sleep
-        self._runs = Runs(topology, spark, state, self._pause, jobs if jobs is not None else Jobs())
         plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never behind the last plan, so that what is due comes due.
         self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
+        self._runs = Runs(
+            topology,
+            spark,
+            state,
+            self._pause,
+            jobs if jobs is not None else Jobs(),
+            self.clock,
+        )
 
     # ------------------------------------------------------------------------ what is on record
 
@@ -179,14 +185,15 @@ class Engine:
     def _plan(self, number: int) -> Plan:
         plan, settings = self.state.plan(number), self.topology.settings
         # One on record is that of a driver which ended before it decided.  The markers that its
-        # tasks left tell nothing, since no one saw them die; but it may have died of what it ran.
+        # tasks left tell nothing, since they were cut off, too; but the driver may have died of
+        # what it ran.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), settings.max_retries_per_batch)
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
             plan = self._bounded(replace(plan, interrupted=False))
         else:
-            plan = self._bounded(record_death(plan, settings.careful_after))
+            plan = self._bounded(count_crash(plan, settings.careful_after))
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan
@@ -206,7 +213,7 @@ class Engine:
         decision = self.state.write_decision(
             replace(
                 outcome.decision,
-                counts=_counts(outcome.changes, outcome.failed),
+                counts=_counts(outcome),
                 totals=before.after(outcome.changes).to_json(),
             )
         )
@@ -231,7 +238,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record that the driver was interrupted, so that the next one counts no death."""
+        """Record that the driver was interrupted, so that the next one counts no crash."""
         if isinstance(error, RunCancelled) and error.shut_down:
             return  # the JVM may have died of a record
         with suppress(StateError):
@@ -244,13 +251,14 @@ class Engine:
     ) -> Progress:
         now = self.clock()
         counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
+        known = {name: counts[name] for name in _COUNTED if name in counts}
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         new = (now - decision.now_ms, acked - len(first_ms))
         seconds = watch.seconds()
         return Progress(
             batch_id=decision.number,
-            **counts,
+            **known,
             waiting=decision.waiting.rows(),
             oldest_ms=0 if oldest_ms is None else now - oldest_ms,
             latency_ms=percentiles([new], now - first_ms),
@@ -261,13 +269,16 @@ class Engine:
         )
 
 
-def _counts(changes: Mapping[str, Account], failed: int) -> dict[str, int]:
-    accounts = changes.values()
+#: What a decision counts of its micro-batch; decisions of before have no ``uncounted``.
+_COUNTED = ("records", "acked", "retried", "replayed", "dead", "failed", "uncounted")
+
+
+def _counts(outcome: BatchOutcome) -> dict[str, int]:
     found = {
-        name: sum(getattr(account, name) for account in accounts)
-        for name in ("records", "acked", "retried", "replayed", "dead")
+        name: sum(getattr(account, name) for account in outcome.changes.values())
+        for name in _COUNTED[:5]
     }
-    return {**found, "failed": failed}
+    return {**found, "failed": outcome.failed, "uncounted": outcome.uncounted}
 
 
 def _sleep(seconds: float) -> bool:

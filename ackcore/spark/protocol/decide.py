@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.retry import Policy
+from ackcore.spark.base.reasons import ENGINE, FAILED
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,
@@ -30,18 +31,18 @@ from ackcore.spark.base.schemas import (
     SinkFile,
 )
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
+from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.protocol.progress import Account
-from ackcore.spark.settle.reasons import ENGINE, FAILED
-from ackcore.spark.tasks.workfiles import (
+from ackcore.spark.tasks.row_files import (
     PLACE,
     ROOT_ID,
     ROOTS,
-    WorkFile,
+    RowFile,
     has_several_roots,
     read_rows,
 )
 from ackcore.topology.settings import Settings
-from ackcore.topology.tuples import Reason
+from ackcore.topology.tuples import UNCOUNTED, Reason
 
 #: What the payload of a failed record has beside the source's columns.
 _OF_PAYLOAD = frozenset({ROOT_ID, PLACE, MESSAGE_ID, ATTEMPT})
@@ -56,17 +57,18 @@ class BatchOutcome:
     """A decision, and what follows from it that is not on record by itself.
 
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
-    how many executions failed; ``first_ms`` when each retried record that is ACKED now was first
-    seen.
+    how many executions failed, and ``uncounted`` how many of them were no attempt; ``first_ms``
+    when each retried record that is ACKED now was first seen.
     """
 
     decision: BatchDecision
     changes: Mapping[str, Account]
     failed: int
+    uncounted: int
     first_ms: Int64s
 
 
-def reject(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
+def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
     """Return the failures, those of roots that were not run with the reasons for that."""
     if not reasons:
         return failed
@@ -98,46 +100,52 @@ def propagate_failures(
     """
     if not len(failed):
         return failed
-    bad = np.unique(failed["root_id"].to_numpy())
-    start, groups = (
-        bad,
-        [
-            _shared(WorkFile(os.path.join(directory, file.path), file.rows))
-            for file in files
-            if has_several_roots(file.path)
-        ],
-    )
+    groups = [
+        _shared(RowFile(os.path.join(directory, file.path), file.rows))
+        for file in files
+        if has_several_roots(file.path)
+    ]
     rows = [(sizes, roots) for sizes, roots in groups if len(roots)]
     if not rows:
         return failed
     sizes = np.concatenate([sizes for sizes, _ in rows])
     roots = np.concatenate([roots for _, roots in rows])
     row = np.repeat(np.arange(len(sizes)), sizes)
-    while True:
-        touched = np.bincount(row, np.isin(roots, bad), len(sizes)) > 0
-        spread = np.union1d(bad, roots[touched[row]])
-        if len(spread) == len(bad):
-            break
-        bad = spread
-    entailed = np.setdiff1d(bad, start)
+
+    def spread(bad: Int64s) -> Int64s:
+        while True:
+            touched = np.bincount(row, np.isin(roots, bad), len(sizes)) > 0
+            more = np.union1d(bad, roots[touched[row]])
+            if len(more) == len(bad):
+                return more
+            bad = more
+
+    start: Int64s = failed["root_id"].to_numpy()
+    entailed = np.setdiff1d(spread(np.unique(start)), start)
     if not len(entailed):
         return failed
     reason = Reason(
-        ENGINE, "Entangled", "a row for a sink hangs from this record and from one that failed"
+        ENGINE,
+        "PropagatedFailure",
+        "a row for a sink hangs from this record and from one that failed",
     )
+    # An attempt only if that of one of those that it shares rows with was.
+    counted = pc.invert(pc.starts_with(failed["reason"], UNCOUNTED)).to_numpy()
+    counts = np.isin(entailed, spread(np.unique(start[counted])))
+    texts = [reason._replace(counts=each).encode() for each in counts.tolist()]
     owner = spouts[0] if len(spouts) == 1 else None
     added = pa.table(
         [
             pa.array(entailed),
             pa.array([owner] * len(entailed), pa.string()),
-            pa.array([reason.encode()] * len(entailed), pa.string()),
+            pa.array(texts, pa.string()),
         ],
         schema=FAILED,
     )
     return pa.concat_tables([failed.cast(FAILED), added])
 
 
-def _shared(file: WorkFile) -> tuple[Int64s, Int64s]:
+def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
     """How many roots each row with several has, and these roots one after the other."""
     sizes, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in read_rows(file):
@@ -169,6 +177,7 @@ def decide(
     files: Iterable[SinkFile],
     settings: Settings,
     spouts: Sequence[str],
+    ended_ms: int = 0,
 ) -> BatchOutcome:
     """Decide what becomes of each record of a micro-batch.
 
@@ -191,6 +200,9 @@ def decide(
         Attempts, back-off, and how many may wait.
     spouts : sequence of str
         The tracked ones.
+    ended_ms : int, default 0
+        When the run had ended, if that is later than the plan: waits that reasons ask for begin
+        with the failure, and that was no later.
 
     Returns
     -------
@@ -199,7 +211,7 @@ def decide(
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
     waiting, dead, changes = retries.rest, {}, {}
-    failures = 0
+    failures = uncounted = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
         tried = retries.due.get(spout)
@@ -209,14 +221,15 @@ def decide(
         if tried is not None:
             resolved = pc.sum(tried[REPLAYED]).as_py() or 0
             # What a request put back starts again from attempt 0.
-            firsts = pc.sum(pc.equal(tried[ATTEMPT], 0)).as_py()
+            firsts = untried_in(tried)
             first_ms.append(_first_of_acked(tried, lost))
         parked = lost_here = 0
         if lost is not None and len(lost):
             lost_here = len(lost)
             rows = _tracked(plan, tried, lost, [reasons[root] for root in _roots(lost)])
             resolved -= pc.sum(rows[REPLAYED]).as_py()
-            rows, ends = _judge(policy, plan.now_ms, rows)
+            rows, ends, free = _judge(policy, settings, plan.now_ms, ended_ms, rows)
+            uncounted += free
             waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
             # A replay that is larger than a micro-batch takes is no reason to give others up.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
@@ -253,7 +266,7 @@ def decide(
         nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
         files=tuple(files),
     )
-    return BatchOutcome(decision, changes, failures, np.concatenate(first_ms))
+    return BatchOutcome(decision, changes, failures, uncounted, np.concatenate(first_ms))
 
 
 def _roots(table: pa.Table) -> list[int]:
@@ -293,15 +306,40 @@ def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[s
 
 
 def _judge(
-    policy: Policy, now_ms: int, rows: pa.Table
-) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Give failed records their next attempt and when it is due; tell which are dead instead."""
-    final = pc.starts_with(rows[REASON], "!").to_numpy()
+    policy: Policy, settings: Settings, now_ms: int, ended_ms: int, rows: pa.Table
+) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.bool_]], int]:
+    """Give failed records their next attempt and when it is due; tell which are dead instead.
+
+    And how many failures were no attempt.
+    """
+    texts = rows[REASON].combine_chunks().dictionary_encode()  # many fail alike
+    reasons = [Reason.decode(text) for text in texts.dictionary.to_pylist()]
+    of = texts.indices.to_numpy()
+    final = np.array([reason.final for reason in reasons], np.bool_)[of]
+    after_ms = np.array([reason.after_ms for reason in reasons], np.int64)[of]
+    first_ms: Int64s = rows[FIRST_MS].to_numpy()
+    # Not for ever: what never can be done would never be told.
+    late = now_ms - first_ms >= 1000 * settings.unavailable_timeout_s
+    counts = np.array([reason.counts for reason in reasons], np.bool_)[of] | late
     decided = policy.decide_many(
-        rows[MESSAGE_ID].to_pylist(), rows[ATTEMPT].to_numpy(), now_ms, final
+        rows[MESSAGE_ID].to_pylist(),
+        rows[ATTEMPT].to_numpy(),
+        now_ms,
+        final,
+        counts=counts,
+        not_before_ms=np.where(after_ms > 0, max(ended_ms, now_ms) + after_ms, 0),
+        first_ms=first_ms,
     )
     rows = _with(rows, ATTEMPT, pa.array(decided.attempts))
-    return _with(rows, DUE_MS, pa.array(decided.due_ms)), decided.dead
+    rows = _with(rows, DUE_MS, pa.array(decided.due_ms))
+    # The wait is on record as the time; whether it counted, as the reason.
+    kept = [
+        [reason._replace(after_ms=0, counts=each).encode() for reason in reasons]
+        for each in (False, True)
+    ]
+    said = [kept[each][at] for each, at in zip(counts.tolist(), of.tolist(), strict=True)]
+    rows = _with(rows, REASON, pa.array(said, pa.string()))
+    return rows, decided.dead, int((~counts & ~decided.dead).sum())
 
 
 def _refused(rows: pa.Table, most: int) -> pa.Table:

@@ -35,7 +35,7 @@ class Account:
     waiting : int
         For a retry, at the end of the last micro-batch.
     retried : int
-        Executions beyond each record's first.
+        Executions beyond each record's first, those that did not count as well.
     resolved : int
         Of the replayed: ACKED.  (Counted since it is recorded which are replayed; a checkpoint of
         the first version has none of before.)
@@ -167,6 +167,8 @@ class Progress:
         New records of tracked spouts.
     acked, failed : int
         Executions that ended so; together the new and the retried records.
+    uncounted : int
+        Of the failed ones: those that were no attempt (`ackcore.topology.Unavailable`).
     retried, replayed : int
         Records that were executed again, after a failure or out of the dead letters.
     dead : int
@@ -189,6 +191,7 @@ class Progress:
     records: int = 0
     acked: int = 0
     failed: int = 0
+    uncounted: int = 0
     retried: int = 0
     replayed: int = 0
     dead: int = 0
@@ -203,9 +206,10 @@ class Progress:
     def __str__(self) -> str:
         latency = self.latency_ms
         oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
+        free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
         return (
-            f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed, "
+            f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"latency {latency.p50:.0f}/{latency.p95:.0f}/{latency.p99:.0f} ms, "
             f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s{again}"

@@ -1,9 +1,9 @@
 """Run and check: a planned micro-batch is run until a run of it is accepted.
 
-A run that died leaves the number of deaths in the plan, and which records may have caused them; one
-whose parts do not agree, or whose files are damaged, leaves nothing.  From the first death that is
-one too many the runs are *careful*: they read a snapshot of the new rows, so that root ids name the
-same records in each of them.
+A run that crashed is counted in the plan, and which records may have caused it; one whose parts do
+not agree, or whose files are damaged, leaves nothing.  From the first crash that is one too many
+the runs are *careful*: they read a snapshot of the new rows, so that root ids name the same records
+in each of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from pyspark.sql import SparkSession
 
 from ackcore.arrow import rebatched
 from ackcore.retry import capped_doubling
+from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import Pause, Stopped
@@ -35,14 +37,14 @@ from ackcore.spark.protocol.decide import (
     check_payloads,
     decide,
     propagate_failures,
-    reject,
+    with_rejection_reasons,
 )
 from ackcore.spark.protocol.progress import Stopwatch
 from ackcore.spark.protocol.suspects import (
-    deaths_logged,
+    count_crash,
+    crashes_logged,
     failed_attempt,
     isolation_progress,
-    record_death,
     rejections,
     update_suspects,
 )
@@ -51,9 +53,8 @@ from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.reread import fetch as fetch_payloads
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
-from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.markers import ALONE, died
-from ackcore.spark.tasks.workfiles import RowFile, WorkFile, damage_in
+from ackcore.spark.tasks.inflight_markers import ALONE, crashed
+from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 
@@ -126,10 +127,18 @@ class Runs:
         Waits for so many seconds; returns whether to stop.
     jobs : Jobs
         What runs on Spark.
+    clock : callable
+        Returns milliseconds since 1970.
     """
 
     def __init__(
-        self, topology: Topology, spark: SparkSession, state: State, pause: Pause, jobs: Jobs
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        state: State,
+        pause: Pause,
+        jobs: Jobs,
+        clock: Clock,
     ) -> None:
         self._topology = topology
         self._layout = Layout.of(topology)
@@ -137,6 +146,7 @@ class Runs:
         self._state = state
         self._pause = pause
         self._jobs = jobs
+        self._clock = clock
         self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
@@ -147,7 +157,7 @@ class Runs:
         Parameters
         ----------
         plan : Plan
-            On record; each death is added to it there.
+            On record; each crash is added to it there.
         inputs : sequence of InputFrame
             The new rows.
         watch : Stopwatch
@@ -183,7 +193,7 @@ class Runs:
                     said = damage or error
                     _log.warning("micro-batch %d is run again: %s", plan.number, said)
                 else:
-                    plan = self._after_death(plan, work, error)
+                    plan = self._after_crash(plan, work, error)
                     self._state.write_plan(plan)
                 # To know more of which records crash is progress: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
@@ -212,7 +222,7 @@ class Runs:
             "start again on the same checkpoint to go on",
         )
         if isinstance(error, ResultsTooLarge):
-            # No record's fault: the next start must not count a death.
+            # No record's fault: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
         if damage is None and not _may_pass(error):
             raise _given_up(plan, runs, error) from error
@@ -232,18 +242,18 @@ class Runs:
             rows = interruptible(self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory))
         return plan, rows
 
-    def _after_death(self, plan: Plan, work: Path, error: Exception) -> Plan:
+    def _after_crash(self, plan: Plan, work: Path, error: Exception) -> Plan:
         _log.warning(
-            "micro-batch %d died, death %d: %s", plan.number, plan.deaths + 1, one_line(error)
+            "micro-batch %d crashed, crash %d: %s", plan.number, plan.crashes + 1, one_line(error)
         )
-        markers = died(work)
+        markers = crashed(work)
         if not plan.careful:
             # Only a record that was alone in flight is certain; for more, runs have to be careful.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]
         plan = update_suspects(plan, markers, failed_attempt(error))
-        return record_death(plan, self._topology.settings.careful_after)
+        return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(
         self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: Stopwatch
@@ -255,23 +265,25 @@ class Runs:
             now_ms=plan.now_ms,
             key=self._state.key(plan.number),
             work=str(work),
+            journal=str(self._state.runs.journal(plan.number)),
             retries=_write_retries(retries, work),
             careful=plan.careful,
             suspects=plan.suspects,
             rejected=plan.rejected,
         )
-        with deaths_logged(work, plan.number):
+        with crashes_logged(work, plan.number):
             ran = interruptible(
                 self._spark,
                 lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan),
             )
+        ended_ms = self._clock()
         failpoint("ran", plan.number)
         watch.lap("run")
         _check_agreement(ran, retries)
         _warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = propagate_failures(
-            reject(failed, rejections(plan)), ran.files, run_plan.work, self._spouts
+            with_rejection_reasons(failed, rejections(plan)), ran.files, run_plan.work, self._spouts
         )
         payloads = self._payloads(inputs, run_plan, ran, failed)
         failpoint("checked", plan.number)
@@ -285,6 +297,7 @@ class Runs:
             ran.files,
             self._topology.settings,
             self._spouts,
+            ended_ms,
         )
         return replace(outcome, decision=replace(outcome.decision, work=work.name))
 
@@ -340,17 +353,17 @@ def _warn_of_failures(number: int, ran: RunResult) -> None:
         )
 
 
-def _write_retries(retries: Retries, work: Path) -> dict[str, WorkFile]:
-    """Leave the rows that are due where the first stages of a run read them."""
+def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
+    """Leave the rows that are due where the spout stages of a run read them."""
     files = {}
     for spout, table in retries.due.items():
         directory = str(work / "retries" / spout)
         # Not synced: it is written again whenever the micro-batch is run again.
-        file = RowFile(directory, table.schema, 0, 0, synced=False)
+        file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
         for batch in rebatched(table.to_batches(), len(table)):
             file.write(batch)
         name, rows, _ = file.finish()
-        files[spout] = WorkFile(f"{directory}/{name}", rows)
+        files[spout] = RowFile(f"{directory}/{name}", rows)
     return files
 
 

@@ -1,10 +1,10 @@
 """Crashing records: which of those in flight crash their process, concluded from runs that failed.
 
-Tasks isolate such a record by themselves where Spark tries them again (`inflight`).  For the runs
-to come the driver concludes the same from the in-flight markers of the attempts that died:
+Tasks isolate such a record by themselves where Spark tries them again (`isolation`).  For the runs
+to come the driver concludes the same from the in-flight markers of the attempts that crashed:
 
 1. all roots that were in flight become suspects, beside those of before, and run one at a time;
-2. when a suspect was alone in flight as an attempt died, those that never were are cleared;
+2. when a suspect was alone in flight as an attempt crashed, those that never were are cleared;
 3. when it was alone a second time it is rejected: not run any more, and decided DEAD.
 
 So a record that was alone once stays a suspect, though other tasks die faster.
@@ -23,15 +23,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from ackcore.spark.base.reasons import killed_worker
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.settle.reasons import killed_worker
-from ackcore.spark.tasks.inflight import ALONE_ENOUGH
-from ackcore.spark.tasks.markers import Marker, Place, died
+from ackcore.spark.tasks.inflight_markers import Marker, TaskAttempt, crashed
+from ackcore.spark.tasks.isolation import ALONE_ENOUGH
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
-#: How often to look for attempts that died while a run is under way.
+#: How often to look for attempts that crashed while a run is under way.
 _LOOK_S = 0.5
 
 _LOST = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID (\d+)\)")
@@ -44,14 +44,14 @@ def failed_attempt(error: BaseException) -> int | None:
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return a plan that is careful once it has so many deaths, or anything is concluded of any."""
+    """Return a plan that is careful after so many crashes, or if anything was concluded of any."""
     concluded = bool(plan.suspects or plan.rejected)
-    return replace(plan, careful=plan.deaths >= careful_after or concluded)
+    return replace(plan, careful=plan.crashes >= careful_after or concluded)
 
 
-def record_death(plan: Plan, careful_after: int) -> Plan:
-    """Return a plan with one more death."""
-    return careful_if_needed(replace(plan, deaths=plan.deaths + 1), careful_after)
+def count_crash(plan: Plan, careful_after: int) -> Plan:
+    """Return a plan with one more crash."""
+    return careful_if_needed(replace(plan, crashes=plan.crashes + 1), careful_after)
 
 
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
@@ -62,25 +62,25 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
     plan : Plan
         Of the run.
     markers : sequence of Marker
-        Of the attempts that died, in the order of tasks and attempts.
+        Of the attempts that crashed, in the order of tasks and attempts.
     attempt : int or None
         `failed_attempt`: the one at which the run was given up.  The last attempts at other tasks
         were cancelled with it, and their processes may have been killed for that.
     """
-    last = {marker.place.task: marker for marker in markers}
-    told = any(marker.place.attempt == attempt for marker in last.values())
+    last = {marker.attempt.task: marker for marker in markers}
+    told = any(marker.attempt.id == attempt for marker in last.values())
     unsure = []
     for marker in markers:
-        if marker is last[marker.place.task] and marker.place.attempt != attempt:
+        if marker is last[marker.attempt.task] and marker.attempt.id != attempt:
             unsure.append(marker)
         else:
             plan = _after(plan, [marker])
-    # Nothing may tell whose process died first; then all of the last ones are looked at.
+    # Nothing may tell whose process crashed first; then all of the last ones are looked at.
     return plan if told else _after(plan, unsure)
 
 
 def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
-    """Return what follows when one of these attempts died, or when the only one did."""
+    """Return what follows when one of these attempts crashed, or when the only one did."""
     known = frozenset(plan.rejected)
     left = {marker.roots - known for marker in markers}
     in_flight = [roots for roots in left if roots]
@@ -119,8 +119,8 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
 def rejections(plan: Plan) -> dict[int, Reason]:
     """Return the roots that are not run, and why: finally, unless others may have done it.
 
-    A root that is still a suspect was not alone when an attempt died: it is tried again, in a later
-    micro-batch and perhaps beside others.
+    A root that is still a suspect was not alone when an attempt crashed: it is tried again, in
+    a later micro-batch and perhaps beside others.
     """
     reasons = {}
     for root in plan.rejected:
@@ -142,8 +142,8 @@ def _held_back(plan: Plan) -> list[int]:
 
 
 @contextmanager
-def deaths_logged(work: Path, number: int) -> Iterator[None]:
-    """Log each attempt that dies, as it happens, while a run is under way.
+def crashes_logged(work: Path, number: int) -> Iterator[None]:
+    """Log each attempt that crashes, as it happens, while a run is under way.
 
     Parameters
     ----------
@@ -152,20 +152,20 @@ def deaths_logged(work: Path, number: int) -> Iterator[None]:
     number : int
         The micro-batch.
     """
-    seen: set[Place] = set()
+    seen: set[TaskAttempt] = set()
     over = threading.Event()
 
     def look() -> None:
-        for marker in died(work):
-            if marker.place not in seen:
-                seen.add(marker.place)
+        for marker in crashed(work):
+            if marker.attempt not in seen:
+                seen.add(marker.attempt)
                 _log.warning("micro-batch %d: %s", number, marker)
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
             look()
 
-    thread = threading.Thread(target=watch, name="ackcore-deaths", daemon=True)
+    thread = threading.Thread(target=watch, name="ackcore-crashes", daemon=True)
     thread.start()
     try:
         yield

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
@@ -30,11 +31,10 @@ from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
-from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.exchange import ROW_TYPE, TrailerReceipt, read_receipts
-from ackcore.spark.tasks.first import FirstStage
-from ackcore.spark.tasks.last import LastStage
-from ackcore.spark.tasks.next import NextStage
+from ackcore.spark.tasks.bolt_stage import BoltStage
+from ackcore.spark.tasks.exchange import read_receipts
+from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
+from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
@@ -44,9 +44,10 @@ from ackcore.spark.tasks.results import (
     TRAILER_RECEIPTS,
     from_stream,
 )
-from ackcore.spark.tasks.retry import RetryStage
-from ackcore.spark.tasks.source import CLAIM
-from ackcore.spark.tasks.workfiles import WorkFile
+from ackcore.spark.tasks.retry_stage import RetryStage
+from ackcore.spark.tasks.row_files import RowFile
+from ackcore.spark.tasks.settle_stage import SettleStage
+from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
@@ -68,7 +69,7 @@ def run(
     spec = setup.spec
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
-        one.map_in_arrow(FirstStage(spec, setup.sources, one.spout), columns) for one in inputs
+        one.map_in_arrow(SpoutStage(spec, setup.sources, one.spout), columns) for one in inputs
     ]
     slices = setup.slices()
     if slices:
@@ -79,9 +80,9 @@ def run(
     if layout.settles:
         for level in range(2, layout.depth + 1):
             stages = repartition_by_id(frame, spec.dests, "dest")
-            frame = stages.mapInArrow(NextStage(spec, level), ROW_TYPE)
+            frame = stages.mapInArrow(BoltStage(spec, level), ROW_TYPE)
         shards = repartition_by_id(frame, spec.dests, "dest")
-        frame = shards.mapInArrow(LastStage(spec), RESULT_TYPE)
+        frame = shards.mapInArrow(SettleStage(spec), RESULT_TYPE)
     return read_results(setup, layout, collected(frame))
 
 
@@ -120,8 +121,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
     """Add up what the tasks reported."""
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
-    snapshot: dict[str, list[WorkFile]] = {
-        name: [] for name, source in setup.sources.items() if source.snapshot
+    spilled: dict[str, list[RowFile]] = {
+        name: [] for name, source in setup.sources.items() if source.spills
     }
     raised: dict[str, Raised] = defaultdict(Raised)
     for report in reports:
@@ -130,8 +131,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in report["files"]]
-        for spout, path, rows in report.get("snapshot", ()):
-            snapshot[spout].append(WorkFile(path, rows))
+        for spout, path, rows in report.get("spilled", ()):
+            spilled[spout].append(RowFile(path, rows))
     return RunResult(
         records=records,
         retried=retried,
@@ -139,7 +140,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         files=tuple(sorted(files)),
         problems=(),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
-        snapshot={name: tuple(sorted(paths)) for name, paths in snapshot.items()},
+        spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         raised=dict(raised),
     )

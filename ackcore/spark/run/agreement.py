@@ -12,8 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.tasks.exchange import SETTLE, TrailerReceipt, level_of, origin_of, partition_of
-from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.exchange_format import (
+    SETTLE,
+    TrailerReceipt,
+    level_of,
+    origin_of,
+    partition_of,
+)
+from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.topology.stage_layout import Layout
 
@@ -34,18 +40,18 @@ def trailer_problems(
     ]
     firsts = sorted(partition for level, partition in ended if level == 1)
     if firsts != list(range(len(firsts))):
-        problems.append(f"of the first stage only the partitions {firsts} ended")
+        problems.append(f"of the spout stage only the partitions {firsts} ended")
     if not layout.settles:
         return problems
-    seals: dict[int, set[int]] = defaultdict(set)
+    fingerprints: dict[int, set[int]] = defaultdict(set)
     received_by: dict[int, set[int]] = defaultdict(set)
     for one in receipts:
-        seals[one.origin].add(one.fingerprint)
+        fingerprints[one.origin].add(one.fingerprint)
         received_by[one.receiver].add(one.origin)
     problems += [
         f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once and "
         "answered differently"
-        for origin, found in seals.items()
+        for origin, found in fingerprints.items()
         if len(found) > 1
     ]
     dests = range(work.dests)
@@ -72,7 +78,7 @@ def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
 
 
 def count_problems(
-    sources: Iterable[Source],
+    sources: Iterable[SpoutSpec],
     sent: Mapping[str, int],
     acked: Mapping[int, int],
     failed: Mapping[str, int],
@@ -81,7 +87,7 @@ def count_problems(
 
     Parameters
     ----------
-    sources : iterable of Source
+    sources : iterable of SpoutSpec
         All of the run.
     sent, failed : mapping from str to int
         Records by spout.

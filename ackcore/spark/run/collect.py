@@ -28,7 +28,7 @@ def collected(frame: DataFrame) -> pa.Table:
     """Run a job, every partition of each side of a union in a task of its own.
 
     Since Spark 4.1 a union of sides that are partitioned alike, as single partitions are, has the
-    first partitions of all sides in one task.  There would then be two first stages with one
+    first partitions of all sides in one task.  There would then be two spout stages with one
     number, and two ends of what they send.
 
     Raises

@@ -1,7 +1,7 @@
 """Reading records of a run again: the payloads of those that failed, message ids that repeat.
 
 Records are read by (partition, place): those that were due from their file, those of a source that
-can be read again by position from it, and those of any other from the snapshot that the first stage
+can be read again by position from it, and those of any other from the input that the spout stage
 wrote as it read them.
 """
 
@@ -19,17 +19,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
-from ackcore.spark.settle.reasons import FAILED
-from ackcore.spark.tasks.first import FirstStage, SourceRecords
-from ackcore.spark.tasks.pick import PickStage, pick
+from ackcore.spark.tasks.record_ids import RETRIES
+from ackcore.spark.tasks.reread_stage import RereadStage, pick
 from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream
-from ackcore.spark.tasks.retry import due_records
-from ackcore.spark.tasks.source import RETRIES
-from ackcore.spark.tasks.workfiles import ROOT_ID, WorkFile, partition_in, read_rows, read_whole
+from ackcore.spark.tasks.retry_stage import due_records
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, partition_in, read_rows, read_whole
+from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
@@ -69,7 +69,7 @@ def fetch(
         If there are so many that Spark does not hand them to the driver.
     """
     # Asking Spark again would take time, and might have another answer.
-    setup = RunSetup(topology, layout, inputs, plan, accepted.snapshot)
+    setup = RunSetup(topology, layout, inputs, plan, accepted.spilled)
     spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
     unknown = failed["spout"].is_null().to_numpy()
@@ -108,7 +108,7 @@ def _fetch(
     sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
     there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
     # Sources are read again for what is in no file: it takes a job.
-    if (claims or there < len(sought)) and not wanted <= accepted.snapshot.keys():
+    if (claims or there < len(sought)) and not wanted <= accepted.spilled.keys():
         for name, table in _in_sources(setup, accepted, roots, claims):
             tables[name].append(table)
     return {
@@ -121,14 +121,14 @@ def _fetch(
 def _in_files(
     setup: RunSetup, accepted: RunResult, wanted: Collection[str]
 ) -> Iterator[SourceRecords]:
-    """The records of these spouts that were due, and those in the run's snapshot."""
+    """The records of these spouts that were due, and those that the run has spilled."""
     for name, file in setup.plan.retries.items():
         if name in wanted:
             yield from due_records(setup.sources[name], read_whole(file))
-    for name, files in accepted.snapshot.items():
+    for name, files in accepted.spilled.items():
         for path, rows in files if name in wanted else ():
             partition, first = partition_in(path), 0
-            for batch in read_rows(WorkFile(os.path.join(setup.plan.work, path), rows)):
+            for batch in read_rows(RowFile(os.path.join(setup.plan.work, path), rows)):
                 yield SourceRecords(setup.sources[name], batch, partition, first)
                 first += len(batch)
 
@@ -136,13 +136,14 @@ def _in_files(
 def _in_sources(
     setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Records of spouts without a snapshot, and whose they are: one Spark job.
+    """Records of spouts whose input was not spilled, and whose they are: one Spark job.
 
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
     stages = [
         one.map_in_arrow(
-            PickStage(FirstStage(setup.spec, setup.sources, one.spout), roots, claims), RESULT_TYPE
+            RereadStage(SpoutStage(setup.spec, setup.sources, one.spout), roots, claims),
+            RESULT_TYPE,
         )
         for one in setup.inputs
     ]
@@ -157,7 +158,7 @@ def _in_sources(
     _check_content(setup, accepted.content, content)
     for table in picked:
         name = table.schema.metadata[b"spout"].decode()
-        if name not in accepted.snapshot:
+        if name not in accepted.spilled:
             yield name, table
 
 
@@ -172,7 +173,7 @@ def _check_content(
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
-            if source.snapshot:
+            if source.spills:
                 continue
             if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
                 raise RuntimeError(

@@ -10,13 +10,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.ids import spout_key
-from ackcore.spark.base.session import has_fixed_order, has_fixed_rows
+from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.run.types import InputFrame, RunPlan
-from ackcore.spark.tasks.retry import Slice
-from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.retry_stage import Slice
+from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.workfiles import read_whole
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
@@ -30,8 +30,8 @@ class RunSetup:
     ----------
     topology, layout, inputs, plan
         As `run` has them.
-    snapshot : collection of str, optional
-        The spouts of whose rows the run has a snapshot; by default Spark is asked which need one.
+    spilled : collection of str, optional
+        The spouts whose input the run has spilled; by default Spark is asked which need that.
     """
 
     def __init__(
@@ -40,30 +40,30 @@ class RunSetup:
         layout: Layout,
         inputs: Sequence[InputFrame],
         plan: RunPlan,
-        snapshot: Collection[str] | None = None,
+        spilled: Collection[str] | None = None,
     ) -> None:
         self.plan = plan
         self.inputs = inputs
         self.spark: SparkSession = inputs[0].frame.sparkSession
         settings = topology.settings
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, SpoutSpec] = {}
         schemas: dict[tuple[str, str], pa.Schema] = {}
         for number, spout in enumerate(topology.spouts.values()):
             frames = [one for one in inputs if one.spout in (spout.name, None)]
             schema = _schema_of(frames, spout.name)
             if schema is None:
                 schema = to_arrow_schema(spout.source.schema)
-            self.sources[spout.name] = Source(
+            self.sources[spout.name] = SpoutSpec(
                 name=spout.name,
                 number=number,
                 schema=schema,
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
                 claims=spout.tracked and bool(spout.message_id) and not spout.unique,
-                snapshot=(
+                spills=(
                     spout.tracked and not all(_reads_alike(one, spout) for one in frames)
-                    if snapshot is None
-                    else spout.name in snapshot
+                    if spilled is None
+                    else spout.name in spilled
                 ),
                 key=spout_key(plan.key, spout.name, "", plan.number),
             )
@@ -82,14 +82,16 @@ class RunSetup:
             dests=max(tasks, *asked) if asked else tasks,
             chunk_rows=settings.chunk_rows,
             directory=plan.work,
+            journal=plan.journal,
             reject=tuple(settings.reject),
             careful=plan.careful,
             suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
             rejected=frozenset(plan.rejected),
             # Where rows may come in another order, a root of one attempt is not that of the next.
-            isolates=not any(source.snapshot for source in self.sources.values())
+            isolates=not any(source.spills for source in self.sources.values())
             and self.spark.conf.get("spark.speculation", "false") != "true",
-            timeout_s=settings.message_timeout_s,
+            timeout_s=settings.bolt_call_timeout_s,
+            slots=max(1, self.spark.sparkContext.defaultParallelism),
         )
 
     def slices(self) -> tuple[Slice, ...]:

@@ -21,11 +21,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.atomic import make_directory
+from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.checksummed import read_record, write_record
-from ackcore.spark.base.errors import StateError, WorkFileDamaged
+from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.run.types import InputFrame, Snapshot
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.tasks.workfiles import RowFile, WorkFile, read_rows
+from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")
 
@@ -54,19 +54,19 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFr
     try:
         for file in (file for files in found for file in files if file is not None):
             read_rows(file)
-    except WorkFileDamaged as error:
+    except RowFileDamaged as error:
         _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
         return None
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 
 
-def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[WorkFile | None]]:
+def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[RowFile | None]]:
     """Return the files of each input, None for partitions without rows."""
     # At first the files were beside the record, and their rows were not counted.
     place = directory / record.get("directory", "")
     return [
         [
-            None if name is None else WorkFile(str(place / name), rows)
+            None if name is None else RowFile(str(place / name), rows)
             for name, rows in zip(
                 one["files"], one.get("rows", [None] * len(one["files"])), strict=True
             )
@@ -126,7 +126,7 @@ class _Write:
         file = None
         for batch in batches:
             if file is None:
-                file = RowFile(
+                file = RowFileWriter(
                     self._directory, batch.schema, context.partitionId(), context.taskAttemptId()
                 )
             file.write(batch)
@@ -139,7 +139,7 @@ class _Write:
 class _Read:
     """Reads the files of partitions, given their numbers; for ``mapInArrow``."""
 
-    def __init__(self, files: list[WorkFile | None], names: list[str]) -> None:
+    def __init__(self, files: list[RowFile | None], names: list[str]) -> None:
         self._files = files
         self._names = names
 
@@ -150,7 +150,7 @@ class _Read:
                     yield rows.rename_columns(self._names)
 
 
-def _from_files(one: InputFrame, files: list[WorkFile | None]) -> InputFrame:
+def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
     """Return what is in files in the partitions of the input that they are of."""
     spark: SparkSession = one.frame.sparkSession
     schema: StructType = one.frame.schema

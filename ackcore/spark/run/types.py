@@ -10,10 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.settle.shards import MapInArrow
-from ackcore.spark.tasks.workfiles import WorkFile
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
 
@@ -26,7 +25,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class InputFrame:
-    """Rows for the first stage.
+    """Rows for the spout stage.
 
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
     order of the topology, and each partition has rows of one of them.  Those of a ``snapshot`` are
@@ -66,13 +65,15 @@ class RunPlan:
         64 bits, a function of the deployment's key and the number: of all ids of the run.
     work : str
         A directory that driver and workers share, with the due retries in it.
-    retries : mapping from str to WorkFile
+    journal : str
+        A directory that all runs of the micro-batch share, with what calls came to.
+    retries : mapping from str to RowFile
         By spout, the records that are due: what `state` keeps of those that wait, and the
         source's columns.
     careful : bool
         Whether in-flight markers name roots, for the driver to go by.
     suspects, rejected : tuple of int
-        Roots that are run alone, and once more for each time that an attempt died of one alone;
+        Roots that are run alone, and once more for each attempt that crashed with one alone;
         roots that are not run at all, but fail.
     """
 
@@ -80,7 +81,8 @@ class RunPlan:
     now_ms: int
     key: int
     work: str
-    retries: Mapping[str, WorkFile] = field(default_factory=dict)
+    journal: str
+    retries: Mapping[str, RowFile] = field(default_factory=dict)
     careful: bool = False
     suspects: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
@@ -102,11 +104,11 @@ class RunResult:
         Why the run must not be accepted; empty if it may be.
     untracked_failures : int
         Untracked tuples that failed.
-    snapshot : mapping from str to tuple of WorkFile
+    spilled : mapping from str to tuple of RowFile
         By spout of which rows cannot be read again by position: the files that have them,
         relative to the run's directory.
     content : mapping from int to mapping from str to int
-        By partition of the first stage and spout: `first.sampled` of what was read.
+        By partition of the spout stage and spout: `spout_stage.sampled` of what was read.
     raised : mapping from str to Raised
         By bolt, what it raised.
     """
@@ -117,6 +119,6 @@ class RunResult:
     files: tuple[SinkFile, ...]
     problems: tuple[str, ...]
     untracked_failures: int
-    snapshot: Mapping[str, tuple[WorkFile, ...]]
+    spilled: Mapping[str, tuple[RowFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)

@@ -10,8 +10,8 @@ from pyspark import TaskContext
 from ackcore import _columns
 from ackcore._records import RESET, Int64s
 from ackcore.arrow import integers
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.settle.reasons import NO_TIME, reasons_of
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle.wire import Events
 
 

@@ -10,7 +10,6 @@ of their root: a table's own order differs from one kind of processor to another
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +17,10 @@ import pyarrow as pa
 
 from ackcore._backend import Ledger
 from ackcore._records import Entries
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle import wire
-from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.settle.wire import Events
-
-Batches = Iterator[pa.RecordBatch]
 
 #: Rows that are taken together: 5 to 7 MiB, so that it is the same memory again and again.
 CHUNK_ROWS = 1 << 18

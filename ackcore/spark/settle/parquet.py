@@ -22,23 +22,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._backend import Ledger
 from ackcore._records import Int64s
-from ackcore._row_parts import MAX_SHARDS
+from ackcore._row_arguments import MAX_SHARDS
 from ackcore._shuffle import split_by_shard, take_shard
+from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.session import refuse_session
+from ackcore.spark.settle.dataframes import Settling
 from ackcore.spark.settle.event_batches import read_events
-from ackcore.spark.settle.packing import (
-    HELD_ROOTS,
-    Batches,
-    CardinalityEstimate,
-    Packer,
-    new_ledger,
-)
+from ackcore.spark.settle.packing import HELD_ROOTS, CardinalityEstimate, Packer, new_ledger
 from ackcore.spark.settle.parquet_files import EventFile, ListedFile, common_columns, read_footers
-from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.settle.settled import Narrow
-from ackcore.spark.settle.shards import MapInArrow, results
-from ackcore.spark.settle.tables import Job
 from ackcore.spark.settle.wire import BLOB_DDL, Events
+from ackcore.spark.settle.worker_functions import results
 
 #: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
 #: more rows meet their root again and need not be shipped.
@@ -115,7 +110,7 @@ def settle_parquet(
     names = common_columns(files)
     timed = "ts_ms" in names
     rows = sum(sum(file.group_rows) for file in files)
-    job = Job(
+    settling = Settling(
         spark,
         timed=timed,
         reasons="reason" in names,
@@ -127,22 +122,22 @@ def settle_parquet(
     )
     cores = spark.sparkContext.defaultParallelism
     if shards is None and open_before is None and _is_read_by_all(files, rows, cores):
-        readers = min(cores, job.shards)
+        readers = min(cores, settling.shards)
         settle_share = settle_shares(
             files,
             names,
             readers,
-            seed=job.seed,
-            now_ms=job.now_ms,
-            timeout_ms=job.timeout_ms,
-            narrow=job.narrow,
+            seed=settling.seed,
+            now_ms=settling.now_ms,
+            timeout_ms=settling.timeout_ms,
+            narrow=settling.narrow,
         )
         numbers = spark.range(0, readers, 1, readers)
-        return job.narrow.widen(numbers.mapInArrow(settle_share, job.narrow.ddl))
+        return settling.narrow.widen(numbers.mapInArrow(settle_share, settling.narrow.ddl))
     tasks = _deal_out(files, cores)
-    pack = _pack_pieces(tasks, names, job.shards, job.seed)
+    pack = _pack_pieces(tasks, names, settling.shards, settling.seed)
     numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
-    return job.settle(numbers.mapInArrow(pack, BLOB_DDL))
+    return settling.settle(numbers.mapInArrow(pack, BLOB_DDL))
 
 
 def _is_read_by_all(files: list[EventFile], rows: int, cores: int) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore._backend import Ledger
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle.event_batches import read_events
-from ackcore.spark.settle.packing import Batches, fold, new_ledger
-from ackcore.spark.settle.reasons import earliest
-from ackcore.spark.settle.shards import results
+from ackcore.spark.settle.packing import fold, new_ledger
+from ackcore.spark.settle.worker_functions import results
 
 #: Rows that are taken together.
 TUPLE_ROWS = 1 << 16

@@ -30,7 +30,7 @@ import pyarrow as pa
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore._shuffle import sort_by_shard, split_by_shard
 from ackcore.arrow import offsets_of
-from ackcore.spark.settle.reasons import REASON_SCHEMA
+from ackcore.spark.base.reasons import REASON_SCHEMA
 
 EVENTS, ENTRIES, REASONS = 1, 2, 3
 VERSION = 1

@@ -10,7 +10,7 @@ The rows are in files that the run of the micro-batch left in the checkpoint's w
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
 `Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.  Before anything
 runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and of any writer
-``claim(sink, deployment)``; both may refuse by raising.
+``claim(sink, deployment, checkpoint)``; both may refuse by raising.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
+from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.tasks.workfiles import WorkFile, keep_acked, read_rows, read_schema
+from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows, read_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,11 @@ class Accepted:
         The sink's name in its topology.
     deployment : str
         What tells this checkpoint from all others.
+    checkpoint : str
+        Where it is, for errors.
     batch_id : int
         The micro-batch.
-    files : tuple of WorkFile
+    files : tuple of RowFile
         Arrow IPC stream files, that driver and executors can read, and the rows in each; those
         that hang from `nonacked` roots included.  To be read by `read_accepted`.
     nonacked : numpy.ndarray of int64
@@ -56,8 +59,9 @@ class Accepted:
     spark: SparkSession
     sink: str
     deployment: str
+    checkpoint: str
     batch_id: int
-    files: tuple[WorkFile, ...]
+    files: tuple[RowFile, ...]
     nonacked: Int64s
 
     @property
@@ -76,7 +80,7 @@ class Accepted:
         return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
 
     def verify(self) -> None:
-        """Raise `WorkFileDamaged` if a file is not as its run left it."""
+        """Raise `RowFileDamaged` if a file is not as its run left it."""
         for file in self.files:
             read_rows(file)
 
@@ -95,36 +99,25 @@ class Accepted:
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
 
 
-def read_accepted(file: WorkFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a work file without those of some roots, in the stream's columns.
+def read_accepted(file: RowFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row file without those of some roots, in the stream's columns.
 
     Parameters
     ----------
-    file : WorkFile
+    file : RowFile
         One of `Accepted.files`.
     nonacked : numpy.ndarray of int64
         Sorted.
 
     Raises
     ------
-    WorkFileDamaged
+    RowFileDamaged
         Before the first row, if the file is not as its run left it.
     """
     for batch in read_rows(file):
         rows = keep_acked(batch, nonacked)
         if len(rows):
             yield rows
-
-
-def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch to the types that Spark has for its columns."""
-    if batch.schema.types == target.types:
-        return pa.RecordBatch.from_arrays(batch.columns, schema=target)
-    columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(batch.columns, target, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def check_sink(
@@ -176,10 +169,10 @@ def check_sink(
             ) from None
 
 
-def claim_sink(name: str, writer: Any, deployment: str) -> None:
+def claim_sink(name: str, writer: Any, deployment: str, checkpoint: str) -> None:
     """Have a writer that keeps to itself, as a directory of files does, say so before all runs."""
     if hasattr(writer, "claim"):
-        writer.claim(name, deployment)
+        writer.claim(name, deployment, checkpoint)
 
 
 def write_sink(writer: Any, accepted: Accepted) -> None:

@@ -17,13 +17,15 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from ackcore.spark.base.atomic import check_fence, make_directory, sync_directory, write_file
+from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import check_fence, make_directory, write_file
+from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import to_arrow_schema
-from ackcore.spark.sinks.interface import Accepted, as_spark_types, read_accepted
+from ackcore.spark.sinks.interface import Accepted, read_accepted
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
 _DRIVER_ROWS = 1 << 17
@@ -125,7 +127,7 @@ class ParquetSink:
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
-        self.claim(accepted.sink, accepted.deployment)
+        self.claim(accepted.sink, accepted.deployment, accepted.checkpoint)
         batch_id, content = accepted.batch_id, accepted.fingerprint()
         stage = self._stage(batch_id)
         names = [] if self._holds(batch_id, content) else self._write_parts(accepted, stage)
@@ -149,7 +151,7 @@ class ParquetSink:
         jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         return jobs.collect()
 
-    def claim(self, sink: str, deployment: str) -> None:
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Take the directory for one sink of one checkpoint; once more does no harm.
 
         Raises
@@ -159,14 +161,14 @@ class ParquetSink:
         StateError
             If it cannot be written.
         """
-        owner: Any = {"deployment": deployment, "sink": sink}
+        owner: Any = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = Path(self.path, _OWNER)
         try:
             found = json.loads(note.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             make_directory(note.parent)  # names what is in its place
             found = None
-            if not any(name.startswith("batch_id=") for name in os.listdir(self.path)):
+            if not self._has_rows():
                 try:
                     write_file(note, lambda file: file.write(json.dumps(owner).encode()), once=True)
                     found = owner
@@ -174,13 +176,37 @@ class ParquetSink:
                     found = json.loads(note.read_bytes())
         except ValueError:
             found = None
-        if found != owner:
-            raise CheckpointForeign(
-                f"{self.path} is a directory of another checkpoint or another sink: micro-batches "
-                "in it are not of this checkpoint and sink, and would have the same numbers; give "
-                f"each checkpoint a directory of its own, such as {self.path}/run=2. To write into "
-                "this one anew, remove it first, with all the rows that are in it"
-            )
+        if not isinstance(found, dict) or not (
+            found.get("deployment") == deployment and found.get("sink") == sink
+        ):
+            raise CheckpointForeign(self._claimed(found, checkpoint))
+
+    def _has_rows(self) -> bool:
+        return any(name.startswith("batch_id=") for name in os.listdir(self.path))
+
+    def _claimed(self, found: Any, checkpoint: str) -> str:
+        """Say whose the directory is, by the note in it if there is one, and how to release it."""
+        whose = "of another checkpoint or another sink"
+        if isinstance(found, dict):
+            # A note of the first version does not say where the checkpoint is.
+            place = found.get("checkpoint")
+            of = f"the checkpoint {place}" if place else "another checkpoint"
+            if place == checkpoint:
+                of = f"a checkpoint that was in {place} before this one"
+            elif place and not os.path.isdir(place):
+                of += ", which is not there any more"
+            whose = f"of sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
+        release = (
+            "To write into this one anew, remove it first, with all the rows that are in it"
+            if self._has_rows()
+            else "There are no rows in this one: if no query goes on with what it is of, remove "
+            f"{os.path.join(self.path, _OWNER)} to release it"
+        )
+        return (
+            f"{self.path} is a directory {whose}: micro-batches in it are not of this checkpoint "
+            "and sink, and would have the same numbers; give each checkpoint a directory of its "
+            f"own, such as {self.path}/run=2. {release}"
+        )
 
     def _stage(self, batch_id: int) -> str:
         """Make an empty directory for files in the making; readers do not look into it.

@@ -3,13 +3,16 @@
 A record's way to the file that its sink gets, a line for each stage; what is called in parentheses
 hands its result back to the module before them:
 
-    first (source, tracking) -> inflight -> bolts (time_limit, executors) -> edges -> exchange ==>
-    next (exchange, tracking) -> inflight -> bolts (time_limit, executors) -> workfiles, task
+    spout_stage (record_ids, tracking) -> isolation -> bolts (time_limit, executors)
+    -> shuffle_writer -> exchange ==>
+    bolt_stage (exchange, tracking) -> isolation -> bolts (time_limit, executors) -> row_files, task
 
-`first` reads it, `retry` if it is due again, `next` behind an exchange.  `source` gives it its ids,
-`tracking` keeps which roots a row hangs from, `inflight` marks what is in flight until `bolts` is
-through with it.  `bolts` calls `ackcore.topology.executors` under a time limit and hands what they
-emit to the next bolt, to `edges` if it is in a later stage, and to `workfiles` for a sink.  `task`
-puts these together for one task, and when that ends reports the files by name.  What became of the
-roots goes from `ledger_rows` through `exchange` to `last`, which settles it.
+`spout_stage` reads it, `retry_stage` if it is due again, `bolt_stage` behind an exchange.
+`record_ids` gives it its ids, `tracking` keeps which roots a row hangs from, `isolation` marks what
+is in flight (`inflight_markers`) until `bolts` is through with it.  `bolts` calls
+`ackcore.topology.executors` under a time limit and hands what they emit to the next bolt, to
+`shuffle_writer` if it is in a later stage, and to `row_files` for a sink.  `task` puts these
+together for one task, and when that ends reports the files by name.  What became of the roots goes
+from `ledger_rows` through `exchange` to `settle_stage`, which settles it.  `reread_stage` reads a
+source again for the records that failed.  `exchange_format` says what a row of an exchange holds.
 """

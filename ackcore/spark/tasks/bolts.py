@@ -1,12 +1,13 @@
 """The bolts of one task: rows are handed from one to the next, depth first.
 
 A stage is all the components between two exchanges.  Rows that come in are handed to the first of
-them, what they emit to the next; what is bound for a later stage leaves by `edges`, what a sink is
-to get is written to `workfiles`.
+them, what they emit to the next; what is bound for a later stage leaves by `shuffle_writer`, what a
+sink is to get is written to `row_files`.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,16 +16,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore._files.journal import Journal
 from ackcore._records import Int64s
 from ackcore.arrow import bytes_before, end_within, offsets_of
 from ackcore.ids import edge_ids
-from ackcore.spark.tasks.edges import Dealer
+from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
-from ackcore.spark.tasks.markers import Place
+from ackcore.spark.tasks.row_files import SinkRowWriter
+from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, running_counts
-from ackcore.spark.tasks.workfiles import RowFiles
+from ackcore.topology.answers import Answers, context_of
+from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Results
 
@@ -64,7 +68,7 @@ class BoltInstance:
         else:
             rows, first = _joined(self.open_rows)
         local = anchors.handles - first
-        home = rows.home if anchors.offsets is None else None
+        only_chunk = rows.only_chunk if anchors.offsets is None else None
         identity = None
         if with_identity:
             assert rows.identity is not None
@@ -73,7 +77,7 @@ class BoltInstance:
         def owners() -> Owners:
             return rows.owners.take(local, anchors.offsets)
 
-        return AnchoredRows(emission.batch, owners, identity, home)
+        return AnchoredRows(emission.batch, owners, identity, only_chunk)
 
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
@@ -119,13 +123,13 @@ class Bolts:
     Parameters
     ----------
     spec : TaskSpec
-    place : Place
+    attempt : TaskAttempt
         Which attempt at which task this is.
     time_limit : TimeLimit
         Of each call of a bolt.
     chunks : Chunks
         The groups of the task.
-    dealer : Dealer
+    shuffle_writer : ShuffleWriter
         Takes what leaves the stage.
     ledger_rows : LedgerRows
         Takes failures.
@@ -134,20 +138,22 @@ class Bolts:
     def __init__(
         self,
         spec: TaskSpec,
-        place: Place,
+        attempt: TaskAttempt,
         time_limit: TimeLimit,
         chunks: Chunks,
-        dealer: Dealer,
+        shuffle_writer: ShuffleWriter,
         ledger_rows: LedgerRows,
     ) -> None:
         self._spec = spec
-        self._place = place
+        self._attempt = attempt
         self._time_limit = time_limit
         self._chunks = chunks
-        self._dealer = dealer
+        self._shuffle_writer = shuffle_writer
         self._ledger_rows = ledger_rows
         self._instances: dict[str, BoltInstance] = {}
-        self.files = RowFiles(spec.directory, spec.schemas, place.partition, place.attempt)
+        self._answers: dict[str, Answers] = {}
+        self._journals: list[Journal] = []
+        self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: By bolt, what it raised.
         self.raised: dict[str, Raised] = defaultdict(Raised)
 
@@ -156,11 +162,11 @@ class Bolts:
         if not len(rows):
             return
         layout = self._spec.layout
-        for edge in layout.out(source, stream):
-            if edge.level_to > self._place.level:
-                self._dealer.send(edge, rows)
+        for sub in layout.out(source, stream):
+            if sub.level_to > self._attempt.level:
+                self._shuffle_writer.send(sub, rows)
             else:
-                self.process(edge.target, source, stream, rows)
+                self.process(sub.target, source, stream, rows)
         if layout.sunk(source, stream):
             self.files.write(source, stream, rows, self._chunks)
 
@@ -182,10 +188,35 @@ class Bolts:
         return executor_for(
             name,
             self._spec.components[name],
-            task=self._place.partition,
+            task=self._attempt.partition,
             batch_id=self._spec.number,
             reject=self._spec.reject,
+            answers=self._answers_of(name) if self._spec.components[name].journal else None,
+            tasks=self._spec.tasks_at_once(name),
+            progressed=self._time_limit.progressed,
         )
+
+    def _answers_of(self, name: str) -> Answers:
+        """Return the answers that are known to inputs of a bolt, whichever instance asks.
+
+        A task that got the same rows in another attempt or run finds them in the same directory:
+        rows go by the number of tasks, and so does its name.
+        """
+        if name not in self._answers:
+            spec, attempt = self._spec, self._attempt
+            schemas = output_streams(spec.components[name])
+            task = f"{attempt.level}-{attempt.partition}-{spec.dests}"
+            journal = Journal(
+                os.path.join(spec.journal, name, task), context_of(spec.key, name, schemas)
+            )
+            self._journals.append(journal)
+            self._answers[name] = Answers(name, schemas, journal)
+        return self._answers[name]
+
+    def close(self) -> None:
+        """Let go of journals; what is in them stays."""
+        for journal in self._journals:
+            journal.close()
 
     def _take(self, bolt: BoltInstance, results: Results) -> None:
         for failure in results.failures:
@@ -195,9 +226,9 @@ class Bolts:
         layout = self._spec.layout
         for emission in results.emissions:
             stream = emission.stream
-            edges = layout.out(bolt.name, stream)
-            if edges or layout.sunk(bolt.name, stream):
-                with_identity = any(edge.target in layout.needs_identity for edge in edges)
+            subscriptions = layout.out(bolt.name, stream)
+            if subscriptions or layout.sunk(bolt.name, stream):
+                with_identity = any(sub.target in layout.needs_identity for sub in subscriptions)
                 for rows in _cut(bolt.anchored(emission, with_identity)):
                     self.deliver(bolt.name, stream, rows)
 
@@ -219,7 +250,7 @@ class Bolts:
 
     def flush(self) -> None:
         """End what bolts have open, in the order of data; later rows find new instances."""
-        for name in self._spec.layout.at(self._place.level):
+        for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
             if bolt is not None:
                 with self._time_limit.on(name):
@@ -241,7 +272,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
         stop = max(start + 1, end_within(rows.batch, start, CHUNK_BYTES))
         identity = rows.identity and rows.identity.part(start, stop)
         owners = rows.owners.take(np.arange(start, stop), None)
-        yield AnchoredRows(rows.batch.slice(start, stop - start), owners, identity, rows.home)
+        yield AnchoredRows(rows.batch.slice(start, stop - start), owners, identity, rows.only_chunk)
         start = stop
 
 

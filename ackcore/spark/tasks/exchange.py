@@ -1,166 +1,41 @@
-"""What crosses a shuffle between two stages: packed blobs, and trailers that say they were all.
+"""What one task sends to later stages, and what one receives: whole, or it is an error.
 
-A row of the shuffle is ``(dest, level, kind, origin, seq, edge, blob, side)``; never a tuple each:
-
-==========  ======================================================================================
-`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
-`LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
-`RECEIPTS`  blob: which trailers a task has received
-`TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
-==========  ======================================================================================
-
-``level`` is where a row is opened; the stages before it pass it on as it is.  All exchanges have
-the same number of destinations, so ``dest`` holds for each of them; ledger rows have their shard
-there.  ``origin`` is the task that sent the row, ``seq`` its place in that task's work.
-
-Bytes depend on what is sent and nothing else, since Spark gives a job up if a task that runs again
-writes others: rows are cut by position, opened in the order of (origin, seq), and the fingerprint
-in a trailer is of everything its task emitted, to whichever destination, and of its files.  A run
-is accepted only if all tasks that got something from a task got one and the same fingerprint.
+What the rows look like is `exchange_format`.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
-from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.settle import wire
-
-TUPLES, LEDGER, RECEIPTS, TRAILER = 1, 2, 3, 4
-
-#: The level of the stage that settles.
-SETTLE = 127
-
-ROW_SCHEMA = pa.schema(
-    [
-        ("dest", pa.int32()),
-        ("level", pa.int8()),
-        ("kind", pa.int8()),
-        ("origin", pa.int64()),
-        ("seq", pa.int64()),
-        ("edge", pa.int32()),
-        ("blob", pa.binary()),
-        ("side", pa.binary()),
-    ]
+from ackcore.spark.tasks.exchange_format import (
+    HEAD,
+    LEDGER,
+    ROW_SCHEMA,
+    SETTLE,
+    TRAILER,
+    TRAILER_BLOB,
+    TUPLES,
+    RootRuns,
+    TrailerReceipt,
+    TupleBlob,
+    joined_runs,
+    level_of,
+    partition_of,
 )
 
 #: Blobs that are handed out together: some 64 Ki short rows, or a few long ones.
 _CHUNK_BYTES = 1 << 20
 #: What no blob makes them larger than, unless it is by itself.
 _MOST_CHUNK_BYTES = 1 << 28
-
-#: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
-ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
-
-_HEAD = struct.Struct("<iBBqq")
-_TRAILER = struct.Struct("<qq")  # fingerprint, rows
-_SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
-_VERSION = 1
-
-
-def origin_of(level: int, partition: int) -> int:
-    """Return the number of a task: its stage's level and its partition."""
-    return level << 32 | partition
-
-
-def level_of(origin: int) -> int:
-    """Return the level of a task's stage."""
-    return origin >> 32
-
-
-def partition_of(origin: int) -> int:
-    """Return the partition of a task."""
-    return origin & 0xFFFFFFFF
-
-
-class RootRuns(NamedTuple):
-    """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
-
-    ``offsets`` is None where each run has exactly one root; else run i has the roots
-    ``offsets[i]:offsets[i + 1]``, none for untracked rows.
-    """
-
-    rows: Int32s
-    roots: Int64s
-    vals: Int64s
-    offsets: Int32s | None = None
-
-    def pack(self) -> bytes:
-        """Return the runs as bytes that depend on nothing else."""
-        head = _SIDE.pack(_VERSION, self.offsets is not None, len(self.rows), len(self.roots))
-        parts = [head, self.roots.tobytes(), self.vals.tobytes(), self.rows.tobytes()]
-        if self.offsets is not None:
-            parts.append(self.offsets.tobytes())
-        return b"".join(parts)
-
-    @classmethod
-    def unpack(cls, side: bytes) -> RootRuns:
-        """Return what `pack` made bytes of."""
-        version, wide, runs, entries = _SIDE.unpack_from(side)
-        if version != _VERSION:
-            raise ValueError(
-                f"tracking of version {version} was met, and this ackcore reads version "
-                f"{_VERSION}; driver and workers must run the same one"
-            )
-        place = _SIDE.size
-        roots = np.frombuffer(side, np.int64, entries, place)
-        vals = np.frombuffer(side, np.int64, entries, place + 8 * entries)
-        place += 16 * entries
-        rows = np.frombuffer(side, np.int32, runs, place)
-        offsets = np.frombuffer(side, np.int32, runs + 1, place + 4 * runs) if wide else None
-        return cls(rows, roots, vals, offsets)
-
-
-def untracked(rows: int) -> RootRuns:
-    """Return the runs of untracked rows."""
-    nothing = np.empty(0, np.int64)
-    return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
-
-
-def joined_runs(sides: Sequence[bytes]) -> RootRuns:
-    """Return the runs of blobs laid one after the other, of which these are the sides."""
-    parts = [RootRuns.unpack(side) for side in sides]
-    if len(parts) == 1:
-        return parts[0]
-    rows = np.concatenate([part.rows for part in parts])
-    roots = np.concatenate([part.roots for part in parts])
-    vals = np.concatenate([part.vals for part in parts])
-    if all(part.offsets is None for part in parts):
-        return RootRuns(rows, roots, vals)
-    sizes = np.concatenate(
-        [
-            np.ones(len(part.rows), np.int32) if part.offsets is None else np.diff(part.offsets)
-            for part in parts
-        ]
-    )
-    return RootRuns(rows, roots, vals, offsets_of(sizes).astype(np.int32))
-
-
-class TupleBlob(NamedTuple):
-    """Tuples that a task sent along an edge together, as they were received."""
-
-    origin: int
-    seq: int
-    edge: int
-    blob: pa.Buffer
-    side: bytes
-
-
-class TrailerReceipt(NamedTuple):
-    """A trailer as one task received it."""
-
-    receiver: int
-    origin: int
-    fingerprint: int
 
 
 class Outbox:
@@ -183,30 +58,35 @@ class Outbox:
         #: Of all that was sent and written so far.
         self.fingerprint = 0
 
-    def seal(self, data: Any) -> None:
+    def add_to_fingerprint(self, data: Any) -> None:
         """Take something that was written elsewhere into the fingerprint."""
         self.fingerprint = fingerprint(data, self.fingerprint)
 
     def send(
-        self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", edge: int = 0
+        self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", subscription: int = 0
     ) -> None:
         """Send one row."""
-        self.seal(_HEAD.pack(dest, level, kind, edge, self._seq))
-        self.seal(blob)
-        self.seal(side)
+        self.add_to_fingerprint(HEAD.pack(dest, level, kind, subscription, self._seq))
+        self.add_to_fingerprint(blob)
+        self.add_to_fingerprint(side)
         self._sent[level, dest] += 1
-        self._rows.append((dest, level, kind, self._origin, self._seq, edge, blob, side))
+        self._rows.append((dest, level, kind, self._origin, self._seq, subscription, blob, side))
         self._seq += 1
 
     def send_tuples(
-        self, edge: int, level: int, batch: pa.RecordBatch, counts: Int64s, runs: list[RootRuns]
+        self,
+        subscription: int,
+        level: int,
+        batch: pa.RecordBatch,
+        counts: Int64s,
+        runs: list[RootRuns],
     ) -> None:
         """Send rows that lie in the order of their destinations, a blob for each that has any."""
         start = 0
         for dest in np.flatnonzero(counts).tolist():
             rows = batch.slice(start, counts[dest])
             start += int(counts[dest])
-            self.send(dest, level, TUPLES, rows.serialize(), runs[dest].pack(), edge)
+            self.send(dest, level, TUPLES, rows.serialize(), runs[dest].pack(), subscription)
 
     def send_events(self, events: wire.Events) -> None:
         """Send ledger rows to their shards."""
@@ -233,12 +113,12 @@ class Outbox:
         task_report : bytes
             For the driver; it goes to one destination of the last level.
         """
-        self.seal(task_report)
+        self.add_to_fingerprint(task_report)
         sent = dict(self._sent)
         rows = []
         for level in levels:
             for dest in range(self._dests):
-                blob = _TRAILER.pack(self.fingerprint, sent.get((level, dest), 0))
+                blob = TRAILER_BLOB.pack(self.fingerprint, sent.get((level, dest), 0))
                 side = task_report if level == SETTLE and dest == 0 else b""
                 rows.append((dest, level, TRAILER, self._origin, self._seq, 0, blob, side))
         self._rows += rows
@@ -312,19 +192,19 @@ class Inbox:
         if len(mine) < len(batch):
             passed = batch.filter(pa.array(levels != self._level)) if mine else batch
         # Read where they are: to filter out what is mine would copy every blob.
-        kinds, origins, seqs, edges = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
+        kinds, origins, seqs, subscriptions = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
         blobs, sides = batch.column(6), batch.column(7)
         for i in mine:
             kind, origin, blob = kinds[i], origins[i], blobs[i].as_buffer()
             if kind == TRAILER:
-                self._trailers.setdefault(origin, set()).add(_TRAILER.unpack(blob))
+                self._trailers.setdefault(origin, set()).add(TRAILER_BLOB.unpack(blob))
                 report = sides[i].as_py()
                 if report:
                     self.task_reports.setdefault(origin, set()).add(report)
                 continue
             self._got[origin] += 1
             if kind == TUPLES:
-                row = TupleBlob(origin, seqs[i], edges[i], blob, sides[i].as_py())
+                row = TupleBlob(origin, seqs[i], subscriptions[i], blob, sides[i].as_py())
                 self.tuples.append(row)
             elif kind == LEDGER:
                 self.ledger.append(blob)
@@ -344,19 +224,21 @@ class Inbox:
                     f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
                 )
 
-    def chunks(self, edges: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
-        """Return some blobs of one edge at a time, and the runs of their rows.
+    def chunks(self, subscriptions: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
+        """Return some blobs of one subscription at a time, and the runs of their rows.
 
-        They come in the order of ``edges``, and then in that in which they were sent: it does not
-        depend on when they came.
+        They come in the order of ``subscriptions``, and then in that in which they were sent: it
+        does not depend on when they came.
         """
-        turns = {edge: turn for turn, edge in enumerate(edges)}
+        turns = {subscription: turn for turn, subscription in enumerate(subscriptions)}
         some: list[TupleBlob] = []
         size = 0
-        for one in sorted(self.tuples, key=lambda one: (turns[one.edge], one.origin, one.seq)):
+        for one in sorted(
+            self.tuples, key=lambda one: (turns[one.subscription], one.origin, one.seq)
+        ):
             more = len(one.blob) + len(one.side)
             full = size >= _CHUNK_BYTES or size + more > _MOST_CHUNK_BYTES
-            if some and (one.edge != some[0].edge or full):
+            if some and (one.subscription != some[0].subscription or full):
                 yield some, joined_runs([blob.side for blob in some])
                 some, size = [], 0
             some.append(one)
@@ -367,9 +249,9 @@ class Inbox:
     def receipts(self, receiver: int) -> bytes:
         """Return which trailers this task has received, for the driver to compare."""
         found = [
-            (receiver, origin, seal)
+            (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()
-            for seal, _ in trailers
+            for drawn, _ in trailers
         ]
         return np.array(sorted(found), np.int64).tobytes()
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from ackcore import ACK, FAIL
 from ackcore._records import Int64s
 from ackcore.ids import edge_ids
+from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle import wire
-from ackcore.spark.settle.reasons import NO_TIME, reasons_of
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks, Owners, running_counts

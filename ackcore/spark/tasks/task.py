@@ -10,15 +10,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ackcore._records import Status
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.settle.reasons import earliest
 from ackcore.spark.tasks.bolts import Bolts
-from ackcore.spark.tasks.edges import Dealer
-from ackcore.spark.tasks.exchange import Outbox, origin_of
-from ackcore.spark.tasks.inflight import InFlight, IsolatedBolts
+from ackcore.spark.tasks.exchange import Outbox
+from ackcore.spark.tasks.exchange_format import origin_of
+from ackcore.spark.tasks.inflight_markers import TaskAttempt
+from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
-from ackcore.spark.tasks.markers import Place
 from ackcore.spark.tasks.results import (
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
@@ -26,15 +26,16 @@ from ackcore.spark.tasks.results import (
     result_batch,
     to_stream,
 )
+from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
 
-def attempt_at(level: int) -> Place:
+def attempt_at(level: int) -> TaskAttempt:
     """Return which attempt at which task of a level runs here."""
     context = TaskContext.get()
     assert context is not None
-    return Place(level, context.partitionId(), context.taskAttemptId())
+    return TaskAttempt(level, context.partitionId(), context.taskAttemptId())
 
 
 class Task:
@@ -43,7 +44,7 @@ class Task:
     Parameters
     ----------
     spec : TaskSpec
-    place : Place
+    attempt : TaskAttempt
         Which attempt at which task this is.
 
     Attributes
@@ -58,20 +59,22 @@ class Task:
         What the task sends.
     """
 
-    def __init__(self, spec: TaskSpec, place: Place) -> None:
+    def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
         self.spec = spec
-        self.place = place
+        self.attempt = attempt
         self.chunks = Chunks()
-        self.outbox = Outbox(origin_of(place.level, place.partition), spec.dests)
+        self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox)
-        self._in_flight = InFlight(
-            spec.directory, place, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
+        self._isolation = AttemptIsolation(
+            spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
         )
-        dealer = Dealer(spec, place.partition, self.chunks, self.outbox, self.ledger_rows)
+        shuffle_writer = ShuffleWriter(
+            spec, attempt.partition, self.chunks, self.outbox, self.ledger_rows
+        )
         self._bolts = Bolts(
-            spec, place, self._in_flight.time_limit, self.chunks, dealer, self.ledger_rows
+            spec, attempt, self._isolation.time_limit, self.chunks, shuffle_writer, self.ledger_rows
         )
-        self.bolts = IsolatedBolts(self._bolts, self._in_flight, self.chunks, self.ledger_rows)
+        self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
         """Let a chunk's groups leave their ledger rows; all of its rows were handed on."""
@@ -89,26 +92,26 @@ class Task:
         self.bolts.flush()
         self.ledger_rows.send()
         files = []
-        for file, seal in self._bolts.files.finish():
-            self.seal(seal)
+        for file, of_file in self._bolts.files.finish():
+            self.add_to_fingerprint(of_file)
             files.append(file)
         return files
 
-    def seal(self, of_file: int) -> None:
+    def add_to_fingerprint(self, of_file: int) -> None:
         """Take a file's fingerprint into that of the output."""
-        self.outbox.seal(of_file.to_bytes(8, "little", signed=True))
+        self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
         """End the output: with trailers, or with the results where nothing is settled."""
         report |= {
-            "partition": self.place.partition,
-            "level": self.place.level,
+            "partition": self.attempt.partition,
+            "level": self.attempt.level,
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
         task_report = json.dumps(report, sort_keys=True).encode()
         if self.spec.layout.settles:
-            self.outbox.send_trailers(self.spec.sends(self.place.level), task_report)
+            self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report)
             yield from self.outbox.taken()
             return
         rows = [(TASK_REPORT, task_report)]
@@ -120,8 +123,9 @@ class Task:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # However it went: its marker must not pass for that of an attempt that died.
-        self._in_flight.end()
+        # However it went: its marker must not pass for that of an attempt that crashed.
+        self._isolation.end()
+        self._bolts.close()
 
 
 def _failed(reasons: pa.Table, number: int) -> pa.Table:

@@ -1,13 +1,14 @@
 """The time limit of a bolt: it ends the process, and leaves a file with a traceback.
 
 The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
-is ended as well.  The traceback that it leaves is read when the attempt is found to have died.
+is ended as well.  The traceback that it leaves is read when the attempt is found to have crashed.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from ackcore.topology.tuples import Reason
 
 #: How faulthandler begins what it writes when time is up.
 _FIRED = "Timeout ("
+#: A timer that is set anew is so once in so many seconds: no limit is shorter than one.
+_OFTEN_S = 0.25
 
 
 class TimeLimit:
@@ -33,6 +36,7 @@ class TimeLimit:
         self._limit_s = limit_s
         self._path = path
         self._file: int | None = None
+        self._set_s = 0.0
 
     @contextmanager
     def on(self, component: str) -> Iterator[None]:
@@ -45,11 +49,22 @@ class TimeLimit:
             self._file = os.open(self._path, flags, 0o666)
         os.ftruncate(self._file, 0)
         os.write(self._file, f"{component}\n".encode())
-        faulthandler.dump_traceback_later(self._limit_s, file=self._file, exit=True)
+        self._set(self._limit_s)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def progressed(self) -> None:
+        """Begin anew: the component, which has several inputs out at once, is done with one."""
+        # Each time is a thread, so not each time.
+        if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
+            self._set(self._limit_s)
+
+    def _set(self, limit_s: int) -> None:
+        assert self._file is not None
+        faulthandler.dump_traceback_later(limit_s, file=self._file, exit=True)
+        self._set_s = time.monotonic()
 
     def end(self) -> None:
         """Close the file."""
@@ -77,11 +92,13 @@ def read_time_out(path: str) -> Reason | None:
 def _innermost(trace: str) -> str:
     """Return the innermost line of the bolt's own code, from faulthandler's traceback."""
     frames: list[str] = []
+    waits = False
     for line in map(str.strip, trace.splitlines()):
         if line.startswith("Thread ") or line.startswith("Current thread"):
-            frames = []  # of another thread
+            frames, waits = [], False  # of another thread
         elif line.startswith("File "):
-            if _CALLS_BOLTS in line:
+            waits = waits or _WAITS in line
+            if _CALLS_BOLTS in line and not waits:
                 break
             frames.append(line)
     else:
@@ -96,3 +113,5 @@ def _innermost(trace: str) -> str:
 
 #: In which files bolts are called.
 _CALLS_BOLTS = f"{os.sep}ackcore{os.sep}topology{os.sep}"
+#: In which files the answers to many calls at once are waited for.
+_WAITS = f"{os.sep}ackcore{os.sep}calls{os.sep}"

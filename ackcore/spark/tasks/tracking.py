@@ -1,6 +1,6 @@
 """What hangs from what inside one task: groups of roots, rows that hang from them, their edges.
 
-A task's input comes in *groups*: in the first stage a group is one record of a source, behind an
+A task's input comes in *groups*: in the spout stage a group is one record of a source, behind an
 exchange it is one run of rows of a root that was sent here together.  A group names its roots
 and, for each, the XOR of the edges on which it came.  Rows are moved between the bolts of one
 stage without edges of their own, since an edge that is made and acked in one task cancels; they
@@ -76,22 +76,22 @@ class AnchoredRows:
         stay in a stage and do not fail.
     identity : Identity, optional
         Which records they are, where that is carried.
-    home : Chunk, optional
+    only_chunk : Chunk, optional
         The chunk that all of them hang from, one group each, if that is so.
     """
 
-    __slots__ = ("_owners", "batch", "home", "identity")
+    __slots__ = ("_owners", "batch", "identity", "only_chunk")
 
     def __init__(
         self,
         batch: pa.RecordBatch,
         owners: Owners | Callable[[], Owners],
         identity: Identity | None = None,
-        home: Chunk | None = None,
+        only_chunk: Chunk | None = None,
     ) -> None:
         self.batch = batch
         self.identity = identity
-        self.home = home
+        self.only_chunk = only_chunk
         self._owners = owners
 
     @property
@@ -114,7 +114,7 @@ def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
             identity.message_ids.take(at), identity.attempts[places], identity.stable_ids[places]
         )
     return AnchoredRows(
-        take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.home
+        take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.only_chunk
     )
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
-from ackcore._row_parts import MAX_SHARDS
-from ackcore.spark.base.session import has_fixed_order
+from ackcore._row_arguments import MAX_SHARDS
+from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.events import (
@@ -29,14 +29,14 @@ from ackcore.spark.settle.events import (
     estimated_bytes,
 )
 from ackcore.spark.settle.settled import Narrow
-from ackcore.spark.settle.shards import (
+from ackcore.spark.settle.wire import BLOB_DDL
+from ackcore.spark.settle.worker_functions import (
     COMBINED_DDL,
     combine_events,
-    pack_entries,
-    pack_events,
+    entries_packer,
+    events_packer,
     settle_blobs,
 )
-from ackcore.spark.settle.wire import BLOB_DDL
 
 
 def combine(events: DataFrame) -> DataFrame:
@@ -122,7 +122,7 @@ def settle(
     """
     columns = check_events(events)
     rows = events.select(columns.names)
-    job = Job(
+    settling = Settling(
         events.sparkSession,
         timed=columns.timed,
         reasons=columns.reasons,
@@ -133,20 +133,20 @@ def settle(
         size=lambda: estimated_bytes(rows),
     )
     if columns.folded:
-        pack = pack_entries(job.shards, seed=job.seed, name="events")
+        pack = entries_packer(settling.shards, seed=settling.seed, name="events")
     else:
-        pack = pack_events(
-            job.shards,
-            seed=job.seed,
+        pack = events_packer(
+            settling.shards,
+            seed=settling.seed,
             timed=bool(columns.timed),
             reasons=columns.reasons,
             fixed_order=has_fixed_order(rows),
         )
-    return job.settle(rows.mapInArrow(pack, BLOB_DDL))
+    return settling.settle(rows.mapInArrow(pack, BLOB_DDL))
 
 
-class Job:
-    """One settling: its arguments, checked, and what every plan has in common.
+class Settling:
+    """One settling: its arguments, checked, and what is alike for all that may be settled.
 
     Parameters
     ----------
@@ -200,7 +200,9 @@ class Job:
     def settle(self, blobs: DataFrame) -> DataFrame:
         """Return what becomes of packed events and of the open rows before."""
         if self._open_before is not None:
-            pack = pack_entries(self.shards, seed=self.seed, timed=self._timed, name="open_before")
+            pack = entries_packer(
+                self.shards, seed=self.seed, timed=self._timed, name="open_before"
+            )
             rows = self._open_before.select(self._open_names)
             blobs = blobs.union(rows.mapInArrow(pack, BLOB_DDL))
         settle_shard = settle_blobs(

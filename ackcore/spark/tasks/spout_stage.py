@@ -1,4 +1,4 @@
-"""The first stage: reads the rows of spouts, and runs what reads them without an exchange."""
+"""The spout stage: reads the rows of spouts, and runs what reads them without an exchange."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import hash_columns, rebatched
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.settle.reasons import killed_worker, null_message_id
-from ackcore.spark.tasks.source import CLAIM, RETRIES, Source
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import killed_worker, null_message_id
+from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
+from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners, some_rows
-from ackcore.spark.tasks.workfiles import RowFile
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Identity
 
@@ -27,7 +27,7 @@ from ackcore.topology.tuples import Identity
 class SourceRecords(NamedTuple):
     """Records of one spout, one after the other: from place ``first`` of a partition."""
 
-    source: Source
+    source: SpoutSpec
     batch: pa.RecordBatch
     partition: int
     first: int
@@ -36,18 +36,18 @@ class SourceRecords(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FirstStage:
+class SpoutStage:
     """Reads rows of one spout, or of several in struct columns of their names (``spout=None``)."""
 
     spec: TaskSpec
-    sources: Mapping[str, Source]
+    sources: Mapping[str, SpoutSpec]
     spout: str | None
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
-        place = attempt_at(1)
-        with Task(self.spec, place) as task:
-            yield from self._run(task, self.records(batches, place.partition))
+        attempt = attempt_at(1)
+        with Task(self.spec, attempt) as task:
+            yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
         """Return the records of a partition, cut by their positions alone."""
@@ -69,27 +69,27 @@ class FirstStage:
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
         content: dict[str, int] = {}
-        snapshot: dict[str, RowFile] = {}
+        spilled: dict[str, RowFileWriter] = {}
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
             if not retried:
                 content[source.name] = sampled(some.batch, content.get(source.name, 0))
-            if source.snapshot and not retried:
-                _keep(snapshot, task, source, some.batch)
+            if source.spills and not retried:
+                _spill(spilled, task, source, some.batch)
             self._take_in(task, some)
             yield from task.outbox.taken()
         files = task.finish()
         kept = []
-        for name, file in sorted(snapshot.items()):
-            path, rows, seal = file.finish()
-            task.seal(seal)
+        for name, file in sorted(spilled.items()):
+            path, rows, of_file = file.finish()
+            task.add_to_fingerprint(of_file)
             kept.append((name, f"source/{name}/{path}", rows))
         report = {
             "retried" if retried else "read": read,
             "content": content,
             "files": files,
-            "snapshot": kept,
+            "spilled": kept,
         }
         yield from task.end(report)
 
@@ -188,11 +188,13 @@ def _sample(value: pa.Array) -> int | str:
         return str(value.to_string())
 
 
-def _keep(snapshot: dict[str, RowFile], task: Task, source: Source, batch: pa.RecordBatch) -> None:
-    """Append rows to the snapshot of a source that cannot be read again by position."""
-    file = snapshot.get(source.name)
+def _spill(
+    spilled: dict[str, RowFileWriter], task: Task, source: SpoutSpec, batch: pa.RecordBatch
+) -> None:
+    """Append rows to the spilled input of a source that cannot be read again by position."""
+    file = spilled.get(source.name)
     if file is None:
         directory = f"{task.spec.directory}/source/{source.name}"
-        file = RowFile(directory, source.schema, task.place.partition, task.place.attempt)
-        snapshot[source.name] = file
+        file = RowFileWriter(directory, source.schema, task.attempt.partition, task.attempt.id)
+        spilled[source.name] = file
     file.write(batch)

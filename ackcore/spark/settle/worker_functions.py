@@ -1,9 +1,9 @@
-"""What a Spark task does with a partition: the functions that ``mapInArrow`` takes.
+"""What runs on workers: functions of a partition's batches, as ``mapInArrow`` takes them.
 
 `ackcore.spark.settle` puts them together, and you may put them together otherwise::
 
     seed = secrets.randbits(64)                                  # once per job, on the driver
-    blobs = events.mapInArrow(pack_events(8, seed=seed), BLOB_DDL)
+    blobs = events.mapInArrow(events_packer(8, seed=seed), BLOB_DDL)
     shards = blobs.repartitionById(8, "dest")                    # blobs, not rows, are shuffled
     settled = shards.mapInArrow(settle_blobs(seed=seed), SETTLED_DDL)
 
@@ -11,8 +11,6 @@ Any number of packed tables may be unioned before the shuffle, if their shards a
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +20,11 @@ from ackcore._backend import Ledger
 from ackcore._records import OPEN, Entries, Int64s, Settled
 from ackcore._shuffle import sort_by_shard
 from ackcore.arrow import entries_from_batch, entries_to_batch, settled_to_batch
+from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.reasons import SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.event_batches import column_of, read_events
-from ackcore.spark.settle.packing import Batches, Packer, fold, new_ledger
-from ackcore.spark.settle.reasons import SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.settle.packing import Packer, fold, new_ledger
 from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import Events
 
@@ -42,10 +41,9 @@ _SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
 
 #: Rows of one batch of results.
 RESULT_ROWS = 1 << 17
-MapInArrow = Callable[[Batches], Batches]
 
 
-def pack_events(
+def events_packer(
     shards: int, *, seed: int, timed: bool = False, reasons: bool = False, fixed_order: bool = False
 ) -> MapInArrow:
     """Return a function that folds events and packs them as blobs by shard.
@@ -79,7 +77,7 @@ def pack_events(
     return pack
 
 
-def pack_entries(
+def entries_packer(
     shards: int, *, seed: int, timed: bool | None = None, name: str = "entries"
 ) -> MapInArrow:
     """Return a function that packs rows which were folded before as blobs by shard.
@@ -87,7 +85,7 @@ def pack_entries(
     Parameters
     ----------
     shards, seed
-        As for `pack_events`.
+        As for `events_packer`.
     timed : bool, optional
         Whether the events that these rows are settled with have times; the rows are refused if
         they differ.  By default the rows decide.
@@ -137,7 +135,7 @@ def settle_blobs(
     Parameters
     ----------
     seed : int
-        As given to `pack_events`.
+        As given to `events_packer`.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
     narrow : ackcore.spark.settle.settled.Narrow, optional
@@ -190,7 +188,7 @@ _UNLIKE_TIMES = (
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
     """Return a function that folds a partition's events into one row per root.
 
-    The parameters are those of `pack_events`; what it maps to are batches of `COMBINED_DDL`.
+    The parameters are those of `events_packer`; what it maps to are batches of `COMBINED_DDL`.
     """
 
     def combine(batches: Batches) -> Batches:

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.tasks.first import FirstStage, SourceRecords, sampled
+from ackcore.spark.tasks.record_ids import stamps
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
-from ackcore.spark.tasks.source import stamps
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, sampled
 from ackcore.spark.tasks.task import attempt_at
-from ackcore.spark.tasks.workfiles import PLACE, ROOT_ID
 
 
 @dataclass(frozen=True)
-class PickStage:
+class RereadStage:
     """Reads the rows of spouts again and returns those of some roots, or of repeated claims.
 
     Parameters
@@ -29,7 +29,7 @@ class PickStage:
         By spout, sorted.
     """
 
-    first: FirstStage
+    stage: SpoutStage
     roots: Mapping[str, Int64s]
     claims: Mapping[str, Int64s]
 
@@ -37,10 +37,10 @@ class PickStage:
         """Serve mapInArrow."""
         partition = attempt_at(1).partition
         content: dict[str, int] = {}
-        for some in self.first.records(batches, partition):
+        for some in self.stage.records(batches, partition):
             name = some.source.name
             content[name] = sampled(some.batch, content.get(name, 0))
-            rows = pick(some, self.roots, self.claims, self.first.spec.number)
+            rows = pick(some, self.roots, self.claims, self.stage.spec.number)
             if len(rows):
                 yield result_batch([(PICKED, to_stream(rows))])
         report = {"partition": partition, "content": content}

@@ -1,4 +1,4 @@
-"""Arrow IPC files named by their fingerprint: rows for the sinks, due retries, snapshots of inputs.
+"""Arrow IPC files named by their fingerprint: rows for the sinks, due retries, spilled input.
 
 A file is an Arrow IPC stream.  It is written under a random name, and renamed when it is finished
 to its partition and the fingerprint of its content: a task that runs again and answers alike leaves
@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackcore._files.durable import sync_directory
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
-from ackcore.spark.base.atomic import sync_directory
-from ackcore.spark.base.errors import StateError, WorkFileDamaged
+from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
@@ -44,17 +44,17 @@ PLACE = "_ackcore_place"
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
 _NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
-_DAMAGED = re.compile(rf"\b{WorkFileDamaged.__name__}: (.+)")
+_DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
 
 
-class WorkFile(NamedTuple):
+class RowFile(NamedTuple):
     """A file, and how many rows are on record for it; None if that was not recorded."""
 
     path: str
     rows: int | None
 
 
-class RowFile:
+class RowFileWriter:
     """One file that is being written; its messages are made here, to be hashed as they leave.
 
     One that is not ``synced`` may be gone when the machine stops.
@@ -79,11 +79,11 @@ class RowFile:
         self._path = os.path.join(directory, name)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
         self._rows = 0
-        self._seal = 0
+        self._fingerprint = 0
         self._write(schema.serialize())
 
     def _write(self, data: pa.Buffer | bytes) -> None:
-        self._seal = fingerprint(data, self._seal)
+        self._fingerprint = fingerprint(data, self._fingerprint)
         self._file.write(data)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -98,15 +98,15 @@ class RowFile:
             self._file.flush()
             if self._synced:
                 os.fsync(self._file.fileno())
-        name = f"{self._partition}-{self._seal & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
+        name = f"{self._partition}-{self._fingerprint & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
         os.replace(self._path, os.path.join(self._directory, name))
         if self._synced:
             # A decision that names the file must not outlast the name.
             sync_directory(Path(self._directory))
-        return name, self._rows, self._seal
+        return name, self._rows, self._fingerprint
 
 
-class RowFiles:
+class SinkRowWriter:
     """The files that one task writes: at most one of each kind for each stream with a sink."""
 
     def __init__(
@@ -119,7 +119,7 @@ class RowFiles:
         self._work = work
         self._schemas = schemas
         self._about = (partition, attempt)
-        self._files: dict[tuple[str, str], dict[str, RowFile]] = {}
+        self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
         """Append rows of a stream to the file of their kind."""
@@ -129,16 +129,16 @@ class RowFiles:
         files = self._files.setdefault((component, stream), {})
         if name not in files:
             directory = os.path.join(self._work, _place(component, stream))
-            files[name] = RowFile(directory, schema, *self._about)
+            files[name] = RowFileWriter(directory, schema, *self._about)
         files[name].write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
-        """Close the files; yields each, by its path within the run's directory, and its seal."""
+        """Close the files; yields each, by its path in the run's directory, and its fingerprint."""
         for (component, stream), files in self._files.items():
             for _, file in sorted(files.items()):
-                name, rows, seal = file.finish()
+                name, rows, of_file = file.finish()
                 path = os.path.join(_place(component, stream), name)
-                yield SinkFile(component, stream, path, rows), seal
+                yield SinkFile(component, stream, path, rows), of_file
 
 
 def _place(component: str, stream: str) -> str:
@@ -147,9 +147,9 @@ def _place(component: str, stream: str) -> str:
 
 def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
     """The root of each row, or the roots of each if any has several."""
-    home = rows.home
-    if home is not None and home.offsets is None and rows.owners.offsets is None:
-        return pa.array(home.roots[rows.owners.ids - home.first])
+    only_chunk = rows.only_chunk
+    if only_chunk is not None and only_chunk.offsets is None and rows.owners.offsets is None:
+        return pa.array(only_chunk.roots[rows.owners.ids - only_chunk.first])
     row, root = chunks.roots_of(rows.owners)
     n = len(rows)
     if not len(row):
@@ -168,12 +168,12 @@ def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, pa.array(root))
 
 
-def read_rows(file: WorkFile) -> list[pa.RecordBatch]:
+def read_rows(file: RowFile) -> list[pa.RecordBatch]:
     """Read a file's batches, their roots among the columns, in place.
 
     Raises
     ------
-    WorkFileDamaged
+    RowFileDamaged
         If it is missing, not as it was written, or has other rows than are on record.
     StateError
         If the system does not let it be read.
@@ -181,13 +181,13 @@ def read_rows(file: WorkFile) -> list[pa.RecordBatch]:
     return _read(file)[1]
 
 
-def read_whole(file: WorkFile) -> pa.Table:
+def read_whole(file: RowFile) -> pa.Table:
     """Read a file as a table, in place; raises as `read_rows` does."""
     schema, batches = _read(file)
     return pa.Table.from_batches(batches, schema)
 
 
-def read_schema(file: WorkFile) -> pa.Schema:
+def read_schema(file: RowFile) -> pa.Schema:
     """Read the columns of a file, the one of the roots among them; raises as `read_rows` does."""
     return _read(file)[0]
 
@@ -203,22 +203,22 @@ def partition_in(path: str) -> int:
     return int(os.path.basename(path).partition("-")[0])
 
 
-def damage_in(error: BaseException | None) -> WorkFileDamaged | None:
+def damage_in(error: BaseException | None) -> RowFileDamaged | None:
     """Return the damaged file that an error is about, found here or in a worker."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, WorkFileDamaged):
+        if isinstance(error, RowFileDamaged):
             return error
         # What a worker raised is text, in the midst of tracebacks of Python's and Java's.
         told = _DAMAGED.search(str(error))
         if told is not None:
-            return WorkFileDamaged(told[1])
+            return RowFileDamaged(told[1])
         error = error.__cause__ or error.__context__
     return None
 
 
-def _read(file: WorkFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     path, rows = file
     try:
         with pa.memory_map(path) as source:
@@ -229,8 +229,8 @@ def _read(file: WorkFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         raise StateError(f"{path} cannot be read: {error}") from error
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
-        raise _damaged(path, "does not carry a fingerprint in its name, as work files do")
-    if f"{_sealed(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
+        raise _damaged(path, "does not carry a fingerprint in its name, as row files do")
+    if f"{_fingerprint_of(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
         raise _damaged(
             path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"
         )
@@ -242,23 +242,23 @@ def _read(file: WorkFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     return schema, batches
 
 
-def _sealed(data: pa.Buffer) -> int:
-    """Return the fingerprint of a file, message by message, as `RowFile` draws it."""
-    seal = at = 0
+def _fingerprint_of(data: pa.Buffer) -> int:
+    """Return the fingerprint of a file, message by message, as `RowFileWriter` draws it."""
+    so_far = at = 0
     messages = pa.BufferReader(data)
     try:
         while True:
             pa.ipc.read_message(messages)
             end = messages.tell()
-            seal = fingerprint(data.slice(at, end - at), seal)
+            so_far = fingerprint(data.slice(at, end - at), so_far)
             at = end
     except (EOFError, OSError, pa.ArrowException):
         # The end, or what cannot be a message; whatever is left is no message of ours.
-        return fingerprint(data.slice(at), seal)
+        return fingerprint(data.slice(at), so_far)
 
 
-def _damaged(path: str, what: str) -> WorkFileDamaged:
-    return WorkFileDamaged(
+def _damaged(path: str, what: str) -> RowFileDamaged:
+    return RowFileDamaged(
         f"{path} {what}. If its micro-batch is decided, no other place has these rows, and nothing "
         "of them was written: restore the file from a backup and start again, and it goes on there"
     )

@@ -1,4 +1,4 @@
-"""The first stage of records that are due for a retry: read from files of the checkpoint."""
+"""The spout stage of records that are due for a retry: read from files of the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.tasks.first import FirstStage, SourceRecords, chunked
-from ackcore.spark.tasks.source import RETRIES, Source
+from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec
+from ackcore.spark.tasks.row_files import RowFile, read_whole
+from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, chunked
 from ackcore.spark.tasks.task import Task, attempt_at
-from ackcore.spark.tasks.workfiles import WorkFile, read_whole
 from ackcore.topology.tuples import Identity
 
 
@@ -22,13 +22,13 @@ class Slice(NamedTuple):
     """Some of the rows of a spout that are due."""
 
     spout: str
-    file: WorkFile
+    file: RowFile
     first: int
     rows: int
 
 
 @dataclass(frozen=True)
-class RetryStage(FirstStage):
+class RetryStage(SpoutStage):
     """Reads records that are due; what it maps are the numbers of slices."""
 
     slices: tuple[Slice, ...] = ()
@@ -52,7 +52,7 @@ class RetryStage(FirstStage):
             yield one._replace(identity=identity)
 
 
-def due_records(source: Source, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
+def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
     """Return records that are due, from place ``first`` on, in as few pieces as there may be.
 
     Their identities have no stable ids.

@@ -8,7 +8,7 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.tasks.source import Source
+from ackcore.spark.tasks.record_ids import SpoutSpec
 
 VALUES = {
     "int": ([1, None, -5], pa.int64(), ["1", "null", "-5"]),
@@ -22,7 +22,7 @@ VALUES = {
 
 
 def source(schema, *message_id):
-    return Source("s", 0, schema, message_id, True, False, False, 7)
+    return SpoutSpec("s", 0, schema, message_id, True, False, False, 7)
 
 
 @pytest.mark.parametrize("kind", VALUES)

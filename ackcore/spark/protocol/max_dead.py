@@ -1,7 +1,7 @@
-"""What records died of, in a line for the log; and how many may, before a run counts as failed.
+"""What records died of, in a line for the log; and how many may, before that is an error.
 
-These are records that were given up, and are DEAD.  ``Plan.deaths`` counts something else: runs of
-a micro-batch in which a process died, be it a worker, an executor or the driver.
+A record dies: it is given up, and DEAD.  A run crashes, which ``Plan.crashes`` counts, and
+`ackcore.spark.protocol.suspects` concludes from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.schemas import REASON
+from ackcore._records import Int64s
+from ackcore.spark.base.schemas import FIRST_MS, REASON
 from ackcore.spark.protocol.progress import Books
 from ackcore.topology.tuples import Reason
 
@@ -25,15 +26,20 @@ _log = logging.getLogger("ackcore")
 _NAMED, _MESSAGE_CHARS = 3, 160
 
 
+#: A share is judged from so many dead on in a stream, which may begin with a few bad records.
+_FEW = 10
+
+
 class TooManyDead(RuntimeError):
-    """More records of a run died than `run_batch` was allowed; all of it is on record.
+    """More records died than `run_batch` or `start` was allowed; all of it is on record.
 
     Parameters
     ----------
     message : str
         How many died, of what, and the way out.
     books : Books
-        The books of the run, which are closed: every record is ACKED or DEAD.
+        Of a run that has ended: every record is ACKED or DEAD.  Of a stream, after the micro-batch
+        that was one too many; what waits for a retry goes on at the next start.
     """
 
     def __init__(self, message: str, books: Books) -> None:
@@ -84,7 +90,7 @@ def causes(reasons: Iterable[tuple[Reason, int]]) -> list[Cause]:
     return sorted(found, key=lambda cause: (-cause.deaths, cause))
 
 
-def reasons_of(dead: Mapping[str, pa.Table]) -> list[tuple[Reason, int]]:
+def reason_counts(dead: Mapping[str, pa.Table]) -> list[tuple[Reason, int]]:
     """Return why the dead of a micro-batch died, and how many of each reason."""
     return [
         (Reason.decode(one["values"].as_py()), one["counts"].as_py())
@@ -111,7 +117,7 @@ def warn_of_micro_batch(
     number: int, dead: Mapping[str, pa.Table], checkpoint: str | os.PathLike[str]
 ) -> None:
     """Log one line about the dead of a micro-batch."""
-    found = causes(reasons_of(dead))
+    found = causes(reason_counts(dead))
     died = _records(sum(cause.deaths for cause in found))
     _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
 
@@ -177,18 +183,116 @@ def close_run(
     if not died:
         return books
     told, look = _told(found), _look(checkpoint)
-    _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
-    if max_dead is None:
+    excess = _excess(died, books.records, "", max_dead)
+    if excess is None:
+        _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
         return books
-    every = died == books.records
-    limit = max_dead * books.records if isinstance(max_dead, float) else max_dead
-    if died <= limit and not every:
-        return books
-    who = f"all of {_records(died)}" if every else f"{died} of {_records(books.records)}"
-    allowed = "" if every else f", and max_dead is {max_dead}"
     raise TooManyDead(
-        f"{who} died{allowed}: {told}. The run has ended and all of it is on record: {look}. When "
+        f"{excess}: {told}. The run has ended and all of it is on record: {look}. When "
         "the cause is mended, ackcore.spark.replay() and another run_batch() send them through "
         "again; max_dead=None lets such a run pass",
         books,
     )
+
+
+def _excess(died: int, among: int, since: str, max_dead: float | None) -> str | None:
+    """Return how many died in words, None if that many may."""
+    if max_dead is None or not died:
+        return None
+    if died == among:
+        return f"all of {_records(died)}{since} died"
+    limit = max_dead * among if isinstance(max_dead, float) else max_dead
+    if died <= limit:
+        return None
+    return f"{died} of {_records(among)}{since} died, and max_dead is {max_dead}"
+
+
+class DeathLimit:
+    """How many records of a stream may die, of those that ended since it was started.
+
+    A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  What was
+    first seen before this start and dies counts against a number, and not against a share: a query
+    that is started again when nothing but hopeless records waits, or is sent to it by `replay`,
+    would end with the first ten of them.
+
+    Parameters
+    ----------
+    max_dead : int, float or None
+        As `start` has it.
+    before : Books
+        What was on record before this start.
+    since_ms : int
+        The time of this start.
+    checkpoint : path
+        The query's.
+    """
+
+    def __init__(
+        self,
+        max_dead: float | None,
+        before: Books,
+        since_ms: int,
+        checkpoint: str | os.PathLike[str],
+    ) -> None:
+        self._max_dead = max_dead
+        self._before = before
+        self._since_ms = since_ms
+        self._new_dead = 0
+        self._checkpoint = checkpoint
+        self._last = ""
+
+    def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:
+        """Judge the stream after a micro-batch that is done; log what died in it.
+
+        Parameters
+        ----------
+        number : int
+            The micro-batch's.
+        dead : mapping of str to pyarrow.Table
+            Its dead, by spout.
+        books : Books
+            After it.
+
+        Raises
+        ------
+        TooManyDead
+            If more died than ``max_dead``: a number at once, a share of them and all of them once
+            ten are dead.
+        """
+        for table in dead.values():
+            first_ms: Int64s = table[FIRST_MS].to_numpy()
+            self._new_dead += int((first_ms >= self._since_ms).sum())
+        if dead:
+            self._last = f"in micro-batch {number} {_told(causes(reason_counts(dead)))}"
+        self._judge(books, _FEW)
+        if dead:
+            warn_of_micro_batch(number, dead, self._checkpoint)
+
+    def at_end(self, books: Books) -> None:
+        """Judge a stream that has ended with its sources, by however few records.
+
+        Raises
+        ------
+        TooManyDead
+            If more died than ``max_dead``.
+        """
+        self._judge(books, 1)
+
+    def _judge(self, books: Books, few: int) -> None:
+        limit, acked = self._max_dead, books.acked - self._before.acked
+        died = books.dead - self._before.dead
+        share = isinstance(limit, float)
+        if limit is None or share or died <= limit:
+            if self._new_dead < few:
+                return
+            died = self._new_dead
+        excess = _excess(died, died + acked, " since this start", limit)
+        if excess is None:
+            return
+        raise TooManyDead(
+            f"{excess}: {self._last}. All of it is on record: {_look(self._checkpoint)}. When the "
+            "cause is mended, start() on the same checkpoint goes on behind them, and "
+            "ackcore.spark.replay() sends them through again; max_dead=None lets such a stream run "
+            "on",
+            books,
+        )

@@ -1,4 +1,4 @@
-"""In-flight markers, and what an attempt concludes from those of attempts that died."""
+"""In-flight markers, and what an attempt concludes from those of attempts that crashed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol.suspects import deaths_logged, rejections, update_suspects
-from ackcore.spark.tasks import inflight, markers
-from ackcore.spark.tasks.inflight import Evidence, InFlight
-from ackcore.spark.tasks.markers import (
+from ackcore.spark.protocol.suspects import crashes_logged, rejections, update_suspects
+from ackcore.spark.tasks import inflight_markers, isolation
+from ackcore.spark.tasks.inflight_markers import (
     ALONE,
     CHUNK,
     FLUSH,
@@ -23,22 +22,23 @@ from ackcore.spark.tasks.markers import (
     ROOTS,
     Marker,
     MarkerFile,
-    Place,
+    TaskAttempt,
 )
+from ackcore.spark.tasks.isolation import AttemptIsolation, Evidence
 from ackcore.topology.tuples import Reason
 
-PLACE = Place(1, 0, 7)
+ATTEMPT = TaskAttempt(1, 0, 7)
 
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(inflight, "_DYING_S", 0.1)
+    monkeypatch.setattr(isolation, "_DYING_S", 0.1)
     return str(tmp_path)
 
 
-def flying(work, place=PLACE, names=False, alone=None, isolates=True, timeout_s=None):
-    found = InFlight(work, place, names, alone or {}, isolates, timeout_s)
+def flying(work, attempt=ATTEMPT, names=False, alone=None, isolates=True, timeout_s=None):
+    found = AttemptIsolation(work, attempt, names, alone or {}, isolates, timeout_s)
     found.begin()
     return found
 
@@ -54,16 +54,16 @@ def roots(*numbers):
 
 
 def test_a_marker_tells_what_a_dead_attempt_had_in_flight(work):
-    marker = MarkerFile(work, PLACE)
-    assert markers.died(work) == []  # it lives
+    marker = MarkerFile(work, ATTEMPT)
+    assert inflight_markers.crashed(work) == []  # it lives
     marker.set(ROOTS, 3, 10, roots(1, -2, 3))
     marker.set(ALONE, roots=roots(-2))
-    assert markers.places(work) == [PLACE]
+    assert inflight_markers.attempts(work) == [ATTEMPT]
     marker._file.close()
-    assert markers.died(work) == [Marker(PLACE, ALONE, 0, 0, frozenset({-2}))]
-    assert markers.died(work, (1, 1)) == []
-    assert str(markers.died(work)[0]) == (
-        "attempt 7 at partition 0 of level 1: died, with one record in flight"
+    assert inflight_markers.crashed(work) == [Marker(ATTEMPT, ALONE, 0, 0, frozenset({-2}))]
+    assert inflight_markers.crashed(work, (1, 1)) == []
+    assert str(inflight_markers.crashed(work)[0]) == (
+        "attempt 7 at partition 0 of level 1: crashed, with one record in flight"
     )
 
 
@@ -73,36 +73,36 @@ def test_an_attempt_that_ends_leaves_nothing(work):
         pass
     one.end()
     one.end()
-    assert markers.places(work) == []
+    assert inflight_markers.attempts(work) == []
     assert os.listdir(f"{work}/in-flight") == []
 
 
 def test_a_marker_that_is_removed_while_it_is_read_is_passed_over(work, monkeypatch):
-    marker = MarkerFile(work, PLACE)
+    marker = MarkerFile(work, ATTEMPT)
     lock = fcntl.flock
 
     def flock(file, how):
-        if how & fcntl.LOCK_NB and markers.places(work):
+        if how & fcntl.LOCK_NB and inflight_markers.attempts(work):
             marker.remove()
         lock(file, how)
 
-    monkeypatch.setattr(markers.fcntl, "flock", flock)
-    assert markers.died(work) == []
-    assert markers._read(work, PLACE) is None
+    monkeypatch.setattr(inflight_markers.fcntl, "flock", flock)
+    assert inflight_markers.crashed(work) == []
+    assert inflight_markers._read(work, ATTEMPT) is None
 
 
 def test_without_markers_no_attempt_died(work):
-    assert markers.died(f"{work}/nowhere") == []
+    assert inflight_markers.crashed(f"{work}/nowhere") == []
 
 
 @pytest.mark.parametrize("left", [0, 31, 33, 40], ids=lambda n: f"{n} bytes")
 def test_a_marker_that_its_host_cut_short_names_no_record(work, left):
     """Its name may be on the disk before its content is."""
-    file = MarkerFile(work, PLACE)
+    file = MarkerFile(work, ATTEMPT)
     file.set(ROOTS, roots=np.array([1, 2]))
-    os.truncate(PLACE.path(work), left)
+    os.truncate(ATTEMPT.path(work), left)
     file._file.close()
-    assert markers.died(work) == [Marker(PLACE, NOTHING)]
+    assert inflight_markers.crashed(work) == [Marker(ATTEMPT, NOTHING)]
 
 
 def test_an_attempt_goes_by_those_before_it(work):
@@ -110,7 +110,7 @@ def test_an_attempt_goes_by_those_before_it(work):
     first = flying(work)
     with first.of_chunk(2, 3, None):
         die(first)
-        second = flying(work, Place(1, 0, 9))
+        second = flying(work, TaskAttempt(1, 0, 9))
     assert second.evidence.chunks == {(2, 3)}
     assert second.evidence.groups(1, 3, roots(1, 2, 3))[1] == []
     rejected, groups = second.evidence.groups(2, 3, roots(4, 5, 6))
@@ -118,21 +118,21 @@ def test_an_attempt_goes_by_those_before_it(work):
     assert not len(rejected)
     with second.of_roots(roots(5)):
         die(second)
-        third = flying(work, Place(1, 0, 12))
+        third = flying(work, TaskAttempt(1, 0, 12))
     rejected, groups = third.evidence.groups(2, 3, roots(4, 5, 6))
     assert [group.tolist() for group in groups] == [[5], [4], [6]]  # it comes first
     with third.of_roots(roots(5)):
         die(third)
-        last = flying(work, Place(1, 0, 13))
+        last = flying(work, TaskAttempt(1, 0, 13))
     rejected, groups = last.evidence.groups(2, 3, roots(4, 5, 6))
     assert (rejected.tolist(), [group.tolist() for group in groups]) == ([5], [[4], [6]])
-    assert flying(work, Place(1, 1, 14)).evidence.chunks == set()  # another task
+    assert flying(work, TaskAttempt(1, 1, 14)).evidence.chunks == set()  # another task
 
 
 def test_an_attempt_that_runs_elsewhere_says_nothing(work):
     first = flying(work)
     with first.of_roots(roots(1)):
-        assert not flying(work, Place(1, 0, 9)).evidence
+        assert not flying(work, TaskAttempt(1, 0, 9)).evidence
 
 
 def test_what_a_plan_suspects_counts_as_well(work):
@@ -143,7 +143,7 @@ def test_what_a_plan_suspects_counts_as_well(work):
     ]
     with first.of_roots(roots(1)):
         die(first)
-        second = flying(work, Place(1, 0, 9), alone={1: 1, 2: 0}, names=True)
+        second = flying(work, TaskAttempt(1, 0, 9), alone={1: 1, 2: 0}, names=True)
     assert second.evidence.groups(0, 4, roots(1, 2, 3, 4))[0].tolist() == [1]
 
 
@@ -151,20 +151,20 @@ def test_without_isolation_earlier_attempts_say_nothing(work):
     first = flying(work)
     with first.of_chunk(0, 3, None):
         die(first)
-        assert not flying(work, Place(1, 0, 9), isolates=False, names=True).evidence
+        assert not flying(work, TaskAttempt(1, 0, 9), isolates=False, names=True).evidence
 
 
 def test_many_suspects_go_in_groups_first():
     everyone = np.arange(5000)
     evidence = Evidence()
-    evidence.add(Marker(PLACE, CHUNK, 0, 5000))
+    evidence.add(Marker(ATTEMPT, CHUNK, 0, 5000))
     _, groups = evidence.groups(0, 5000, everyone)
     assert [len(group) for group in groups] == [256] * 19 + [136]
-    evidence.add(Marker(PLACE, ROOTS, roots=frozenset(groups[3].tolist())))
+    evidence.add(Marker(ATTEMPT, ROOTS, roots=frozenset(groups[3].tolist())))
     _, groups = evidence.groups(0, 5000, everyone)
     assert [len(group) for group in groups[:257]] == [1] * 256 + [256]
     many = Evidence()
-    many.add(Marker(PLACE, ROOTS, roots=frozenset(range(2000))))
+    many.add(Marker(ATTEMPT, ROOTS, roots=frozenset(range(2000))))
     assert [len(group) for group in many.groups(0, 5000, everyone)[1]] == [256] * 7 + [208]
 
 
@@ -172,21 +172,21 @@ def test_what_is_flushed_is_marked_by_name_the_next_time(work):
     first = flying(work)
     with first.of_flush(None):
         die(first)
-        second = flying(work, Place(1, 0, 9))
+        second = flying(work, TaskAttempt(1, 0, 9))
     assert second.names
     with second.of_flush(roots(3, 4)):
         die(second)
-        third = flying(work, Place(1, 0, 12))
+        third = flying(work, TaskAttempt(1, 0, 12))
     assert third.evidence.suspects == {3, 4}
     with third.of_flush(roots()):  # nothing is open
         die(third)
-    kinds = [marker.kind for marker in markers.died(work)]
+    kinds = [marker.kind for marker in inflight_markers.crashed(work)]
     assert kinds == [FLUSH, ROOTS, NOTHING]
 
 
 def test_one_alone_has_the_executor_for_itself(work):
     """Were the JVM to die, others of its tasks would have nothing in flight."""
-    one, other = flying(work), flying(work, Place(1, 1, 8))
+    one, other = flying(work), flying(work, TaskAttempt(1, 1, 8))
 
     def may(how):
         with open(other_lock, "w") as lock:
@@ -196,7 +196,7 @@ def test_one_alone_has_the_executor_for_itself(work):
                 return False
         return True
 
-    other_lock = inflight._executor_lock(work)
+    other_lock = isolation._executor_lock(work)
     with one.of_chunk(0, 3, None), other.of_chunk(0, 3, None):
         assert may(fcntl.LOCK_SH)
         assert not may(fcntl.LOCK_EX)
@@ -222,13 +222,13 @@ Thread 0x00007f02 (most recent call first):
 
 
 def timed_out(work, text):
-    with open(PLACE.path(work, ".timed-out"), "w") as file:
+    with open(ATTEMPT.path(work, ".timed-out"), "w") as file:
         file.write(text)
-    return markers.died(work)[0].timed_out
+    return inflight_markers.crashed(work)[0].timed_out
 
 
 def test_a_time_out_tells_where_it_was(work):
-    one = MarkerFile(work, PLACE)
+    one = MarkerFile(work, ATTEMPT)
     one.set(ALONE, roots=roots(5))
     one._file.close()
     found = timed_out(work, TRACE)
@@ -242,12 +242,12 @@ def test_a_time_out_tells_where_it_was(work):
     assert timed_out(work, "slow\n") is None  # killed while it was timed
     timed_out(work, TRACE)
     evidence = Evidence()
-    evidence.add(markers.died(work)[0])
+    evidence.add(inflight_markers.crashed(work)[0])
     assert evidence.reasons == {5: found}
-    assert "timed out in slow" in str(markers.died(work)[0])
+    assert "timed out in slow" in str(inflight_markers.crashed(work)[0])
     plan = Plan(0, 0, None, 0, careful=True)
     for _ in range(2):
-        plan = update_suspects(plan, markers.died(work), 7)
+        plan = update_suspects(plan, inflight_markers.crashed(work), 7)
     assert rejections(Plan.of(plan.body())) == {5: found}
     held_back = rejections(Plan.of({**plan.body(), "suspects": [5]}))
     assert held_back == {5: found._replace(final=False)}
@@ -256,29 +256,29 @@ def test_a_time_out_tells_where_it_was(work):
 def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
     monkeypatch.setattr("ackcore.spark.protocol.suspects._LOOK_S", 0.01)
     one = flying(work)
-    with deaths_logged(work, 3), one.of_chunk(0, 5, None):
+    with crashes_logged(work, 3), one.of_chunk(0, 5, None):
         assert not caplog.records
         die(one)
         while not caplog.records:
             pass
-        one = flying(work, Place(1, 0, 9))
-    text = "attempt 7 at partition 0 of level 1: died, with a chunk of 5 rows in flight"
+        one = flying(work, TaskAttempt(1, 0, 9))
+    text = "attempt 7 at partition 0 of level 1: crashed, with a chunk of 5 rows in flight"
     assert [record.getMessage() for record in caplog.records] == [f"micro-batch 3: {text}"]
-    with pytest.raises(ValueError, match="no"), deaths_logged(work, 4):
+    with pytest.raises(ValueError, match="no"), crashes_logged(work, 4):
         raise ValueError("no")
     assert f"micro-batch 4: {text}" in caplog.text
-    with pytest.raises(KeyboardInterrupt), deaths_logged(work, 5):
-        raise KeyboardInterrupt  # an attempt that is cancelled for it has not died
+    with pytest.raises(KeyboardInterrupt), crashes_logged(work, 5):
+        raise KeyboardInterrupt  # an attempt that is cancelled for it has not crashed
 
 
 FORKS = """
 import os, subprocess, sys, time
 import numpy as np
-from ackcore.spark.tasks.inflight import InFlight
-from ackcore.spark.tasks.markers import Place
+from ackcore.spark.tasks.isolation import AttemptIsolation
+from ackcore.spark.tasks.inflight_markers import TaskAttempt
 
 work, how = sys.argv[1:]
-one = InFlight(work, Place(1, 0, 7), False, {}, True, None)
+one = AttemptIsolation(work, TaskAttempt(1, 0, 7), False, {}, True, None)
 one.begin()
 with one.of_roots(np.array([5])):
     if how == "subprocess":
@@ -307,11 +307,11 @@ def test_a_process_that_a_bolt_forked_holds_no_lock_of_its_workers(work, how):
         after.callback(worker.kill)
         for _ in range(2 if how == "fork" else 1):
             worker.stdout.readline()
-        assert markers.places(work) == [PLACE]
-        assert markers.died(work) == []
+        assert inflight_markers.attempts(work) == [ATTEMPT]
+        assert inflight_markers.crashed(work) == []
         worker.kill()
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        (found,) = markers.died(work)
+        (found,) = inflight_markers.crashed(work)
         assert (found.kind, found.roots) == (ALONE, {5})
         (lock,) = (name for name in os.listdir(work) if name.endswith(".lock"))
         with open(f"{work}/{lock}", "w") as executor:

@@ -1,18 +1,18 @@
-"""What is in flight in a task, and the isolation of what was when earlier attempts at it died.
+"""Isolation in a task: what earlier attempts at it had in flight when they crashed runs alone.
 
-An attempt reads the in-flight markers of the attempts at its task that died before it in this run:
+An attempt reads the in-flight markers of the attempts at its task that crashed earlier in this run:
 
 1. roots of a chunk, or a set, of more than 1,024 are run 256 at a time;
 2. those of a smaller one, and suspects of the plan, one at a time: no bolt of another worker of
    the same Python daemon, which is one per executor, has rows in flight meanwhile;
-3. a root that was alone when two attempts died is rejected: it fails, and the others are run.
+3. a root that was alone when two attempts crashed is rejected: it fails, and the others are run.
 
 So where Spark tries a task four times, a run rejects one crashing record of a chunk of up to 1,024
-by itself.  A larger chunk costs a death more, and the next run goes on from there, as where tasks
+by itself.  A larger chunk costs a crash more, and the next run goes on from there, as where tasks
 are not tried again: the driver draws the same conclusions from run to run (`suspects`).
 
 What is done depends on the rows and these markers alone.  They stay as long as the run: a task that
-runs again because its output was lost makes the same bytes, unless another attempt died since.
+runs again because its output was lost makes the same bytes, unless another attempt crashed since.
 
 Two attempts, since a process may also be killed from outside, whatever is in flight.
 """
@@ -29,12 +29,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
-from ackcore.spark.base.process_lock import ProcessLock
-from ackcore.spark.settle.reasons import killed_worker
+from ackcore.spark.base.reasons import killed_worker
 from ackcore.spark.tasks.bolts import Bolts
-from ackcore.spark.tasks.ledger_rows import LedgerRows
-from ackcore.spark.tasks.markers import (
+from ackcore.spark.tasks.inflight_markers import (
     ALONE,
     CHUNK,
     FLUSH,
@@ -43,13 +42,14 @@ from ackcore.spark.tasks.markers import (
     TIMED_OUT,
     Marker,
     MarkerFile,
-    Place,
-    died,
-    places,
+    TaskAttempt,
+    attempts,
+    crashed,
 )
+from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
-from ackcore.topology.stage_layout import Edge
+from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
 #: How many attempts that a record was alone in are enough to reject it.
@@ -62,7 +62,7 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 
 @dataclass
 class Evidence:
-    """What attempts that died had in flight.
+    """What attempts that crashed had in flight.
 
     ``alone`` says of how many each root was alone in; ``suspects`` are run alone, those in ``many``
     and of ``chunks`` (place and rows) in groups first; ``reasons`` are of time-outs.
@@ -79,7 +79,7 @@ class Evidence:
         return bool(self.suspects or self.many or self.chunks or self.flushed)
 
     def add(self, marker: Marker) -> None:
-        """Take in what an attempt that died had in flight."""
+        """Take in what an attempt that crashed had in flight."""
         if marker.kind == CHUNK:
             self.chunks.add((marker.chunk, marker.rows))
         elif marker.kind == FLUSH:
@@ -111,36 +111,36 @@ class Evidence:
         return -self.alone[root], root
 
 
-class InFlight:
-    """The markers of one attempt, and the evidence that it goes by.
+class AttemptIsolation:
+    """How one attempt isolates: its in-flight marker, the evidence it goes by, its time limit.
 
     Parameters
     ----------
     work : str
         The run's directory.
-    place : Place
+    attempt : TaskAttempt
         Which attempt this is.
     names : bool
         Whether markers name roots, which the driver asks for in careful runs, or chunks.
     alone : mapping from int to int
-        Of the plan's suspects, how often each was alone when an attempt died.
+        Of the plan's suspects, how often each was alone when an attempt crashed.
     isolates : bool
         Whether markers of earlier attempts mean the same rows, and not copies for speculation.
     timeout_s : int or None
-        How long a bolt may be at what it was handed.
+        How long one call of a bolt may take.
     """
 
     def __init__(
         self,
         work: str,
-        place: Place,
+        attempt: TaskAttempt,
         names: bool,
         alone: Mapping[int, int],
         isolates: bool,
         timeout_s: int | None,
     ) -> None:
         self._work = work
-        self._place = place
+        self._attempt = attempt
         self._isolates = isolates
         self._alone = alone
         self._file: MarkerFile | None = None
@@ -149,7 +149,7 @@ class InFlight:
         self._chunks = 0
         self.names = names
         self.evidence = Evidence()
-        self.time_limit = TimeLimit(timeout_s, place.path(work, TIMED_OUT))
+        self.time_limit = TimeLimit(timeout_s, attempt.path(work, TIMED_OUT))
 
     def begin(self) -> int:
         """Begin a chunk, and return its place among those of the task.
@@ -162,18 +162,19 @@ class InFlight:
                 for marker in self._earlier():
                     self.evidence.add(marker)
                 self.names |= self.evidence.flushed
-            self._file = MarkerFile(self._work, self._place)
+            self._file = MarkerFile(self._work, self._attempt)
             self._executor = ProcessLock(_executor_lock(self._work))
         self._chunks += 1
         return self._chunks - 1
 
     def _earlier(self) -> list[Marker]:
-        """Attempts at this task that died."""
+        """Attempts at this task that crashed."""
         until = time.monotonic() + _DYING_S
         while True:
             # Spark may try the task again before the workers of a lost executor have ended.
-            found = died(self._work, self._place.task)
-            there = [place for place in places(self._work) if place.task == self._place.task]
+            found = crashed(self._work, self._attempt.task)
+            task = self._attempt.task
+            there = [attempt for attempt in attempts(self._work) if attempt.task == task]
             if len(found) >= len(there) or time.monotonic() > until:
                 return found
             time.sleep(_LOOK_S)
@@ -232,7 +233,7 @@ class IsolatedBolts:
     Parameters
     ----------
     bolts : Bolts
-    in_flight : InFlight
+    isolation : AttemptIsolation
     chunks : Chunks
         The groups of the task.
     ledger_rows : LedgerRows
@@ -240,10 +241,10 @@ class IsolatedBolts:
     """
 
     def __init__(
-        self, bolts: Bolts, in_flight: InFlight, chunks: Chunks, ledger_rows: LedgerRows
+        self, bolts: Bolts, isolation: AttemptIsolation, chunks: Chunks, ledger_rows: LedgerRows
     ) -> None:
         self._bolts = bolts
-        self._in_flight = in_flight
+        self._isolation = isolation
         self._chunks = chunks
         self._ledger_rows = ledger_rows
 
@@ -252,17 +253,17 @@ class IsolatedBolts:
         for part in self._parts(rows):
             self._bolts.deliver(source, stream, part)
 
-    def process(self, edge: Edge, rows: AnchoredRows) -> None:
-        """Hand rows that came along an edge to its target."""
+    def process(self, sub: Subscription, rows: AnchoredRows) -> None:
+        """Hand rows that came for a subscription to its target."""
         for part in self._parts(rows):
-            self._bolts.process(edge.target, edge.source, edge.stream, part)
+            self._bolts.process(sub.target, sub.source, sub.stream, part)
 
     def flush(self) -> None:
         """End what bolts have open."""
         if not self._bolts.used:
             return
-        roots = self._open_roots() if self._in_flight.names else None
-        with self._in_flight.of_flush(roots):
+        roots = self._open_roots() if self._isolation.names else None
+        with self._isolation.of_flush(roots):
             self._bolts.flush()
 
     def _open_roots(self) -> Int64s:
@@ -275,10 +276,10 @@ class IsolatedBolts:
 
         What suspects leave open is flushed before others come in.
         """
-        in_flight = self._in_flight
-        chunk = in_flight.begin()
-        if not (in_flight.names or in_flight.evidence):
-            with in_flight.of_chunk(chunk, len(rows), None):
+        isolation = self._isolation
+        chunk = isolation.begin()
+        if not (isolation.names or isolation.evidence):
+            with isolation.of_chunk(chunk, len(rows), None):
                 yield rows
             return
         of_row, of_root = self._chunks.roots_of(rows.owners)
@@ -290,21 +291,21 @@ class IsolatedBolts:
             left[places] = False
             return places
 
-        rejected, groups = in_flight.evidence.groups(chunk, len(rows), np.unique(of_root))
+        rejected, groups = isolation.evidence.groups(chunk, len(rows), np.unique(of_root))
         for root in rejected.tolist():
-            reason = in_flight.evidence.reasons.get(root, killed_worker(final=True))
+            reason = isolation.evidence.reasons.get(root, killed_worker(final=True))
             self._reject(root, reason, rows, taken(np.array([root])))
         for group in groups:
             places = taken(group)
             if len(places):
                 self.flush()
-                with in_flight.of_roots(np.unique(of_root[np.isin(of_row, places)])):
+                with isolation.of_roots(np.unique(of_root[np.isin(of_row, places)])):
                     yield some_rows(rows, places)
                     self.flush()
         rest = np.flatnonzero(left)
         if len(rest):
-            roots = np.unique(of_root[np.isin(of_row, rest)]) if in_flight.names else None
-            with in_flight.of_chunk(chunk, len(rest), roots):
+            roots = np.unique(of_root[np.isin(of_row, rest)]) if isolation.names else None
+            with isolation.of_chunk(chunk, len(rest), roots):
                 yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:

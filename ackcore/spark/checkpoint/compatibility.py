@@ -1,4 +1,4 @@
-"""Which topology and sources a checkpoint belongs to, and whether `start` or `run_batch` runs it.
+"""Compatibility: which topology and sources may go on with a checkpoint, by `start` or `run_batch`.
 
 meta.json records it, and Spark's own log is checked against that.  Which process has the checkpoint
 open is another matter: `ackcore.spark.base.lock`.

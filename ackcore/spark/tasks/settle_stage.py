@@ -1,4 +1,4 @@
-"""The last stage: settles the ledger rows of all others, and returns receipts of all trailers."""
+"""The settle stage: settles all others' ledger rows, and returns receipts of all trailers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Status
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import earliest, look_up
 from ackcore.spark.settle import wire
-from ackcore.spark.settle.packing import Batches, fold, new_ledger
-from ackcore.spark.settle.reasons import earliest, look_up
-from ackcore.spark.tasks.exchange import SETTLE, Inbox, origin_of
+from ackcore.spark.settle.packing import fold, new_ledger
+from ackcore.spark.tasks.exchange import Inbox
+from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
@@ -27,7 +29,7 @@ from ackcore.spark.tasks.task import attempt_at
 
 
 @dataclass(frozen=True)
-class LastStage:
+class SettleStage:
     """Settles the ledger rows of a shard, or of several whole ones."""
 
     spec: TaskSpec

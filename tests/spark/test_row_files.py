@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.base.errors import CheckpointCorrupt, StateError, WorkFileDamaged
-from ackcore.spark.tasks.workfiles import (
+from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged, StateError
+from ackcore.spark.tasks.row_files import (
     ROOT,
     ROOTS,
     RowFile,
-    WorkFile,
+    RowFileWriter,
     damage_in,
     has_several_roots,
     read_rows,
@@ -27,12 +27,12 @@ MANY = WORDS.append(pa.field(ROOTS, pa.list_(pa.int64())))
 
 
 def written(directory, schema, *batches):
-    file = RowFile(str(directory), schema, 3, 7)
+    file = RowFileWriter(str(directory), schema, 3, 7)
     for rows in batches:
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
         file.write(pa.record_batch(columns, schema=schema))
     name, rows, _ = file.finish()
-    return WorkFile(str(directory / name), rows)
+    return RowFile(str(directory / name), rows)
 
 
 @pytest.fixture(params=["one", "many"])
@@ -60,7 +60,7 @@ def test_any_bit_that_is_changed_is_found(file):
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
-        with pytest.raises(WorkFileDamaged, match="is damaged"):
+        with pytest.raises(RowFileDamaged, match="is damaged"):
             read_rows(file)
     path.write_bytes(whole)
     assert len(read_rows(file)) == 2
@@ -72,11 +72,11 @@ def test_a_file_that_is_cut_or_longer_is_found(file):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(WorkFileDamaged, match=f"its {length} bytes do not have"):
+        with pytest.raises(RowFileDamaged, match=f"its {length} bytes do not have"):
             read_rows(file)
     for more in (b"\0", whole):
         path.write_bytes(whole + more)
-        with pytest.raises(WorkFileDamaged, match="is damaged"):
+        with pytest.raises(RowFileDamaged, match="is damaged"):
             read_rows(file)
 
 
@@ -86,12 +86,12 @@ def test_messages_that_changed_places_are_found(tmp_path):
     other = written(tmp_path, ONE, [("b", 2)], [("a", 1)])
     assert sorted(whole) == sorted(Path(other.path).read_bytes())
     os.replace(other.path, file.path)
-    with pytest.raises(WorkFileDamaged, match="is damaged"):
+    with pytest.raises(RowFileDamaged, match="is damaged"):
         read_rows(file)
 
 
 def test_rows_are_held_to_the_record(file):
-    with pytest.raises(WorkFileDamaged, match="has 3 rows, and 4 are on record"):
+    with pytest.raises(RowFileDamaged, match="has 3 rows, and 4 are on record"):
         read_rows(file._replace(rows=4))
 
 
@@ -100,31 +100,31 @@ def test_a_file_that_is_missing_or_of_another_name_is_refused(file):
     os.rename(file.path, moved)
     with pytest.raises(CheckpointCorrupt, match=r"is missing, .* restore the file from a backup"):
         read_rows(file)
-    with pytest.raises(WorkFileDamaged, match="does not carry a fingerprint in its name"):
-        read_rows(WorkFile(moved, 3))
+    with pytest.raises(RowFileDamaged, match="does not carry a fingerprint in its name"):
+        read_rows(RowFile(moved, 3))
     assert has_several_roots(moved)
 
 
 def test_a_file_that_may_not_be_read_is_not_damaged(tmp_path):
     with pytest.raises(StateError, match="cannot be read") as error:
-        read_rows(WorkFile(str(tmp_path), 3))  # a directory
+        read_rows(RowFile(str(tmp_path), 3))  # a directory
     assert damage_in(error.value) is None
 
 
 def test_two_of_one_name_do_not_meet(tmp_path):
     """A task of another SparkContext may have the same number, and write at the same time."""
-    first, second = (RowFile(str(tmp_path), ONE, 3, 7) for _ in range(2))
+    first, second = (RowFileWriter(str(tmp_path), ONE, 3, 7) for _ in range(2))
     first.write(pa.record_batch([["a"], [1]], schema=ONE))
     second.write(pa.record_batch([["b"], [2]], schema=ONE))
     for file, word in ((first, "a"), (second, "b")):
         name, rows, _ = file.finish()
-        table = read_whole(WorkFile(str(tmp_path / name), rows))
+        table = read_whole(RowFile(str(tmp_path / name), rows))
         assert table["word"].to_pylist() == [word]
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_a_worker_raised_is_found_in_the_text_of_it():
-    told = "Traceback\nackcore.spark.files.WorkFileDamaged: /w/1.arrow is damaged\n  at java"
+    told = "Traceback\nackcore.spark.files.RowFileDamaged: /w/1.arrow is damaged\n  at java"
     error = RuntimeError("the sink failed")
     error.__cause__ = ValueError(told)
     assert str(damage_in(error)) == "/w/1.arrow is damaged"

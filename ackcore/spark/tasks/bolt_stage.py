@@ -9,17 +9,18 @@ import pyarrow as pa
 
 from ackcore import ACK
 from ackcore.arrow import one_batch
-from ackcore.spark.settle.packing import Batches
-from ackcore.spark.tasks.exchange import RECEIPTS, SETTLE, Inbox, RootRuns, TupleBlob, origin_of
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.tasks.exchange import Inbox
+from ackcore.spark.tasks.exchange_format import RECEIPTS, SETTLE, RootRuns, TupleBlob, origin_of
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import AnchoredRows, Owners
-from ackcore.topology.stage_layout import Edge
+from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Identity
 
 
 @dataclass(frozen=True)
-class NextStage:
+class BoltStage:
     """Runs the bolts of one level on what was sent to it."""
 
     spec: TaskSpec
@@ -38,26 +39,30 @@ class NextStage:
                 yield passed
         inbox.check()
         layout = self.spec.layout
-        edges = {edge.index: edge for name in layout.at(self.level) for edge in layout.into(name)}
-        for blobs, runs in inbox.chunks(list(edges)):
-            self._take_in(task, edges[blobs[0].edge], blobs, runs)
+        subscriptions = {
+            sub.index: sub for name in layout.at(self.level) for sub in layout.into(name)
+        }
+        for blobs, runs in inbox.chunks(list(subscriptions)):
+            self._take_in(task, subscriptions[blobs[0].subscription], blobs, runs)
             yield from task.outbox.taken()
         files = task.finish()
-        partition = task.place.partition
+        partition = task.attempt.partition
         receipts = inbox.receipts(origin_of(self.level, partition))
         task.outbox.send(partition % self.spec.dests, SETTLE, RECEIPTS, receipts)
         yield from task.end({"files": files})
 
-    def _take_in(self, task: Task, edge: Edge, blobs: list[TupleBlob], runs: RootRuns) -> None:
-        schema = self.spec.edge_schema(edge)
+    def _take_in(
+        self, task: Task, sub: Subscription, blobs: list[TupleBlob], runs: RootRuns
+    ) -> None:
+        schema = self.spec.tuple_schema(sub)
         batch = one_batch([pa.ipc.read_record_batch(one.blob, schema) for one in blobs])
         chunk = task.chunks.add(len(runs.rows), lambda: (runs.roots, runs.vals), ACK, runs.offsets)
         numbers = np.arange(chunk.first, chunk.first + chunk.groups)
         owners = np.repeat(numbers, runs.rows)
         identity = None
-        if edge.target in self.spec.layout.needs_identity:
+        if sub.target in self.spec.layout.needs_identity:
             message_ids, attempts, stable_ids = batch.columns[-len(IDENTITY_FIELDS) :]
             identity = Identity(message_ids, attempts.to_numpy(), stable_ids.to_numpy())
             batch = batch.select(batch.schema.names[: -len(IDENTITY_FIELDS)])
-        task.bolts.process(edge, AnchoredRows(batch, Owners(owners), identity, chunk))
+        task.bolts.process(sub, AnchoredRows(batch, Owners(owners), identity, chunk))
         task.close(chunk)

@@ -1,9 +1,9 @@
-"""In-flight markers: files that name the records that a task had in flight when it died.
+"""In-flight markers: files that name the records that a task had in flight when it crashed.
 
 Each attempt at a task that may be suspected later keeps one, ``in-flight/<level>-<partition>-
 <attempt>.marker`` in its run's directory, and removes it when it ends, however it does as long as
 its process lives.  It holds an exclusive lock on it: a marker that is there and not locked is that
-of a process that died.  One that is locked belongs to an attempt that runs elsewhere, a copy for
+of a process that crashed.  One that is locked belongs to an attempt that runs elsewhere, a copy for
 speculation or one that Spark has given up, and is passed over.
 """
 
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
-from ackcore.spark.base.process_lock import ProcessLock
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
@@ -35,12 +35,12 @@ _HEAD = struct.Struct("<qqqq")  # kind, chunk, rows, roots that follow
 _ENDING, TIMED_OUT = ".marker", ".timed-out"
 
 
-class Place(NamedTuple):
+class TaskAttempt(NamedTuple):
     """Which attempt at which task; sorts by task, and then in the order of attempts."""
 
     level: int
     partition: int
-    attempt: int
+    id: int
 
     @property
     def task(self) -> tuple[int, int]:
@@ -54,11 +54,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Marker:
-    """What an attempt that died had in flight.
+    """What an attempt that crashed had in flight.
 
     Attributes
     ----------
-    place : Place
+    attempt : TaskAttempt
         Which attempt.
     kind : int
         `NOTHING`, `CHUNK`, `FLUSH`, `ROOTS` or `ALONE`.
@@ -70,7 +70,7 @@ class Marker:
         Why it ended, if it was ended for taking too long.
     """
 
-    place: Place
+    attempt: TaskAttempt
     kind: int
     chunk: int = 0
     rows: int = 0
@@ -78,7 +78,7 @@ class Marker:
     timed_out: Reason | None = None
 
     def __str__(self) -> str:
-        level, partition, attempt = self.place
+        level, partition, attempt = self.attempt
         what = {
             NOTHING: "nothing in flight",
             CHUNK: f"a chunk of {self.rows} rows in flight",
@@ -86,18 +86,18 @@ class Marker:
             ROOTS: f"{len(self.roots)} records in flight",
             ALONE: "one record in flight",
         }[self.kind]
-        how = "died" if self.timed_out is None else self.timed_out.message
+        how = "crashed" if self.timed_out is None else self.timed_out.message
         return f"attempt {attempt} at partition {partition} of level {level}: {how}, with {what}"
 
 
 class MarkerFile:
     """The marker of the attempt that runs here."""
 
-    def __init__(self, work: str, place: Place) -> None:
-        self._path = place.path(work)
-        self._timed_out = place.path(work, TIMED_OUT)
+    def __init__(self, work: str, attempt: TaskAttempt) -> None:
+        self._path = attempt.path(work)
+        self._timed_out = attempt.path(work, TIMED_OUT)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # Under another name until it is locked: one that is not says that its process died.
+        # Under another name until it is locked: one that is not says that its process crashed.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
         with suppress(FileNotFoundError):
             os.remove(hidden)
@@ -112,7 +112,7 @@ class MarkerFile:
         self._file.write(_HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
 
     def remove(self) -> None:
-        """End it: this attempt has not died."""
+        """End it: this attempt has not crashed."""
         if not self._file.is_open:
             return  # a process that was forked has no part in it
         for path in (self._timed_out, self._path):
@@ -121,8 +121,8 @@ class MarkerFile:
         self._file.close()
 
 
-def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
-    """Return the markers of a run's attempts that died, in the order of tasks and attempts.
+def crashed(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
+    """Return the markers of a run's attempts that crashed, in the order of tasks and attempts.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ def died(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> l
     task : (int, int), optional
         Level and partition: of this task only.
     """
-    found = (_read(work, place) for place in places(work) if task in (None, place.task))
+    found = (_read(work, attempt) for attempt in attempts(work) if task in (None, attempt.task))
     return [marker for marker in found if marker is not None]
 
 
-def places(work: str | os.PathLike[str]) -> list[Place]:
+def attempts(work: str | os.PathLike[str]) -> list[TaskAttempt]:
     """Return which attempts have markers, those that live among them."""
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
@@ -145,13 +145,13 @@ def places(work: str | os.PathLike[str]) -> list[Place]:
         for name in names
         if name.endswith(_ENDING) and not name.startswith(".")
     )
-    return sorted(Place(*map(int, part)) for part in parts)
+    return sorted(TaskAttempt(*map(int, part)) for part in parts)
 
 
-def _read(work: str | os.PathLike[str], place: Place) -> Marker | None:
+def _read(work: str | os.PathLike[str], attempt: TaskAttempt) -> Marker | None:
     """Return a marker, None if its attempt lives or has ended well."""
     try:
-        file = os.open(place.path(work), os.O_RDONLY)
+        file = os.open(attempt.path(work), os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -169,10 +169,10 @@ def _read(work: str | os.PathLike[str], place: Place) -> Marker | None:
         kind, chunk, rows, n = NOTHING, 0, 0, 0
     roots = np.frombuffer(data, np.int64, n, _HEAD.size) if n else np.empty(0, np.int64)
     return Marker(
-        place,
+        attempt,
         kind,
         chunk,
         rows,
         frozenset(roots.tolist()),
-        read_time_out(place.path(work, TIMED_OUT)),
+        read_time_out(attempt.path(work, TIMED_OUT)),
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.topology.tuples import Reason
@@ -57,10 +58,37 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
 
 
 def earliest(tables: list[pa.Table]) -> pa.Table:
-    """Return the earliest reason of each root by (time, text), in the order of root ids."""
+    """Return the earliest reason of each root by (time, text), in the order of root ids.
+
+    Waits that reasons ask for are left out of the comparison, and the one that is kept asks for the
+    longest of its root: reasons may be joined in any order and grouping.
+    """
     if not tables:
         return no_reasons()
     reasons = pa.concat_tables(tables).combine_chunks()
+    waits = pc.match_substring_regex(reasons["text"], _ASKS)
+    if not pc.any(waits).as_py():
+        return _first_of_each(reasons)
+    texts = reasons["text"]
+    bare = pc.replace_substring_regex(texts, "^([-~])[1-9][0-9]{0,17}\x1f", "\\1\x1f")
+    kept = _first_of_each(reasons.set_column(2, "text", bare))
+    roots = reasons["root_id"].filter(waits).to_numpy()
+    asked = pc.extract_regex(texts.filter(waits), _ASKS).combine_chunks().field("ms")
+    places = np.searchsorted(kept["root_id"].to_numpy(), roots)
+    longest = np.zeros(len(kept), np.int64)
+    np.maximum.at(longest, places, asked.cast(pa.int64()).to_numpy())
+    said = kept["text"].to_pylist()
+    for row in np.flatnonzero(longest).tolist():
+        if not said[row].startswith("!"):  # what is final does not wait
+            said[row] = f"{said[row][0]}{longest[row]}{said[row][1:]}"
+    return kept.set_column(2, REASON_SCHEMA.field(2), pa.array(said, pa.string()))
+
+
+#: How a `Reason` begins that asks for a wait.
+_ASKS = "^[-~](?P<ms>[1-9][0-9]{0,17})\x1f"
+
+
+def _first_of_each(reasons: pa.Table) -> pa.Table:
     reasons = reasons.sort_by([(name, "ascending") for name in REASON_SCHEMA.names])
     roots = reasons["root_id"].to_numpy()
     first = np.ones(len(roots), np.bool_)

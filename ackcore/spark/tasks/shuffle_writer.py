@@ -1,4 +1,4 @@
-"""How rows leave a stage: dealt out to the tasks of a later one, with an edge for each.
+"""How rows leave a stage: sent to the tasks of a later one by grouping, with an edge for each.
 
 An edge is drawn for each row and group that it hangs from (`tracking`); what leads to one root at
 one destination is folded into one value.
@@ -15,12 +15,13 @@ from ackcore._records import Int64s
 from ackcore._shuffle import pack_runs, split_by_shard
 from ackcore.arrow import bytes_before, hash_columns, offsets_of, take_rows
 from ackcore.ids import component_key, edge_ids
-from ackcore.spark.tasks.exchange import Outbox, RootRuns, untracked
+from ackcore.spark.tasks.exchange import Outbox
+from ackcore.spark.tasks.exchange_format import RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, running_counts
 from ackcore.topology.groupings import All, Global, PartialKey
-from ackcore.topology.stage_layout import Edge
+from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
 #: What one tuple may have if it is sent to another task.  A row of a shuffle is one array of the
@@ -28,8 +29,8 @@ from ackcore.topology.tuples import Reason
 MOST_ROW_BYTES = 1 << 30
 
 
-class Dealer:
-    """Deals the rows of one task out to the tasks of later stages.
+class ShuffleWriter:
+    """Sends the rows of one task to the tasks of later stages, by the groupings of those that read.
 
     Parameters
     ----------
@@ -59,66 +60,68 @@ class Dealer:
         self._ledger_rows = ledger_rows
         self._turn = Counter[int]()
 
-    def send(self, edge: Edge, rows: AnchoredRows) -> None:
-        """Send rows along an edge."""
+    def send(self, sub: Subscription, rows: AnchoredRows) -> None:
+        """Send rows for a subscription."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
         if size > MOST_ROW_BYTES:  # a single row: others are cut before
             text = (
-                f"a tuple for {edge.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
+                f"a tuple for {sub.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
                 "cross a shuffle; emit a path or a key of what is so large"
             )
             self._ledger_rows.fail(
-                rows.owners, [Reason(edge.source, "TupleTooLarge", text)], edge.source
+                rows.owners,
+                [Reason(sub.source, "TupleTooLarge", text)],
+                sub.source,
             )
             return
-        if edge.target in self._spec.layout.needs_identity:
+        if sub.target in self._spec.layout.needs_identity:
             assert rows.identity is not None
             columns = [*batch.columns, rows.identity.message_ids]
             columns += [pa.array(rows.identity.attempts), pa.array(rows.identity.stable_ids)]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.edge_schema(edge))
-        way = f"{edge.source}/{edge.stream}>{edge.target}"
-        tasks = self._tasks(edge)
-        if isinstance(edge.grouping, All):
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.tuple_schema(sub))
+        way = f"{sub.source}/{sub.stream}>{sub.target}"
+        tasks = self._tasks(sub)
+        if isinstance(sub.grouping, All):
             order = np.arange(len(rows))
             for dest in range(tasks):
                 counts = np.zeros(self._spec.dests, np.int64)
                 counts[dest] = len(rows)
-                self._send_dealt(edge, f"{way}#{dest}", rows, batch, order, counts)
+                self._send_grouped(sub, f"{way}#{dest}", rows, batch, order, counts)
             return
-        order, counts = self._deal(edge, rows.batch, tasks)
+        order, counts = self._group(sub, rows.batch, tasks)
         if tasks < self._spec.dests:
             counts = np.concatenate([counts, np.zeros(self._spec.dests - tasks, np.int64)])
         if counts.max() < len(rows):
             batch = take_rows(batch, order)
-        self._send_dealt(edge, way, rows, batch, order, counts)
+        self._send_grouped(sub, way, rows, batch, order, counts)
 
-    def _send_dealt(
+    def _send_grouped(
         self,
-        edge: Edge,
+        sub: Subscription,
         way: str,
         rows: AnchoredRows,
         batch: pa.RecordBatch,
         order: Int64s,
         counts: Int64s,
     ) -> None:
-        if rows.home is None and not (rows.owners.ids != NONE).any():
+        if rows.only_chunk is None and not (rows.owners.ids != NONE).any():
             runs = [untracked(n) for n in counts.tolist()]
             late = None
         else:
             runs, late = draw_edges(self._spec.key, way, rows, order, counts, self._chunks)
         if late is not None:
             self._ledger_rows.ack(*late)
-        self._outbox.send_tuples(edge.index, edge.level_to, batch, counts, runs)
+        self._outbox.send_tuples(sub.index, sub.level_to, batch, counts, runs)
 
-    def _tasks(self, edge: Edge) -> int:
-        wanted = edge.parallelism
+    def _tasks(self, sub: Subscription) -> int:
+        wanted = sub.parallelism
         return self._spec.dests if wanted is None else min(wanted, self._spec.dests)
 
-    def _deal(self, edge: Edge, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
+    def _group(self, sub: Subscription, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
         """Sort row numbers by destination, and count the rows of each."""
         n = len(batch)
-        grouping = edge.grouping
+        grouping = sub.grouping
         if grouping.keys:
             hashes = hash_columns([batch.column(name) for name in grouping.keys], n)
             if not isinstance(grouping, PartialKey):
@@ -131,10 +134,10 @@ class Dealer:
             return split_by_shard(np.where(odd == 1, other, hashes), tasks)
         if isinstance(grouping, Global):
             dest = 0
-        elif edge.spreads:
+        elif sub.spreads:
             # Shuffle: rows in turn, and tasks begin with different destinations.
-            start = self._turn[edge.index]
-            self._turn[edge.index] += n
+            start = self._turn[sub.index]
+            self._turn[sub.index] += n
             dests = (np.arange(n) + start + self._partition) % tasks
             return np.argsort(dests, kind="stable"), np.bincount(dests, minlength=tasks)
         else:
@@ -169,7 +172,7 @@ def draw_edges(
     late : tuple of numpy.ndarray, or None
         Roots and ack vals of groups that had acked already.
     """
-    chunk = rows.home
+    chunk = rows.only_chunk
     if chunk is not None and chunk.offsets is None and not chunk.closed:
         totals, groups, vals, lengths, runs = pack_runs(
             key,

@@ -3,7 +3,7 @@
 A root id is a function of (partition, place in the partition, attempt) under a key of its own for
 each micro-batch and spout, so two records never share one.  Where a partition's rows come in the
 same order when it is read again, a place is enough to find the row again; of other sources the
-first stage writes a *snapshot* as it reads them.
+spout stage *spills* the rows as it reads them.
 
 A message id is what the source calls the record.  It is the values of the columns that the spout
 names, as text; without any it is ``micro-batch-partition-place``, stamped when the record is first
@@ -37,8 +37,8 @@ CLAIM = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
-    """One spout, as the first stage reads it.
+class SpoutSpec:
+    """One spout, as the spout stage reads it.
 
     ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.
     """
@@ -49,7 +49,7 @@ class Source:
     message_id: tuple[str, ...]
     tracked: bool
     claims: bool
-    snapshot: bool
+    spills: bool
     key: int
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,0 +1,154 @@
+"""What `attempt` and `guard` are given, read and refused by name before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from ackcore import _columns
+from ackcore.flow import DelayTarget, Limit
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.checks import arrow_schema, is_case_sensitive
+from ackcore.topology.functions import Kind
+
+_FORMS = "a schema: 'label string, score double', a StructType or a pyarrow.Schema"
+
+
+def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]:
+    """Return the columns that a function answers, as Spark has them and as Arrow does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no columns that Spark takes from Python.
+    """
+    if isinstance(outputs, StructType):
+        columns = outputs
+    elif isinstance(outputs, pa.Schema):
+        columns = _from_arrow(outputs)
+    elif isinstance(outputs, str):
+        columns = _from_ddl(outputs, frame)
+    else:
+        raise TypeError(f"outputs must be {_FORMS}, got {type(outputs).__name__} {outputs!r}")
+    if not columns.fields:
+        raise ValueError(f"outputs must have a column at least, got none; give {_FORMS}")
+    return columns, arrow_schema(columns, "outputs")
+
+
+def _from_arrow(outputs: pa.Schema) -> StructType:
+    for field in outputs:
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException as error:
+            raise TypeError(
+                f"outputs has a column {field.name!r} of {field.type}, for which Spark has no type "
+                f"({one_line(error)}); declare another, to which the answers are cast"
+            ) from None
+    return from_arrow_schema(outputs)
+
+
+def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
+    try:
+        # Its parser is the JVM's, and Spark Connect's another's; both are behind this.
+        columns: StructType = frame.sparkSession.createDataFrame([], outputs).schema
+    except (PySparkException, ValueError) as error:
+        raise ValueError(f"outputs must be {_FORMS}, got {outputs!r}: {one_line(error)}") from None
+    # To Spark a type by itself is that of a column of this name.
+    if columns.names == ["value"] and "value" not in outputs.lower():
+        raise ValueError(
+            f"outputs must name its columns, got {outputs!r}; give 'answer {outputs.strip()}'"
+        )
+    return columns
+
+
+def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()) -> None:
+    """Refuse columns of which two would go by one name.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Whose columns stay.
+    columns : StructType
+        The outputs.
+    added : sequence of str, default ()
+        Columns of our own.
+
+    Raises
+    ------
+    ValueError
+        Naming both.
+    """
+    sensitive = is_case_sensitive(frame.sparkSession)
+    taken: dict[str, tuple[str, str]] = {}
+    for whose, names in (
+        ("frame", frame.columns),
+        ("outputs", columns.names),
+        ("the result", added),
+    ):
+        for name in names:
+            key = name if sensitive else name.lower()
+            if key in taken:
+                other, first = taken[key]
+                alike = "" if name == other else "; in this session case does not tell them apart"
+                raise ValueError(
+                    f"columns must have names of their own, got {other!r} of {first} and {name!r} "
+                    f"of {whose}{alike}; rename that of {first}"
+                )
+            taken[key] = (name, whose)
+
+
+def read_concurrency(
+    kind: Kind, given: int | Callable[[], Limit] | None
+) -> int | Callable[[], Limit]:
+    """Return how many calls of a function a task makes at once.
+
+    Only an async function is called many times at once unless it is asked for: few others are
+    written for threads.
+
+    Raises
+    ------
+    ValueError
+        If a function of batches is to be called more than once.
+    """
+    if kind is Kind.BATCH and given not in (None, 1):
+        raise ValueError(
+            "max_concurrency must be left out for a function of batches, which is called with one "
+            f"at a time, got {given!r}; an async function of a row has many calls at once"
+        )
+    if given is None:
+        return DelayTarget if kind is Kind.ASYNC else 1
+    return given
+
+
+def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None) -> float | None:
+    """Return a task's share of a rate: by the tasks that run at once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the number of tasks is none, is missing, or is for no rate.
+    """
+    if tasks is not None:
+        tasks = _columns.as_count(tasks, "tasks", 1)
+    if rate_per_s is None:
+        if tasks is not None:
+            raise ValueError(
+                f"tasks must be left out without rate_per_s, which it divides, got {tasks}"
+            )
+        return None
+    if tasks is None:
+        if is_connect(frame):
+            raise ValueError(
+                "tasks must say how many tasks of frame run at once, by which rate_per_s is "
+                "divided, as Spark Connect does not tell; it is the number of the cluster's cores, "
+                "or of the frame's partitions if those are fewer"
+            )
+        tasks = max(1, frame.sparkSession.sparkContext.defaultParallelism)
+    return rate_per_s / tasks

@@ -1,0 +1,168 @@
+"""`guard`: a function called for each row of a frame, every row tracked: a topology of one bolt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from ackcore.calls import CallSettings
+from ackcore.flow import Limit
+from ackcore.spark.attempts import WHERE
+from ackcore.spark.base.pickling import refuse_unpicklable
+from ackcore.spark.base.session import refuse_frame
+from ackcore.spark.call_arguments import (
+    check_names,
+    read_concurrency,
+    read_outputs,
+    share_of_rate,
+)
+from ackcore.spark.checks import arrow_schema
+from ackcore.spark.protocol.progress import Books
+from ackcore.spark.query import Query, run_batch, start
+from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
+from ackcore.topology.builder import TopologyBuilder
+from ackcore.topology.components import Component
+from ackcore.topology.exception_classes import exception_classes
+from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.functions import Function, Kind, kind_of
+
+
+def guard(
+    frame: DataFrame,
+    fn: Function,
+    outputs: str | StructType | pa.Schema,
+    sink: Any,
+    checkpoint: str | os.PathLike[str],
+    *,
+    message_id: str | Sequence[str] | None = None,
+    retry_on: Iterable[type[Exception] | str] | None = None,
+    reject: Iterable[type[Exception] | str] = (),
+    max_concurrency: int | Callable[[], Limit] | None = None,
+    rate_per_s: float | None = None,
+    timeout_s: float | None = None,
+    wait_in_task_s: float = 5.0,
+    journal: bool = False,
+    trigger: str | Mapping[str, Any] | None = None,
+    max_dead: float | None = 1.0,
+    dead_letters: str | os.PathLike[str] | None = None,
+    accept_changes: bool = False,
+    **settings: Any,
+) -> Books | Query:
+    """Call a function for each row, and lose none: tracked, retried, dead-lettered, written once.
+
+    What `attempt` is given, and a sink and a checkpoint: it is a topology of the frame, one bolt
+    that calls the function, and the sink, run by `run_batch`, or by `start` if the frame is a
+    stream.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        Bounded or streaming, of a classic session.
+    fn : callable
+        As for `attempt`.  A row's ``attempt``, ``message_id`` and ``stable_id`` tell here which
+        record it is; what is raised fails it, and it is tried again after a back-off.
+    outputs : str, StructType or pyarrow.Schema
+        As for `attempt`.
+    sink : callable or object with a ``write``
+        What the rows that went well are written by, once each: the frame's columns, and the
+        outputs.  `to_parquet`, or a function of (DataFrame, batch id).
+    checkpoint : path
+        See `run_batch` and `start`.
+    message_id : str or sequence of str, optional
+        See `TopologyBuilder.spout`.
+    retry_on : list of exception classes or of their names, optional
+        What is tried again; by default all but `ackcore.topology.Reject`.
+    reject : list of exception classes or of their names, default ()
+        What goes to the dead letters at once.
+    max_concurrency, rate_per_s, timeout_s, wait_in_task_s
+        As for `attempt`, and as of an `ackcore.topology.AsyncBolt`, which it is: a row that raises
+        `ackcore.topology.Retry` waits for so long within its task, and longer, as after all else
+        that it is retried for, through the checkpoint.
+    journal : bool, default False
+        Whether what each call came to is kept until the micro-batch is done, so that none that
+        finished is made again, whatever dies: see `ackcore.topology.Component`.  Not of a function
+        of batches.
+    trigger : str or mapping, optional
+        Of a stream: see `start`.
+    max_dead, dead_letters, accept_changes
+        See `run_batch` and `start`.
+    **settings
+        Those of a topology, as ``max_attempts=3``: see `ackcore.topology.Settings`.
+
+    Returns
+    -------
+    Books or Query
+        What came of the rows of a bounded frame; of a stream, the query that runs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attempt`, `run_batch` and `start`; if a trigger is given for a frame that ends.
+    Exception
+        What `run_batch` and `start` raise: `TooManyDead`, `RunFailed`, `SinkError` and the others.
+
+    Examples
+    --------
+    >>> books = guard(shops, geocode, "lat double, lon double", to_parquet("found"), "checkpoint")
+    >>> books.acked, books.dead
+    (14997, 3)
+    """
+    refuse_frame(frame, "frame")
+    kind = kind_of(fn)
+    columns, answers = read_outputs(outputs, frame)
+    check_names(frame, columns)
+    kept = arrow_schema(frame.schema, "frame")
+    calls = CallSettings(
+        max_concurrency=read_concurrency(kind, max_concurrency),
+        timeout_s=timeout_s,
+        rate_per_s=rate_per_s,
+        retry_on=() if retry_on is None else exception_classes(retry_on, "retry_on"),
+        reject=exception_classes(reject, "reject"),
+        wait_in_task_s=wait_in_task_s,
+    )
+    if trigger is not None and not frame.isStreaming:
+        raise ValueError(
+            f"trigger must be left out for a frame that ends, got {trigger!r}; spark.readStream "
+            "reads one that does not"
+        )
+    refuse_unpicklable("fn", fn, WHERE)
+    told: dict[str, Any] = {"retry_on": retry_on, "reject": reject}
+    if kind is not Kind.BATCH:
+        bolt: Component = RowFunction(fn, answers, kept, calls, journal=journal, **told)
+    elif journal is False:
+        shared = replace(calls, rate_per_s=share_of_rate(frame, calls.rate_per_s, None))
+        bolt = BatchFunction(fn, answers, kept, shared, **told)
+    else:
+        raise ValueError(
+            f"journal must be left out for a function of batches, got {journal!r}: whose answer is "
+            "whose is known only where each row is a call of its own"
+        )
+    builder = TopologyBuilder()
+    builder.spout(SOURCE, frame, message_id=message_id)
+    builder.bolt(FUNCTION, bolt).shuffle(SOURCE)
+    builder.sink(FUNCTION, sink, name="sink")
+    topology = builder.build(**settings)
+    if not frame.isStreaming:
+        return run_batch(
+            topology,
+            frame.sparkSession,
+            checkpoint,
+            max_dead=max_dead,
+            dead_letters=dead_letters,
+            accept_changes=accept_changes,
+        )
+    return start(
+        topology,
+        frame.sparkSession,
+        checkpoint,
+        trigger=trigger,
+        max_dead=max_dead,
+        dead_letters=dead_letters,
+        accept_changes=accept_changes,
+    )

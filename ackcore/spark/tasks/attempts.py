@@ -1,0 +1,158 @@
+"""A function tried on each row of a frame, in one task of mapInArrow: what `attempt` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.calls import CallSettings
+from ackcore.spark.base.batches import Batches, as_spark_types
+from ackcore.topology.bolt_calls import cleaned_up
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.emissions import JOIN_BYTES
+from ackcore.topology.executors import executor_for
+from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.function_bolts import BatchFunction
+from ackcore.topology.function_calls import Piece, RowCalls
+from ackcore.topology.functions import Function, Kind
+from ackcore.topology.tuples import Reason
+
+#: What became of a row that failed.
+ERROR_COLUMN = "error"
+ERROR = pa.struct(
+    [
+        pa.field("type", pa.string(), nullable=False),
+        pa.field("message", pa.string(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+    ]
+)
+#: What the function, and what its rows come from, are called in messages.
+FUNCTION, SOURCE = "fn", "frame"
+
+_REASONS = Reasons(FUNCTION)
+_Errors = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Calls a function with what comes, and adds what it answers.
+
+    Parameters
+    ----------
+    function : callable
+    kind : Kind
+        What it takes.
+    schema : pyarrow.Schema
+        Of the rows, as the function is to see them.
+    answers : pyarrow.Schema
+        What it answers.
+    settings : CallSettings
+        How it is called in one task.
+    """
+
+    function: Function
+    kind: Kind
+    schema: pa.Schema
+    answers: pa.Schema
+    settings: CallSettings
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Serve mapInArrow."""
+        return self._by_batch(batches) if self.kind is Kind.BATCH else self._by_row(batches)
+
+    def _by_batch(self, batches: Batches) -> Batches:
+        bolt = BatchFunction(self.function, self.answers, pa.schema([]), self.settings)
+        executor = executor_for(FUNCTION, bolt)
+        first = 0
+        try:
+            for batch in batches:
+                attempts: dict[int, int] = {}
+                bolt.attempts = attempts
+                results = executor.process(SOURCE, DEFAULT_STREAM, self._as_seen(batch), None)
+                pieces = [(each.anchors.handles - first, each.batch) for each in results.emissions]
+                errors: _Errors = {}
+                for handles, reasons in results.failures:
+                    of_each = reasons * len(handles) if len(reasons) == 1 else reasons
+                    for handle, reason in zip(handles.tolist(), of_each, strict=True):
+                        errors[handle - first] = _error(reason, attempts.get(handle, 0))
+                first += len(batch)
+                yield from self._with_answers(batch, pieces, errors)
+        finally:
+            executor.cleanup()
+
+    def _by_row(self, batches: Batches) -> Batches:
+        first = next(batches, None)
+        if first is None:
+            return  # and connect to nothing
+        batches = chain([first], batches)
+        calls = RowCalls(self.function, self.answers, self.settings, SOURCE, self._as_seen)
+        try:
+            calls.prepare()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as broken:  # by what the function is, like any other of its errors
+            error = _error(_REASONS.of(broken), 0)
+            for batch in batches:
+                yield from self._with_answers(batch, [], dict.fromkeys(range(len(batch)), error))
+            return
+        try:
+            for batch, pieces, failed in calls.run(batches):
+                errors = {
+                    row: _error(_REASONS.of(error), attempts)
+                    for row, (error, attempts) in failed.items()
+                }
+                yield from self._with_answers(batch, pieces, errors)
+        finally:
+            cleaned_up(calls.cleanup, FUNCTION)
+
+    def _as_seen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return as_spark_types(batch, self.schema)
+
+    def _with_answers(
+        self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
+    ) -> Batches:
+        """Yield rows as they came with what was answered to them, and null where nothing was."""
+        fields = [*batch.schema, *(field.with_nullable(True) for field in self.answers)]
+        schema = pa.schema([*fields, pa.field(ERROR_COLUMN, ERROR)])
+        for start, stop, group in _groups(pieces, len(batch)):
+            failed = [errors.get(row) for row in range(start, stop)] if errors else None
+            columns = [
+                *batch.slice(start, stop - start).columns,
+                *_spread(group, start, stop, self.answers),
+                pa.nulls(stop - start, ERROR) if failed is None else pa.array(failed, ERROR),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _error(reason: Reason, attempts: int) -> dict[str, Any]:
+    return {"type": reason.type, "message": reason.message, "attempts": attempts}
+
+
+def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
+    """Cut rows where the pieces in front of them fill an array: from where, to where, and which."""
+    start, size, group = 0, 0, list[Piece]()
+    for piece in pieces:
+        if group and size + piece[1].nbytes > JOIN_BYTES:
+            stop = int(piece[0][0])
+            yield start, stop, group
+            start, size, group = stop, 0, []
+        group.append(piece)
+        size += piece[1].nbytes
+    yield start, rows, group
+
+
+def _spread(pieces: Sequence[Piece], start: int, stop: int, answers: pa.Schema) -> list[pa.Array]:
+    """Return the answers as columns of the rows from start up to stop: null where there is none."""
+    if not pieces:
+        return [pa.nulls(stop - start, field.type) for field in answers]
+    batch = pa.concat_batches([each for _, each in pieces])
+    if len(batch) == stop - start:
+        return list(batch.columns)
+    at = np.full(stop - start, -1, np.int64)
+    at[np.concatenate([rows for rows, _ in pieces]) - start] = np.arange(len(batch))
+    return list(batch.take(pa.array(at, mask=at < 0)).columns)

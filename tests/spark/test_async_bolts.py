@@ -1,0 +1,147 @@
+"""Bolts that call a service: it throttles, stalls and dies, and the books balance all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from ackcore.dispatch import Http
+from ackcore.spark import run_batch, to_parquet
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.topology import AsyncBolt, BasicBolt, Layout, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Fetch(AsyncBolt):
+    """Asks a service for each id."""
+
+    outputs = pa.schema([("id", pa.int64()), ("answer", pa.string())])
+    max_concurrency = 20
+    timeout_s = 0.5
+
+    def __init__(self, urls, **settings):
+        self.endpoints = urls
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    async def prepare(self, context):
+        self.clients = {
+            url: Http(url, decode=lambda response: response.body.decode()) for url in self.endpoints
+        }
+
+    async def execute(self, tuple, collector):
+        answer = await self.clients[collector.endpoint].call(tuple["id"])
+        collector.emit((tuple["id"], answer))
+
+    async def cleanup(self):
+        for client in self.clients.values():
+            await client.close()
+
+
+@contextmanager
+def server(dies_after=0):
+    """A server's URL, until the end."""
+    command = [sys.executable, str(Path(__file__).with_name("call_server.py")), str(dies_after)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
+        process.stdin.close()
+
+
+def ask(url):
+    """How many requests were served at once at most, and how many came."""
+
+    async def main():
+        client = Http(url, decode=lambda response: response.body)
+        try:
+            return tuple(map(int, (await client.call("most")).split()))
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def ids(spark, bolt, rows, folder, **settings):
+    """A topology of one bolt."""
+    builder = TopologyBuilder()
+    builder.spout("ids", spark.range(0, rows, 1, numPartitions=2))
+    builder.bolt("fetch", bolt).local_or_shuffle("ids")
+    builder.sink("fetch", to_parquet(str(folder / "answers")))
+    return builder.build(backoff_ms=100, **settings)
+
+
+def answers(spark, folder):
+    return sorted(tuple(row)[:2] for row in spark.read.parquet(str(folder / "answers")).collect())
+
+
+def test_a_service_throttles_stalls_and_dies_and_each_record_is_answered_once(spark, tmp_path):
+    """Time-outs cost an attempt, refusals wait in the task, the dead endpoint's go to the other."""
+    with server() as lives, server(dies_after=60) as dies:
+        topology = ids(spark, Fetch([lives, dies]), 400, tmp_path)
+        books = run_batch(topology, spark, str(tmp_path / "checkpoint"))
+        most, _ = ask(lives)
+    assert (books.records, books.acked, books.dead, books.waiting) == (400, 400, 0, 0)
+    assert answers(spark, tmp_path) == [(n, str(n)) for n in range(400)]
+    assert most <= 2 * 20  # two tasks, and a window of 20 each
+
+
+class Greet(BasicBolt):
+    """Answers in threads of its own."""
+
+    outputs = Fetch.outputs
+    threads = 4
+
+    def execute(self, tuple, collector):
+        if tuple["id"] % 10 == 3 and tuple.attempt == 0:
+            raise TimeoutError("not yet")
+        collector.emit((tuple["id"], f"hello {tuple['id']}"))
+
+
+def test_threads_of_a_basic_bolt_are_as_exact(spark, tmp_path):
+    books = run_batch(ids(spark, Greet(), 500, tmp_path), spark, str(tmp_path / "checkpoint"))
+    assert (books.records, books.acked, books.dead) == (500, 500, 0)
+    assert answers(spark, tmp_path) == [(n, f"hello {n}") for n in range(500)]
+
+
+@pytest.mark.parametrize(
+    ("grouping", "parallelism", "slots", "tasks"),
+    [
+        ("local_or_shuffle", None, 4, 4),
+        ("shuffle", 2, 4, 2),
+        ("shuffle", 8, 4, 4),
+        ("fields", None, 4, 4),
+        ("fields", 3, 4, 3),
+        ("global_", None, 4, 1),
+    ],
+)
+def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
+    grouping, parallelism, slots, tasks, spark
+):
+    builder = TopologyBuilder()
+    builder.spout("ids", spark.range(1))
+    declared = builder.bolt("fetch", Greet(), parallelism=parallelism)
+    getattr(declared, grouping)("ids", *(["id"] if grouping == "fields" else []))
+    layout = Layout.of(builder.build())
+    spec = TaskSpec(
+        layout,
+        {},
+        {},
+        key=0,
+        number=0,
+        dests=8,
+        chunk_rows=1,
+        directory="",
+        journal="",
+        reject=(),
+        slots=slots,
+    )
+    assert spec.tasks_at_once("fetch") == tasks

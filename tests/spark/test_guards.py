@@ -1,0 +1,168 @@
+"""`guard` on a real Spark: the functions that `attempt` takes, with no row lost and none twice."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from ackcore.spark import Query, attempt, dead_letters, guard, run_batch, to_parquet
+from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PRICE = "price double, seen timestamp"
+NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+
+
+def price(row):
+    """Of every tenth row nothing is to be had, and every seventh one fails the first time."""
+    number = row["id"]
+    if number % 10 == 3:
+        raise Reject(f"no price for {number}")
+    if number % 7 == 5 and row.attempt == 0:
+        raise ConnectionError("reset")
+    assert row["at"] == NOON
+    return number / 2, row["at"]
+
+
+CALLED = set()  # by a task: each has its own
+
+
+async def price_async(row):
+    if row["id"] not in CALLED and row["id"] % 11 == 0:
+        CALLED.add(row["id"])
+        raise Retry("busy", after_s=0.001)  # waited for within the task
+    await asyncio.sleep(0.001 * (row["id"] % 3))
+    return price(row)
+
+
+def price_batch(batch: pa.RecordBatch):
+    """A function of batches does not know of attempts: what fails once is left out."""
+    numbers = batch["id"].to_pylist()
+    for number in numbers:
+        if number % 10 == 3:
+            raise Reject(f"no price for {number}")
+    return {"price": [number / 2 for number in numbers], "seen": batch["at"]}
+
+
+ROWS = 60
+DEAD = {n for n in range(ROWS) if n % 10 == 3}
+
+
+def frame_of(spark):
+    columns = ["id", "timestamp'2026-03-01 12:00:00' AS at", "cast(null AS string) AS none"]
+    return spark.range(0, ROWS, 1, 2).selectExpr(*columns)
+
+
+@pytest.mark.parametrize(
+    ("fn", "settings"),
+    [(price, {"max_concurrency": 3}), (price_async, {"journal": True}), (price_batch, {})],
+)
+def test_rows_are_written_once_with_their_columns_or_are_dead_letters(
+    spark, tmp_path, conf, fn, settings
+):
+    conf("spark.sql.session.timeZone", "UTC")
+    out, checkpoint = tmp_path / "out", tmp_path / "cp"
+    books = guard(frame_of(spark), fn, PRICE, to_parquet(out), checkpoint, backoff_ms=1, **settings)
+    assert (books.records, books.acked, books.dead) == (ROWS, ROWS - len(DEAD), len(DEAD))
+    assert books.balanced
+    rows = spark.read.parquet(str(out)).orderBy("id")
+    assert rows.columns == ["id", "at", "none", "price", "seen", "batch_id"]
+    found = rows.selectExpr("id", "price", "at = seen", "none").collect()
+    assert found == [(n, n / 2, True, None) for n in range(ROWS) if n not in DEAD]
+    letters = dead_letters(checkpoint, spark).select(
+        "payload.id", "attempts", "error_type", "error_message", "component"
+    )
+    assert sorted(letters.collect()) == [
+        (n, 1, "Reject", f"no price for {n}", "fn") for n in sorted(DEAD)
+    ]
+
+
+def test_a_function_is_moved_from_attempt_to_guard_to_a_topology(spark, tmp_path, conf):
+    """It stays as it is, and so do its answers."""
+    conf("spark.sql.session.timeZone", "UTC")
+    frame = frame_of(spark).where("id % 7 != 5")
+    tried = attempt(frame, price, PRICE).where("error IS NULL").drop("error")
+
+    class Price(BasicBolt):
+        outputs = pa.schema([("id", pa.int64()), ("price", pa.float64())])
+
+        def execute(self, tuple, collector):
+            collector.emit((tuple["id"], price(tuple)[0]))
+
+    builder = TopologyBuilder()
+    builder.spout("frame", frame)
+    builder.bolt("fn", Price()).shuffle("frame")
+    builder.sink("fn", to_parquet(tmp_path / "topology"))
+    run_batch(builder.build(), spark, tmp_path / "cp topology")
+    guard(frame, price, PRICE, to_parquet(tmp_path / "guard"), tmp_path / "cp guard")
+    wanted = sorted(tried.select("id", "price").collect())
+    for name in ("guard", "topology"):
+        rows = spark.read.parquet(str(tmp_path / name)).select("id", "price")
+        assert sorted(rows.collect()) == wanted
+
+
+def test_a_stream_is_guarded(spark, folder, tmp_path, store):
+    folder.add("1", "2", "x")
+
+    def half(row):
+        if row["line"] == "2" and row.attempt == 0:
+            raise ConnectionError("reset")
+        return int(row["line"]) / 2
+
+    query = guard(
+        folder.stream,
+        half,
+        "half double",
+        store,
+        tmp_path / "cp",
+        retry_on=["ConnectionError"],
+        trigger={"availableNow": True},
+        backoff_ms=1,
+    )
+    assert isinstance(query, Query)
+    assert query.await_termination(120)
+    assert query.exception is None
+    assert store.words == ["1", "2"]
+    books = query.books
+    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
+    assert (letter.error_type, letter.attempts) == ("ValueError", 1)
+
+
+def refers_to_a_lock(row):
+    with LOCK:
+        return 1
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "settings", "error", "words"),
+    [
+        (price, "id int", {}, ValueError, "got 'id' of frame and 'id' of outputs"),
+        (price, "price", {}, ValueError, "outputs must be a schema"),
+        (5, PRICE, {}, TypeError, "fn must be a function of a row"),
+        (refers_to_a_lock, PRICE, {}, TypeError, "the global 'LOCK' in refers_to_a_lock"),
+        (price, PRICE, {"attempts": 3}, TypeError, "'attempts' is not a setting; did you mean"),
+        (price, PRICE, {"trigger": "1 second"}, ValueError, "trigger must be left out for a frame"),
+        (price, PRICE, {"retry_on": ["NoError"]}, ValueError, "retry_on has 'NoError', which"),
+        (price_batch, PRICE, {"journal": True}, ValueError, "journal must be left out for a fun"),
+        (price, PRICE, {"journal": 1}, ValueError, "journal must be True or False, got int 1"),
+        (price, PRICE, {"timeout_s": -1}, ValueError, "timeout_s must be"),
+        (price, PRICE, {"message_id": "ids"}, ValueError, "'ids'"),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused_by_name(
+    spark, tmp_path, fn, outputs, settings, error, words
+):
+    with pytest.raises(error, match=words):
+        guard(frame_of(spark), fn, outputs, print, tmp_path / "cp", **settings)
+    assert not (tmp_path / "cp").exists()
