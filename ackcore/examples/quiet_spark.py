@@ -25,7 +25,7 @@ from ackcore.spark.base.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# A JVM leaves a directory for its monitors in /tmp, whatever it is told of temporary files.
+# A JVM leaves a directory for its monitors in /tmp, whatever its setting for temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
 #: How Spark's JVM ends by itself: SparkExitCode, ExecutorExitCode, and HotSpot's own.
 _EXITS = {
@@ -120,7 +120,7 @@ def _last_line(log: Path) -> str:
 
 
 def _stop(spark: SparkSession, process: subprocess.Popen[bytes] | None, log: Path) -> None:
-    """Stop a session, also one whose JVM has died: what came of the work within is known by now."""
+    """Stop a session, also one whose JVM has died: its work is over by now."""
     try:
         with warnings.catch_warnings():
             # PySpark warns of a JVM that does not answer, and then fails on it all the same.
@@ -197,7 +197,7 @@ def spark_session(
             .config("spark.local.dir", directory)
             .config("spark.sql.warehouse.dir", os.path.join(directory, "warehouse"))
             .config("spark.sql.catalogImplementation", "in-memory")
-            # Blobs of ids cannot be made smaller, and the disk is next door.
+            # Blobs of ids do not compress, and the disk is local.
             .config("spark.shuffle.compress", "false")
             # Every exchange has its number of partitions already.
             .config("spark.sql.adaptive.enabled", "false")
@@ -210,7 +210,7 @@ def spark_session(
             builder = builder.config("spark.driver.host", "127.0.0.1")
             builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
         try:
-            # The JVM keeps the streams that it is born with.
+            # The JVM keeps the streams that it is started with.
             with _environment(variables), _said_elsewhere(said):
                 spark = builder.getOrCreate()
         except Exception as error:

@@ -1,6 +1,6 @@
 """Settle the ack log of another system: which messages finished, failed, or are still open.
 
-Any system that folds acks by XOR, as Storm does, can log what its acker is told.  Here is such a
+Any system that folds acks by XOR, as Storm does, can log the messages to its acker.  Here is such a
 log as CSV, the ids in hex as Java's ``Long.toHexString`` has them::
 
     at,what,root,val,task,why
@@ -45,7 +45,7 @@ def read_log(spark: SparkSession, path: str) -> DataFrame:
     """Read a log, CSV with a header or Parquet."""
     if path.endswith(".parquet"):
         return spark.read.schema(_LOG).parquet(path)
-    # A line that is not of this shape must not become nulls, and so nobody's.
+    # A line that is not of this shape must not become nulls, which belong to no root.
     return spark.read.schema(_LOG).option("header", True).option("mode", "FAILFAST").csv(path)
 
 

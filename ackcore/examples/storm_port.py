@@ -46,7 +46,7 @@ Storm                                           ackcore
 ``tuple.getValue(0)``, ``getValues()``          ``tuple[0]``, ``tuple.values``
 ``getSourceComponent``, ``getSourceStreamId``   ``tuple.component``, ``tuple.stream``
 ``tuple.getMessageId()``                        ``tuple.message_id``; and ``tuple.attempt``
-an exception in ``execute`` kills the worker    it fails the tuple, and the worker lives
+an exception in ``execute`` kills the worker    it fails the tuple, and the worker goes on
 a ``Map`` of counts in the bolt                 a sink: bolts keep nothing between micro-batches
 ``StormSubmitter.submitTopology``               `ackcore.spark.start`, `ackcore.spark.run_batch`
 Trident's ``IBackingMap`` and transaction ids   a sink gets each micro-batch's rows with its number

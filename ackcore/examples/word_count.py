@@ -116,7 +116,7 @@ class Enrich(BasicBolt):
 
 
 def kind_of(word: str) -> str:
-    """Return what the service says of a word."""
+    """Return what the service answers for a word."""
     if word in _KEYWORDS:
         return "keyword"
     return "number" if word[0].isdigit() else "name"
@@ -126,7 +126,7 @@ class Count(BatchBolt):
     """Adds up the equal words of a line, which all come to one task.
 
     To add up those of different lines would be wrong here: the sum would hang from all of them,
-    and wait for the worst.  The sink can do it: it sees acked lines only.
+    and be acked when the last of them is.  The sink can do it: it gets acked lines only.
     """
 
     outputs = pa.schema([*Enrich.outputs, ("times", pa.int64())])
@@ -314,7 +314,7 @@ def differences(job: Job, books: Books) -> list[str]:
     return found
 
 
-# What a person types, and sees.
+# The command line.
 
 _DEFAULT_LINES = 100_000
 #: A child says so when its stream runs.
@@ -491,6 +491,6 @@ def main(
 if __name__ == "__main__":
     # A terminated run cleans up as an interrupted one does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Who died, and of what, is shown in the end, from a checkpoint that is then removed.
+    # What died, and of what, is shown in the end, from a checkpoint that is then removed.
     logging.getLogger("ackcore").setLevel(logging.ERROR)
     app()
