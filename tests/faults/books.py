@@ -268,7 +268,7 @@ def check(found: Found, expected: Expected, *, finished: bool = True) -> list[st
 
 
 def _check_protocol(problems: _Problems, found: Found, finished: bool) -> None:
-    """Plan, decision and mark come in this order, and nobody acts before the decision."""
+    """Plan, decision and mark come in this order, and nothing is acted on before the decision."""
     newest = max(found.planned, default=-1)
     problems.say("done without a decision", sorted({*found.done} - {*found.decided}))
     problems.say("decided without a plan", sorted({*found.decided} - {*found.planned}))

@@ -11,6 +11,7 @@ executions of a record differ.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import hashlib
@@ -21,7 +22,9 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from glob import glob
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,15 +68,15 @@ from pyspark import TaskContext  # noqa: E402
 import ackcore.spark.run.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
-from ackcore.spark.tasks.last import LastStage  # noqa: E402
-from ackcore.topology import BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
+from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
 #: A stage after a shuffle has three tasks on two cores: the last one starts when one is through.
 LAST = 2
 
 
 def first_time(directory, name):
-    """Whether nobody has asked this before, in any process."""
+    """Whether this is the first call for it, in any process."""
     try:
         os.close(os.open(os.path.join(directory, name), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -92,13 +95,13 @@ def executor():
 
 
 def losing(marks, partition, lose):
-    """Make last stages of which a task dies with what was shuffled, once, when another is through.
+    """Make settle stages of which a task dies with what was shuffled, once, when one is through.
 
     ``lose`` is `remove_shuffle_files` or `kill_noted_executors`.
     """
 
     def losing_stage(work):
-        stage = LastStage(work)
+        stage = SettleStage(work)
 
         def run(batches):
             if TaskContext.get().partitionId() == partition and first_time(marks, "lost"):
@@ -271,6 +274,50 @@ class EnrichRows(Bolt):
             self.collector.ack(tuple)
 
 
+class EnrichCalls(BasicBolt):
+    """The same, by a call to a service for each word, made once; ``run`` is what it answers."""
+
+    outputs = RICH
+    journal = True
+
+    def __init__(self, trouble, server):
+        self.trouble, self.server = trouble, server
+
+    def execute(self, tuple, collector):
+        key, at, word = tuple
+        if at == 0:
+            self.trouble.meet(key, tuple.attempt)
+        path = f"/{key}-{at}-{tuple.attempt}?pid={os.getpid()}"
+        with closing(HTTPConnection("127.0.0.1", self.server, timeout=60)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse().read().decode()
+        collector.emit((key, at, word, answer))
+
+
+class EnrichAsync(AsyncBolt):
+    """The same, with up to four calls out at once; ``run`` says nothing."""
+
+    outputs = RICH
+    journal = True
+    max_concurrency = 4
+
+    def __init__(self, trouble, server):
+        self.trouble, self.server = trouble, server
+
+    async def execute(self, tuple, collector):
+        key, at, word = tuple
+        if at == 0:
+            self.trouble.meet(key, tuple.attempt)
+        path = f"/{key}-{at}-{tuple.attempt}?pid={os.getpid()}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server)
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        if b" 200 " not in answer.split(b"\r\n")[0]:
+            raise ConnectionError("no answer")
+        collector.emit((key, at, word, "any"))
+
+
 class Count(BatchBolt):
     """The far side of the shuffle; hands on what it gets."""
 
@@ -328,12 +375,15 @@ def topology_of(spark, config):
     if config.get("shuffled"):
         frame = frame.repartition(2).mapInArrow(in_any_order, schema)
     builder.spout("lines", frame, message_id=config.get("message_id"))
-    enrich = {"row": EnrichRows, "batch": EnrichBatch}[config.get("enrich", "row")]
+    trouble = Trouble("enrich", rules.get("enrich", {}), marks)
+    if config.get("server"):
+        kind = EnrichAsync if config.get("enrich") == "async" else EnrichCalls
+        enrich = kind(trouble, config["server"])
+    else:
+        kind = {"row": EnrichRows, "batch": EnrichBatch}[config.get("enrich", "row")]
+        enrich = kind(trouble, config.get("otherwise", False))
     builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt(
-        "enrich",
-        enrich(Trouble("enrich", rules.get("enrich", {}), marks), config.get("otherwise", False)),
-    ).shuffle("split")
+    builder.bolt("enrich", enrich).shuffle("split")
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"
     )
@@ -386,7 +436,7 @@ def run_job(spark, config):
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
-        ackcore.spark.run.action.LastStage = losing(f"{config['directory']}/marks", LAST, lose)
+        ackcore.spark.run.action.SettleStage = losing(f"{config['directory']}/marks", LAST, lose)
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":

@@ -56,7 +56,7 @@ def write_table(state, name, rows):
 
 
 def write_segments(state, name, rows):
-    """One segment, in which somebody has been waiting before them."""
+    """One segment, in which another has been waiting before them."""
     return [{**write_table(state, name, [*rows[:1], *rows]), "start": len(rows[:1])}]
 
 
@@ -230,7 +230,7 @@ FORGERIES = {
         edited("edit_sink", lambda rows: [row for row in rows if row["id"] != 0]),
         "neither in the sink, nor waiting, nor dead",
     ),
-    "a row of nobody": (
+    "a row of no record": (
         edited("edit_sink", lambda rows: [*rows, {**rows[0], "id": 999}]),
         "in the sink, unknown",
     ),
@@ -249,7 +249,7 @@ FORGERIES = {
         lambda h: h.edit_letters(lambda d: d[1:] or payload(d, id=0, text="a b")),
         "not dead, and must be",
     ),
-    "a letter of nobody": (
+    "a letter of no record": (
         edited("edit_letters", lambda d: payload(d, id=999)),
         "dead, unknown to the source",
     ),
@@ -261,7 +261,7 @@ FORGERIES = {
         edited("edit_letters", lambda d: [{**each, "message_id": "x"} for each in d]),
         "dead under a wrong message id",
     ),
-    "a letter of one that must live": (
+    "a letter of one that must be acked": (
         edited("edit_letters", lambda d: payload(d, id=1, text="")),
         "dead, and must be ACKED",
     ),

@@ -90,7 +90,7 @@ def test_the_checkpoint_of_another_topology_is_refused(spark, interrupted):
 
 
 @pytest.mark.faults
-def test_a_checkpoint_that_cannot_be_written_is_told(interrupted):
+def test_a_checkpoint_that_cannot_be_written_is_an_error(interrupted):
     it = interrupted()
     checkpoint = it.directory / "checkpoint"
     everything = [checkpoint, *checkpoint.rglob("*")]
@@ -131,7 +131,7 @@ def test_without_a_heartbeat_it_waits_for_ever(spark, job, monkeypatch):
 
 
 def test_a_clock_that_goes_back(spark, job):
-    """By an hour, when the first micro-batch is done: nobody waits for the hour."""
+    """By an hour, when the first micro-batch is done: the hour is not waited for."""
     it = job(fault_job.lines(40), mode="batch", rules=RULES, clock_back_ms=3_600_000)
     assert it.run_here(spark) is None
     it.check(dead=dead, alive=alive)

@@ -31,7 +31,7 @@ RULES = {
     },
     "count": {"until": {14: 1}},
 }
-#: Once a death for each step was not counted against it, a record still has attempts left.
+#: Once a crash for each step was not counted against it, a record still has attempts left.
 SETTINGS = {"max_attempts": 5, "run_attempts": 1, "sink_attempts": 1}
 VARIANTS = [("id", "row"), (None, "batch")]
 

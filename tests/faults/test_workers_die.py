@@ -72,7 +72,7 @@ def unchecked(spark):
 def lost(spark, job, monkeypatch):
     """``lost(otherwise)`` runs a job of which shuffle files are lost; returns it and its runs.
 
-    They go when the last stage is under way.  A result that one of its tasks has returned is not
+    They go when the settle stage is under way.  A result that one of its tasks has returned is not
     taken back by Spark, so what the others return must be of the same run of the stages before.
     """
 
@@ -82,7 +82,7 @@ def lost(spark, job, monkeypatch):
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
         marks = str(it.directory / "marks")
         losing = fault_job.losing(marks, fault_job.LAST, fault_job.remove_shuffle_files)
-        monkeypatch.setattr(ackcore.spark.run.action, "LastStage", losing)
+        monkeypatch.setattr(ackcore.spark.run.action, "SettleStage", losing)
         said = fault_job.run_job(spark, it.config)
         assert said["error"] is None
         assert it.marks("lost-*")
@@ -159,7 +159,7 @@ def letter_of(spark, it, kind):
 def test_a_record_that_crashes_is_isolated_by_the_tasks_that_spark_tries_again(
     spark, job, where, tasks, caplog
 ):
-    """Without a snapshot or another run: three deaths, each of them in the log."""
+    """Without a snapshot or another run: three crashes, each of them in the log."""
     it = job(
         fault_job.lines(60),
         mode="batch",
@@ -170,8 +170,8 @@ def test_a_record_that_crashes_is_isolated_by_the_tasks_that_spark_tries_again(
     it.check(dead={5, 13}.__contains__, alive=lambda key: key not in {5, 13})
     assert len(it.marks(f"{where}-killed-13-*")) == 3 * tasks
     assert letter_of(spark, it, "KilledWorker").error_message == "killed its worker"
-    assert caplog.text.count("died, with one record in flight") == 2 * tasks
-    assert "died, death" not in caplog.text
+    assert caplog.text.count("crashed, with one record in flight") == 2 * tasks
+    assert "crashed, crash" not in caplog.text
 
 
 @pytest.mark.parametrize(("how", "enrich"), [("hang", "batch"), ("hang_with_gil", "row")])
@@ -183,7 +183,7 @@ def test_a_record_that_hangs_is_parked(spark, job, how, enrich):
         message_id="id",
         enrich=enrich,
         rules={"enrich": {how: [13], "until": {5: 1}}},
-        settings={"message_timeout_s": 1},
+        settings={"bolt_call_timeout_s": 1},
     )
     assert it.run_here(spark) is None
     it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
@@ -195,7 +195,7 @@ def test_a_record_that_hangs_is_parked(spark, job, how, enrich):
 
 def test_waiting_for_rows_is_not_timed(spark, job):
     """Nor is what a worker does that has been used before, with or without a time-out."""
-    settings = {"message_timeout_s": 1}
+    settings = {"bolt_call_timeout_s": 1}
     it = job(fault_job.lines(40), mode="batch", slow_source=1.5, settings=settings)
     assert it.run_here(spark) is None
     it.check(dead=lambda key: False, alive=lambda key: True)
@@ -267,7 +267,8 @@ def test_speculation(two_hosts, job, otherwise):
     )
     ended = it.run(master=two_hosts, conf={**SPECULATION, **UNCHECKED})
     assert ended.error is None, ended.error
-    assert it.marks("*-copy-*") == ["count-copy-1", "enrich-copy-0"]
+    copies = [mark.rpartition("-")[0] for mark in it.marks("*-copy-*")]  # and its stage
+    assert copies == ["count-copy", "enrich-copy"]
     it.check(alive=lambda key: True)
 
 
@@ -278,7 +279,7 @@ def killed(it):
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("where", "rules", "runs", "deaths"),
+    ("where", "rules", "runs", "crashes"),
     [
         ("enrich", {"kill_executor": [13]}, 1, 3),
         ("enrich", {"kill_executor": [13, 21]}, 2, 6),
@@ -288,7 +289,7 @@ def killed(it):
     ],
     ids=["one", "two of a task", "and one that kills its worker", "behind an exchange"],
 )
-def test_a_record_that_kills_its_executor(job, where, rules, runs, deaths):
+def test_a_record_that_kills_its_executor(job, where, rules, runs, crashes):
     """Spark tries its task again, which isolates it: a run or two, and three executors each."""
     bad = {key for keys in rules.values() for key in keys}
     it = job(fault_job.lines(40), mode="batch", message_id="id", rules={where: rules})
@@ -297,13 +298,13 @@ def test_a_record_that_kills_its_executor(job, where, rules, runs, deaths):
     found = it.check(dead=bad.__contains__, alive=lambda key: key not in bad)
     assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
     assert ended.log.count("is not accepted") == 0
-    assert ended.log.count("died, death") < runs
-    assert killed(it) <= deaths
+    assert ended.log.count("crashed, crash") < runs
+    assert killed(it) <= crashes
     assert ended.log.count("one record in flight") >= 2
 
 
 @pytest.mark.faults
-def test_nobody_is_rejected_for_executors_that_are_killed_from_outside(job):
+def test_no_record_is_rejected_for_executors_that_are_killed_from_outside(job):
     """Three of them, one after the other, each with another record in flight."""
     rules = {"executor_once": [5, 14, 23]}
     it = job(

@@ -29,7 +29,7 @@ from ackcore.topology import BatchBolt, Reject, TopologyBuilder  # noqa: E402
 
 
 def wait_for(mark):
-    """Until somebody has left a mark; a minute or two, for a machine with much to do."""
+    """Until a mark is there; a minute or two, for a machine with much to do."""
     until = time.monotonic() + 200
     while not mark.exists():
         assert time.monotonic() < until, f"nobody left {mark}"
