@@ -54,7 +54,7 @@ def milliseconds(call: Callable[..., Any], *arguments: object) -> tuple[float, A
 def bench_expiry(entries: int, report_ratio: Report) -> None:
     """Half of all entries expire: `rotate`, `expired(8192)` until all are out, batches meanwhile.
 
-    A sweep is under way when entries expired and nobody took them: batches then clear them away as
+    A sweep is under way when entries expired and were not taken: batches then clear them away as
     they go. The batch is of acks whose roots are pending, which leaves as many as there were.
     """
     half = entries // 2

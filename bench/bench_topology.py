@@ -7,7 +7,7 @@ the CPU time of driver, JVM and workers together stands beside it, since other w
 takes no part in that.
 
 A side reads from Parquet what the other reads: both columns. Bare word counts return one row, and
-the counts of a bolt go to nobody: neither is timed.
+the counts of a bolt are not used: neither is timed.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def whole(spark, new_path):
 
 
 def bench_word_count(spark, lines, rows, whole, contest):
-    """Words shuffled by word: bare, tracked, and on our own engine with nobody tracking them."""
+    """Words shuffled by word: bare, tracked, and on our own engine untracked."""
 
     def bare() -> None:
         words = spark.read.parquet(str(lines)).mapInArrow(topologies.split_bare, "word string")
@@ -216,7 +216,7 @@ def bench_snapshot(spark, lines, rows, whole, contest, order):
 
     def run(**settings: Any) -> None:
         frame = spark.read.parquet(str(lines))
-        if order == "unknown":  # the plan asks for the time: the first stage writes the snapshot
+        if order == "unknown":  # the plan asks for the time: the spout stage spills the rows
             frame = frame.where("current_timestamp() > timestamp '2000-01-01'")
         whole(word_count(frame, by="local"), rows, **settings)
 

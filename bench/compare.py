@@ -1,5 +1,8 @@
 """Two commits, interleaved: ``python -m bench.compare BASE [OTHER]``; OTHER is the working tree.
 
+With ``--cpu avx2,avx512`` BASE runs its AVX2 kernel and OTHER, which may be the same commit, its
+AVX-512 one.
+
 Each is built in a folder of its own under build/compare; the benches are those of this tree.
 Every round runs the one and then the other, in processes that stay, and a ratio is taken within it.
 More than 1: OTHER is faster. A difference within the spread is none.
@@ -74,6 +77,17 @@ def jobs(rounds: int, large: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     return compared
 
 
+def two_levels(order: str) -> tuple[str, str]:
+    """The SIMD levels of the two sides."""
+    base, _, other = order.partition(",")
+    known = ("baseline", "avx2", "avx512")
+    if base not in known or other not in known:
+        raise argparse.ArgumentTypeError(
+            f"must be two of {', '.join(known)} with a comma between them, got {order!r}"
+        )
+    return base, other
+
+
 def main() -> None:
     """Build both, run them in turn, print medians and spreads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -82,16 +96,30 @@ def main() -> None:
     parser.add_argument("-k", default="", help="only what has this in its name")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--large", action="store_true", help="also 10,000,000 in flight")
+    parser.add_argument(
+        "--cpu",
+        type=two_levels,
+        metavar="LEVEL,LEVEL",
+        help="SIMD levels (ACKCORE_CPU) of the two sides; by default the best that runs here",
+    )
     options = parser.parse_args()
     homes = {"base": built(options.base), "other": built(options.other)}
-    print(f"{options.base} / {options.other or 'working tree'}: above 1, the second is faster")
+    names = [options.base, options.other or "working tree"]
+    environments: dict[str, dict[str, str]] = {side: {} for side in homes}
+    if options.cpu:
+        names = [f"{name} ({level})" for name, level in zip(names, options.cpu, strict=True)]
+        for side, level in zip(homes, options.cpu, strict=True):
+            environments[side]["ACKCORE_CPU"] = level
+    print(f"{' / '.join(names)}: above 1, the second is faster")
     for name, (job, arguments) in jobs(options.rounds, options.large).items():
         if options.k not in name:
             continue
         seconds: dict[str, list[float]] = {side: [] for side in homes}
         with ExitStack() as stack:
             workers = {
-                side: stack.enter_context(Worker(job, home=home, **arguments))
+                side: stack.enter_context(
+                    Worker(job, home=home, environment=environments[side], **arguments)
+                )
                 for side, home in homes.items()
             }
             for _ in range(options.rounds):
