@@ -3,12 +3,12 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash soak test test-core test-spark build lint bench bench-quick bench-spark bench-compare mutations sanitize sdist wheel test-all clean
+.PHONY: help java demo demo-crash soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-compare mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
 K ?=
-EXTRAS ?=
+PYTHONS ?= 3.11 3.12 3.13 3.14 3.13t 3.14t
 BASE ?= HEAD
 OTHER ?=
 SOAK_S ?= 3600
@@ -17,6 +17,8 @@ VERSION ?=
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/faults
+# By two at a time, unless it is one area or a debugger is to come.
+BY_TWO := $(if $(K)$(findstring pdb,$(ARGS)),,-n 2 --dist worksteal -p no:benchmark)
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
@@ -28,7 +30,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: java .venv/.built ## a topology whose bolts fail: every line is accounted for (ARGS="--lines 100000")
 	@$(PY) -m ackcore.examples.word_count $(ARGS)
@@ -43,7 +45,7 @@ test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(BY_TWO) $(ARGS)
 
 test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSION=4.0, K=..., ARGS=...)
 	@.ci/test-spark "$(VERSION)" $(if $(K),-k "$(K)") $(ARGS)
@@ -55,7 +57,7 @@ lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, m
 	$(PY) -m ruff format --check .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
 	.venv/bin/clang-format --dry-run -Werror pyx/*.h pyx/*.c
-	for c in pyx/kernel_*.c pyx/lock.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
+	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
 	    $(CC) -O1 -Wall -Wextra -Werror $$flag -isystem "$$($(PY) -c \
 	        'import sysconfig; print(sysconfig.get_path("include"))')" \
 	        -x c -S -o /dev/null $$c || exit 1; done; done
@@ -71,6 +73,10 @@ bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that th
 bench-spark: java .venv/.built .venv/.bench ## topologies and settling against bare Spark (ARGS=--quick: in small)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_topology.py bench/bench_settle.py $(ARGS)
 
+bench-flow: java .venv/.built .venv/.bench ## flow control: its cost, 12 real HTTP servers, calls on Spark; draws build/bench/flow.svg
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_flow.py bench/bench_calls.py $(ARGS)
+	@$(PY) -m bench.plot_flow build/bench/flow.json build/bench/flow.svg
+
 bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
 
@@ -78,6 +84,7 @@ mutations: java .venv/.built ## put known bugs in, one by one, and see each caug
 	@$(PY) tests/mutations.py $(ARGS)
 
 # PYTHONMALLOC: ASan sees only what malloc hands out. Leaks: an interpreter that exits frees little.
+# allocator_may_return_null: a test asks for more memory than there is.
 sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in build/sanitize
 	@mkdir -p build/sanitize/lib
 	@find build/sanitize/lib -name '*.py' -delete
@@ -85,27 +92,28 @@ sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in
 	    --build-lib build/sanitize/lib >build/sanitize/build.log 2>&1 || \
 	    { cat build/sanitize/build.log; exit 1; }
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) $(CORE) $(ARGS)
+	$(PYTEST) $(CORE) $(BY_TWO) $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist
 	@$(PY) -m build -q --sdist --no-isolation
 
-wheel: sdist ## sdist, wheel from it, and the tests on what that installs (EXTRAS=spark,cli: all of them)
-	@.ci/wheel $(PY) $(EXTRAS)
-
-# The extras are not tested on free-threaded ones: pyspark is not made for them.
-test-all: sdist ## the same on each of Python 3.11, 3.12, 3.13, 3.13t and 3.14t that is here
-	@absent=; for version in 3.11 3.12 3.13 3.13t 3.14t; do \
-	    case $$version in *t) extras= ;; *) extras="$(EXTRAS)" ;; esac; \
-	    if python=$$(.ci/need python $$version 2>/dev/null); then \
-	        .ci/wheel "$$python" $$extras || exit 1; \
+# .venv's Python is tested with Spark, too. pyspark is not made for free-threaded ones.
+wheels: java sdist ## manylinux wheels in dist/, each tested as installed (PYTHONS="3.12 3.14t": these)
+	@own=$$($(PY) -c 'import sys, sysconfig; print("%d.%d" % sys.version_info[:2] \
+	    + "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'); \
+	absent=; for version in $(PYTHONS); do \
+	    if [ "$$version" = "$$own" ]; then .ci/wheel "$(PY)" spark,cli || exit 1; \
+	    elif python=$$(.ci/need python $$version 2>/dev/null); then .ci/wheel "$$python" || exit 1; \
 	    else absent="$$absent $$version"; fi; \
 	done; \
-	[ -z "$$absent" ] || echo "ackcore: not tested, as they are not here: Python$$absent" \
+	[ -z "$$absent" ] || echo "ackcore: no wheel, as they are not here: Python$$absent" \
 	    "(what is missing: .ci/need python VERSION)"
+
+test-arm64: sdist ## a wheel for aarch64, and the tests without Spark on it under emulation (root, Debian)
+	@.ci/test-arm64 $(if $(K),-k "$(K)") $(ARGS)
 
 clean: ## remove all that the other targets made
 	rm -rf .venv .venv-spark-* build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
