@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from ackcore import Acker
 from ackcore.testing.scripts import Clock
+
+sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
 
 # Both are deterministic: a run that fails on one machine fails on the next.
 settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True, database=None)
@@ -76,11 +79,16 @@ def make_acker(Ledger, request):
     return make_acker
 
 
+#: Of test_cpu.py: processes that run beside all other tests are started first, and waited for last.
+ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 1}
+
+
 def pytest_collection_modifyitems(items):
     """Whatever asks for a Spark is marked so."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+    items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
 
 
 # Workers are forked by this.  One that has failed a task is not used again, and each new one would
@@ -109,7 +117,7 @@ class LiveSpark:
     #: Two cores, and a task may fail three times before its job does.
     MASTER = "local[2,4]"
     CONF: ClassVar = {
-        # Dead by name, not by halves: in some of Spark's threads the error is told to nobody.
+        # The whole JVM ends: in some of Spark's threads the error would be lost.
         "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.sql.adaptive.enabled": "true",
         "spark.python.daemon.module": "warm_daemon",

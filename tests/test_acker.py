@@ -72,10 +72,10 @@ def test_mixed_batch_is_applied_in_order_for_each_root(make_acker):
 
 
 def test_empty_batch_has_no_outcomes(make_acker):
-    told = []
-    acker = make_acker(on_outcomes=lambda *each: told.append(each))
+    received = []
+    acker = make_acker(on_outcomes=lambda *each: received.append(each))
     outcomes = acker.apply(int64s([]), int64s([]), int32s([]))
-    assert (len(outcomes), outcomes.elapsed_ms.dtype, told) == (0, np.int64, [])
+    assert (len(outcomes), outcomes.elapsed_ms.dtype, received) == (0, np.int64, [])
 
 
 def test_roots_go_to_the_shard_that_storm_sends_them_to(Ledger):
@@ -263,30 +263,30 @@ def test_backend_by_default_and_by_name():
 # Callbacks.
 
 
-def test_each_spout_task_is_told_its_outcomes(make_acker):
-    clock, told = Clock(), {}
+def test_each_spout_task_gets_its_outcomes(make_acker):
+    clock, received = Clock(), {}
     acker = make_acker(
-        clock=clock, on_outcomes=lambda task, outcomes: told.update({task: outcomes})
+        clock=clock, on_outcomes=lambda task, outcomes: received.update({task: outcomes})
     )
     roots = np.arange(30)
     acker.init_many(roots, roots + 1, (roots % 3).astype(np.int32))
     clock.now_ms = 40
     returned = acker.ack_many(roots[:20], roots[:20] + 1)
-    assert sorted(told) == [0, 1, 2]
-    for task, outcomes in told.items():
+    assert sorted(received) == [0, 1, 2]
+    for task, outcomes in received.items():
         assert isinstance(outcomes, Outcomes)
         expected = [(root, task, ACKED, 40) for root in range(task, 20, 3)]
         assert sorted(outcomes) == expected
-    assert sorted(returned) == sorted(row for outcomes in told.values() for row in outcomes)
+    assert sorted(returned) == sorted(row for outcomes in received.values() for row in outcomes)
 
 
 def test_scalars_tell_as_well(make_acker):
-    told = []
-    acker = make_acker(on_outcomes=lambda task, outcomes: told.append((task, *outcomes)))
+    received = []
+    acker = make_acker(on_outcomes=lambda task, outcomes: received.append((task, *outcomes)))
     acker.init(8, 1, 5)
-    assert told == []
+    assert received == []
     outcome = acker.ack(8, 1)
-    assert told == [(5, outcome)]
+    assert received == [(5, outcome)]
 
 
 def test_callbacks_may_call_the_acker(make_acker):
@@ -312,10 +312,10 @@ def test_callbacks_may_call_the_acker(make_acker):
 
 
 def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker):
-    told = []
+    received = []
 
     def on_outcomes(task, outcomes):
-        told.append(task)
+        received.append(task)
         if task in broken:
             raise RuntimeError(f"task {task}")
 
@@ -324,7 +324,7 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker):
     acker.init_many(roots, roots + 1, (roots // 2).astype(np.int32))
     with pytest.raises(RuntimeError, match="task 1"):
         acker.ack_many(roots, roots + 1)
-    assert told == [0, 1, 2]
+    assert received == [0, 1, 2]
     assert len(acker) == 0
 
     broken = {0, 2}
@@ -333,7 +333,7 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker):
     assert [str(error) for error in group.value.exceptions] == ["task 0", "task 2"]
     with pytest.raises(RuntimeError, match="task 2"):
         acker.init(9, 0, 2)
-    assert told == [0, 1, 2, 0, 1, 2, 2]
+    assert received == [0, 1, 2, 0, 1, 2, 2]
 
 
 def test_on_expired_that_raises_is_heard_and_heard_once(make_acker):
@@ -398,8 +398,8 @@ def test_stats_are_summed(make_acker):
 
 
 def test_four_threads_lose_nothing(make_acker):
-    told = []
-    acker = make_acker(on_outcomes=lambda task, outcomes: told.append(outcomes.root_ids))
+    received = []
+    acker = make_acker(on_outcomes=lambda task, outcomes: received.append(outcomes.root_ids))
 
     def work(task):
         roots = np.arange(2_000) * 4 + task
@@ -417,5 +417,5 @@ def test_four_threads_lose_nothing(make_acker):
     for thread in threads:
         thread.join()
     assert len(acker) == 0
-    roots = np.concatenate(told)
+    roots = np.concatenate(received)
     assert len(roots) == len(np.unique(roots)) == 8_080

@@ -14,7 +14,7 @@ T = 30_000  # milliseconds: the default time-out, and so the default period
 
 
 def test_every_other_is_acked_and_the_rest_times_out(make_acker):
-    """Storm's testTimeout, for the acker alone: T = 10 s, and (2T, 3T] for what nobody acks."""
+    """Storm's testTimeout, for the acker alone: T = 10 s, and (2T, 3T] for what is not acked."""
     clock, left = Clock(), []
     acker = make_acker(clock=clock, timeout_s=10, on_expired=lambda entries: left.extend(entries))
     acker.init_many(int64s([1, 2, 3]), int64s([1, 2, 3]), int32s([0, 0, 0]))
@@ -96,7 +96,7 @@ def test_late_tick_catches_up_but_not_for_ever(make_acker):
     st.lists(st.tuples(st.integers(0, 130), st.booleans()), max_size=30),
     st.integers(0, 10**6),
 )
-def test_lives_are_exact_however_late_the_ticks(Ledger, buckets, put_after, looks, origin):
+def test_expiry_is_exact_however_late_the_ticks(Ledger, buckets, put_after, looks, origin):
     """Put in [kP, (k+1)P), gone at (k+N)P: a life in ((N-1)P, NP] to the millisecond."""
     period = 100
     clock, left = Clock(origin), []
@@ -123,8 +123,8 @@ def test_lives_are_exact_however_late_the_ticks(Ledger, buckets, put_after, look
     assert [entry.root_id for entry in left] == [1]
 
 
-def test_message_after_a_late_turn_gets_its_whole_life(make_acker):
-    """Nobody ticks for long; then one message comes, and the tick an instant later."""
+def test_message_after_a_late_turn_stays_its_whole_time(make_acker):
+    """No tick for long; then one message comes, and the tick an instant later."""
     clock = Clock()
     acker = make_acker(clock=clock)
     clock.now_ms = 10 * T + 1
@@ -138,7 +138,7 @@ def test_message_after_a_late_turn_gets_its_whole_life(make_acker):
 
 
 def test_what_left_waits_for_the_tick(make_acker):
-    """Turns that messages made lose nothing of what on_expired is to be told."""
+    """Turns that messages made lose nothing of what on_expired is to get."""
     clock, left = Clock(), []
     acker = make_acker(clock=clock, on_expired=lambda entries: left.append(entries))
     acker.init(1, 1, 0)
@@ -170,7 +170,7 @@ def test_without_on_expired_it_is_counted(make_acker):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"timeout_s": 1}, {"buckets": 5, "period_s": 15}])
-def test_acker_that_outlives_the_spout_is_made(make_acker, arguments):
+def test_acker_that_waits_longer_than_the_spout_is_made(make_acker, arguments):
     acker = make_acker(**arguments)
     assert (acker.buckets - 1) * acker.period_ms >= 2000 * arguments.get("timeout_s", 30)
 
@@ -308,7 +308,7 @@ def test_real_wait_is_ended_by_stop(make_acker):
     acker.stop()
 
 
-def test_thread_outlives_a_callback_that_raises_and_stop_tells(make_acker, caplog):
+def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, caplog):
     clock, left = Clock(), []
     waits = Waits(clock, times=4)
 
@@ -329,7 +329,7 @@ def test_thread_outlives_a_callback_that_raises_and_stop_tells(make_acker, caplo
         "a callback of the acker raised; its thread goes on"
     ] * 2
     acker.start()
-    acker.stop()  # heard once
+    acker.stop()  # raised once
 
 
 def test_stopped_thread_ticks_no_more(make_acker):

@@ -1,4 +1,4 @@
-"""Which backend runs: an order is obeyed or fails, a default says when it is second best."""
+"""Which backend runs: an order is obeyed or fails, a default warns when it is second best."""
 
 import importlib.metadata
 import json
@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import ackcore
-from ackcore import _backend
+from ackcore import _backend, _shuffle
 
 #: Runs first in the child: stands for an extension that was not built, or was built wrong.
 NOT_BUILT = "import sys; sys.modules['ackcore._native'] = None\n"
@@ -237,3 +237,8 @@ def test_what_lacks_a_method_is_no_backend():
 def test_the_backend_is_named():
     assert ackcore.backend in ("native", "python")
     assert ackcore.Ledger is ackcore.load_backend(ackcore.backend)
+
+
+def test_a_shuffle_takes_its_functions_from_the_backend_that_runs():
+    for name in _shuffle.__all__:
+        assert getattr(_shuffle, name) is getattr(_backend.implementation, name)

@@ -282,7 +282,7 @@ def test_an_index_that_raises_applies_nothing(Ledger):
 
 
 def test_arrow_is_not_imported():
-    """Arrow arrays are recognised by those who have pyarrow, and cost others nothing."""
+    """Arrow arrays are recognised where pyarrow is installed, and cost nothing elsewhere."""
     code = (
         "import sys, array; from ackcore import _columns;"
         "_columns.id_column(array.array('q', [1]), 'root_ids');"
@@ -297,7 +297,7 @@ def test_signed():
     assert _columns.signed(-(2**63) - 1) == 2**63 - 1
 
 
-def test_an_import_of_pyarrow_under_way_elsewhere_disturbs_nobody(Ledger, monkeypatch):
+def test_an_import_of_pyarrow_under_way_elsewhere_disturbs_nothing(Ledger, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", type(sys)("pyarrow"))
     Ledger().ack_many(array.array("q", [1]), array.array("q", [2]))
     with pytest.raises(TypeError, match="root_ids must be an array"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,9 +34,12 @@ def ordered(level: str) -> dict[str, str]:
     return {**os.environ, "ACKCORE_CPU": level, "ACKCORE_BACKEND": "native"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def started(native: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """The tests on each level that this machine has beside the one that runs here, at once."""
+    """The tests on each level that this machine has beside the one that runs here.
+
+    They run at once, beside all other tests of the session (ORDER of conftest.py).
+    """
     started: Started = {}
     for level in LEVELS:
         had = run(level, "-c", "import ackcore._native as n; print(n.cpu)")
@@ -59,6 +63,13 @@ def started(native: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ite
         tests.wait()
 
 
+def test_each_level_can_be_ordered(native: ModuleType, started: Started) -> None:
+    """`started` asks each which it is; there is always the baseline, if it does not run here."""
+    assert native.cpu in LEVELS
+    assert native.cpu not in started
+    assert "baseline" in {native.cpu, *started}
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_level_keeps_the_contract(level: str, native: ModuleType, started: Started) -> None:
     """The contract, Storm's streams and the model hold, whichever kernel runs."""
@@ -75,3 +86,12 @@ def test_an_unknown_level_is_refused_by_name() -> None:
     done = run("sse9", "-c", "import ackcore")
     assert done.returncode != 0
     assert "ACKCORE_CPU must be one of baseline, avx2, avx512, got 'sse9'" in done.stderr
+
+
+@pytest.mark.skipif(platform.machine() in ("x86_64", "AMD64"), reason="levels beside baseline")
+def test_machines_of_other_kinds_run_the_baseline(native: ModuleType) -> None:
+    """Of those, it is in plain C: no vector instruction that is named in it."""
+    assert native.cpu == "baseline"
+    refused = run("avx2", "-c", "import ackcore")
+    assert refused.returncode != 0
+    assert "this machine does not run it" in refused.stderr

@@ -63,6 +63,19 @@ def use_source():
     source = native.IdSource(5)
     source.next(), source.next_many(10), pickle.loads(pickle.dumps(source)).given
 
+def use_tracker():
+    tracker = native.OffsetTracker("lines", 0, 0, 5)
+    offsets = np.arange(5, 20_000)
+    assert tracker.emitted(offsets) == len(offsets)
+    tracker.failed(offsets[::7].copy())
+    tracker.emitted(7), tracker.acked(6), tracker.failed(8), tracker.advance(30_000)
+    assert tracker.acked(offsets[100:]) == len(offsets) - 100
+    tracker.is_done(offsets), tracker.is_done(6), tracker.attempt(8), tracker.holes(10)
+    repr(tracker), tracker.stats, tracker.oldest, tracker.pending, tracker.waiting, tracker.nbytes
+    for each in (copy.copy(tracker), pickle.loads(pickle.dumps(tracker))):
+        assert each.acked(offsets) == tracker.pending
+    native.OffsetTracker.from_state("lines", 0, 1, tracker.state())
+
 def use_functions():
     roots = np.arange(1_000)
     native.edge_ids(1, native.root_ids(1, 0, roots, 0), "b", roots, 0)
@@ -77,11 +90,12 @@ def use_functions():
     native.fingerprint(roots)
 
 def use():
-    use_ledger(None), use_ledger(iter(range(10**9)).__next__), use_source(), use_functions()
+    use_ledger(None), use_ledger(iter(range(10**9)).__next__)
+    use_tracker(), use_source(), use_functions()
 
 CLASSES = {each for each in vars(native).values() if isinstance(each, type)}
 ours = {each.__name__ for each in CLASSES if each.__module__ == native.__name__}
-assert ours == {"Ledger", "IdSource"}, ours
+assert ours == {"Ledger", "IdSource", "OffsetTracker"}, ours
 use()
 threads = [threading.Thread(target=use) for _ in range(4)]
 for each in threads:

@@ -20,11 +20,16 @@ ROOT = Path(ackcore.__file__).parent
 #: The layers from the lowest up: what is in each, and what each may import beside the standard
 #: library, numpy and the layers below.  "" is ``ackcore/__init__.py``.
 LAYERS: tuple[tuple[set[str], set[str]], ...] = (
-    ({"_records", "_columns", "_id_parts", "_row_parts"}, set()),
+    (
+        {"_records", "_columns", "_id_arguments", "_offset_arguments", "_row_arguments", "_files"},
+        set(),
+    ),
     ({"_native", "_reference"}, set()),
     ({"_backend"}, set()),
-    ({"_sharded", "_shuffle", "acker", "ids", "retry"}, set()),
+    ({"_sharded", "_shuffle", "acker", "ids", "offsets", "retry", "flow"}, set()),
     ({""}, set()),
+    ({"calls"}, set()),
+    ({"dispatch"}, set()),
     ({"testing"}, set()),
     ({"arrow"}, {"pyarrow"}),
     ({"topology"}, {"pyarrow"}),

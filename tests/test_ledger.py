@@ -125,7 +125,7 @@ def test_take_picks_rows(Ledger):
 
 
 def test_each_ledger_has_an_order_of_its_own(native):
-    """Where an id lies depends on a seed that nobody knows, unless it was asked for."""
+    """An id's home bucket depends on a secret seed, unless one was given."""
     roots = np.arange(1_000)
 
     def order(**options):
@@ -147,7 +147,7 @@ def test_ids_at_even_distances_lie_as_random_ones(native):
             ledger = native.Ledger(capacity=len(steps), seed=seed)
             ledger.ack_many(steps << exponent, steps + 1)
             (table,) = ledger.tables
-            assert int(table["over"].sum()) < 0.06 * len(steps), (seed, exponent)
+            assert int(table["overflow_count"].sum()) < 0.06 * len(steps), (seed, exponent)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1, -1])
@@ -182,7 +182,7 @@ def test_ids_that_share_a_home_under_a_known_seed(native, seed):
         assert len(ledger.init_many(roots[some], vals[some], tasks[some])) == 0
     assert set(ledger.entries().root_ids.tolist()) == set(roots.tolist())
     # The table has taken another seed: under this one, all but three would be past one bucket.
-    assert max(int(table["over"].max()) for table in ledger.tables) < 100
+    assert max(int(table["overflow_count"].max()) for table in ledger.tables) < 100
     outcomes = ledger.ack_many(roots, vals)
     assert outcomes.root_ids.tolist() == roots.tolist()
     assert outcomes.tasks.tolist() == tasks.tolist()

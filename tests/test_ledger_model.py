@@ -1,4 +1,4 @@
-"""The twins step by step over few ids, so that roots collide, expire and are born again."""
+"""The twins step by step over few ids, so that roots collide, expire and come again."""
 
 import copy
 import itertools
@@ -337,8 +337,8 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
         ledger.ack(root, 1)
         return int(np.argwhere(ledger.tables[0]["stamps"])[0][0])
 
-    # Neighbours: a bucket holds three entries, and the next ones what goes past it. After the last
-    # one comes the first.
+    # Neighbours: a bucket holds three entries, and the next ones those that probe past it. After
+    # the last one comes the first.
     last = len(native.Ledger(capacity=1, seed=7).tables[0]) - 1
     homes = {root: home(root) for root in range(600)}
     wanted = {4: 6, 5: 4, 6: 1, 7: 3, last - 1: 2, last: 5, 0: 2}
@@ -367,11 +367,11 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
                 ledger.rotate()
         assert snapshot(ledgers[0]) == snapshot(ledgers[1])
         (table,) = ledgers[0].tables
-        crowded += bool(table["over"].any())
+        crowded += bool(table["overflow_count"].any())
     assert crowded > 300
     while (ledgers[0].tables[0]["stamps"] != 0).any():
         ledgers[0].rotate()
-    assert not ledgers[0].tables[0]["over"].any()
+    assert not ledgers[0].tables[0]["overflow_count"].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True}, {"clock": Clock(5)}])

@@ -186,7 +186,7 @@ def test_a_column_that_changes_during_the_call_leaves_the_table_whole(native):
         ledger.ack_many(changing, np.arange(400))
         assert all(root in ledger for root in ledger.entries().root_ids.tolist())
         for table in ledger.tables:
-            assert (table["stamps"][table["over"] > 0] != 0).all()
+            assert (table["stamps"][table["overflow_count"] > 0] != 0).all()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -202,9 +202,9 @@ def test_buckets_with_overflow_are_full(native, seed):
         if turn % 4 == 3:
             ledger.rotate()
         for table in ledger.tables:
-            over = table["over"] > 0
-            overflowed += int(over.sum())
-            assert (table["stamps"][over] != 0).all()
+            has_overflow = table["overflow_count"] > 0
+            overflowed += int(has_overflow.sum())
+            assert (table["stamps"][has_overflow] != 0).all()
         held = sum(int((table["stamps"] != 0).sum()) for table in ledger.tables)
         assert held >= len(ledger)
     assert overflowed > 0

@@ -62,7 +62,7 @@ def applied(state, val, task, refresh):
 
 
 #: Ledgers for which the kernel has a loop of its own, and tables for which it goes other ways:
-#: arguments, entries of other roots, and roots at a time. Of few buckets, many rows meet.
+#: arguments, entries of other roots, and roots at a time. Of few buckets, many rows share one.
 KINDS = {
     "plain": ({"capacity": 1}, 0, 60),
     "aged": ({"capacity": 1}, 0, 40),

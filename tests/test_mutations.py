@@ -1,14 +1,8 @@
-"""The planted bugs of `make mutations` are where the code is: who moves it moves them."""
+"""The planted bugs of `make mutations` are where the code is: they move with it."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from mutations import ROOT, Mutation, load
 
 if not (ROOT / "pyx").is_dir():

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from importlib.metadata import entry_points, metadata, version
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import ackcore
 from ackcore import _reference
@@ -32,13 +39,90 @@ def test_types_are_shipped() -> None:
 
 
 def test_the_package_holds_no_sources_of_the_extension() -> None:
-    """Cython and C stay in pyx/ and build/: nobody builds on our internals by accident."""
+    """Cython and C stay in pyx/ and build/: no project builds on our internals by accident."""
     suffixes = {path.suffix for path in PACKAGE.rglob("*") if path.is_file()}
     assert suffixes <= {".py", ".pyi", ".typed", ".so", ".pyd", ".pyc"}
 
 
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """Return the wheel that was installed: .ci/wheel and .ci/test-arm64 name it."""
+    path = os.environ.get("TESTED_WHEEL")
+    if path is None:
+        pytest.skip("a tree is tested, not a wheel")
+    return Path(path)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    """Types, stub and extension; no C, no Cython, no tests."""
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+    assert {"ackcore/py.typed", "ackcore/_native.pyi"} <= set(names)
+    assert [name for name in names if re.fullmatch(r"ackcore/_native\..*\.(so|pyd)", name)]
+    strays = [name for name in names if not name.startswith(("ackcore/", "ackcore-"))]
+    kinds = (".py", ".pyi", "/py.typed", ".so", ".pyd")
+    sources = [n for n in names if n.startswith("ackcore/") and not n.endswith(kinds)]
+    assert not strays
+    assert not sources
+
+
+def test_the_wheel_is_tagged_for_this_python_and_any_linux(wheel: Path) -> None:
+    """manylinux_2_17 is what the name promises; auditwheel checked the symbols for it."""
+    package = zipfile.ZipFile(wheel)
+    described = next(name for name in package.namelist() if name.endswith(".dist-info/WHEEL"))
+    tags = re.findall(r"^Tag: (.*)$", package.read(described).decode(), re.MULTILINE)
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    abi = python + getattr(sys, "abiflags", "")  # "t" where there is no GIL; Windows has none
+    if sys.platform == "linux":
+        machine = os.uname().machine
+        expected = [f"manylinux2014_{machine}", f"manylinux_2_17_{machine}"]
+        assert sorted(tags) == [f"{python}-{abi}-{platform}" for platform in expected]
+    assert all(tag.startswith(f"{python}-{abi}-") for tag in tags)
+    assert all(tag.split("-")[2] in wheel.name for tag in tags)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
+def test_the_extension_runs_on_an_old_glibc(native: ModuleType) -> None:
+    """Symbols of later versions than 2.17 would make it a wheel for newer systems only."""
+    assert native.__file__ is not None
+    asked = re.findall(rb"GLIBC_(\d+)\.(\d+)", Path(native.__file__).read_bytes())
+    assert asked
+    assert max((int(major), int(minor)) for major, minor in asked) <= (2, 17)
+
+
+# On Windows none of these modules is there, nor these functions.
+WITHOUT_POSIX = """
+import os, sys
+import asyncio, numpy, pyarrow.compute   # which know where they run, and ask no more
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
+    sys.modules[name] = None    # importing it is an ImportError
+for name in ("fork", "geteuid", "getuid", "kill", "killpg", "mkfifo", "register_at_fork",
+             "sched_getaffinity", "setsid", "sysconf", "uname"):
+    if hasattr(os, name):
+        delattr(os, name)
+import ackcore, ackcore.arrow, ackcore.ids, ackcore.retry, ackcore.testing, ackcore.topology
+acker = ackcore.Acker()
+ledger = ackcore.Ledger()
+ledger.init(1, 5, 0)
+assert ledger.ack(1, 5) is not None
+ackcore.testing.check_backend(ackcore.Ledger)
+"""
+
+
+@pytest.mark.parametrize("backend_name", ["native", "python"])
+def test_ackcore_needs_nothing_of_posix(backend_name: str) -> None:
+    """The acker runs on Windows, too: on its Python backend at least."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX],
+        env={**os.environ, "ACKCORE_BACKEND": backend_name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_both_backends_are_registered() -> None:
-    """Frameworks find ours the way they find anybody's."""
+    """Frameworks find ours the way they find any other."""
     points = entry_points(group="ackcore.backends")
     assert points["python"].load() is _reference.Ledger
     assert points["native"].value == "ackcore._native:Ledger"
@@ -51,6 +135,8 @@ def test_every_public_name_is_there() -> None:
     assert not missing
 
 
-def test_the_sessions_in_the_readme_are_true(run_readme: Callable[..., None]) -> None:
-    """Each runs by itself and prints what the README says."""
-    run_readme(on_spark=False)
+def test_the_sessions_in_the_readme_are_true(
+    run_readme: Callable[..., None], tmp_path: Path
+) -> None:
+    """Each runs by itself and prints what the README shows."""
+    run_readme(on_spark=False, folder=tmp_path)
