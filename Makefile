@@ -17,8 +17,9 @@ VERSION ?=
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/faults
-# By two at a time, unless it is one area or a debugger is to come.
-BY_TWO := $(if $(K)$(findstring pdb,$(ARGS)),,-n 2 --dist worksteal -p no:benchmark)
+# By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
+# file stays together: its tests share a session.
+by_two = $(if $(K)$(findstring pdb,$(ARGS))$(findstring -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
@@ -42,10 +43,10 @@ soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed 
 	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_SOAK_S=$(SOAK_S) $(PYTEST) tests/faults/test_soak.py -m faults -s $(ARGS)
 
 test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(call by_two,loadfile) $(ARGS)
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(BY_TWO) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) $(call by_two,worksteal) $(ARGS)
 
 test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSION=4.0, K=..., ARGS=...)
 	@.ci/test-spark "$(VERSION)" $(if $(K),-k "$(K)") $(ARGS)
@@ -94,7 +95,7 @@ sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) $(CORE) $(BY_TWO) $(ARGS)
+	$(PYTEST) $(CORE) $(call by_two,worksteal) $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist
