@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from ackcore import Acker
 from ackcore.testing.scripts import Clock
 
 sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
+sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
 
 # Both are deterministic: a run that fails on one machine fails on the next.
 settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True, database=None)
@@ -84,10 +85,13 @@ ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 
 
 
 def pytest_collection_modifyitems(items):
-    """Whatever asks for a Spark is marked so."""
+    """Whatever asks for a Spark or a real Kafka broker is marked so."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if "spark" in names:
             item.add_marker("spark")
+        if "kafka_broker" in names or "own_kafka_broker" in names:
+            item.add_marker("broker")
     items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
 
 
@@ -192,6 +196,51 @@ class LiveSpark:
         context, self._context = self._context, None
         if context is not None:
             context.__exit__(None, None, None)
+
+
+def kafka_module(name):
+    """One of tests/kafka, or a skip where there is no confluent-kafka; in CI there must be."""
+    if os.environ.get("ACKCORE_REQUIRE_KAFKA"):
+        return importlib.import_module(name)
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def mock_kafka():
+    """librdkafka's mock cluster: three brokers in a process of its own, empty, scripted."""
+    mock = kafka_module("mock_broker").MockKafka(brokers=3)
+    yield mock
+    mock.close()
+
+
+@contextmanager
+def _real_kafka(directory):
+    module = kafka_module("broker")
+    try:
+        broker = module.Broker(directory)
+    except module.Unavailable as error:
+        if os.environ.get("ACKCORE_REQUIRE_KAFKA"):
+            raise
+        pytest.skip(str(error))
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory):
+    """A real Kafka broker, which all tests of a process share: take `new_topic`, `new_group`."""
+    with _real_kafka(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka_broker(tmp_path):
+    """One for this test alone, which may `kill` and `restart` it."""
+    with _real_kafka(tmp_path / "kafka-broker") as broker:
+        yield broker
 
 
 LIVE_SPARK = pytest.StashKey()

@@ -1,0 +1,140 @@
+"""What the tests ask of a Kafka, of whichever kind it is."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+#: Longer than anything here takes, on a machine that does other things too.
+TIMEOUT_S = 30.0
+
+_numbers = itertools.count()
+
+
+def raise_errors(futures):
+    """Wait for what an `AdminClient` has been asked for, and return what it has answered."""
+    return {key: future.result(TIMEOUT_S) for key, future in futures.items()}
+
+
+def wait_until(holds, what: str, timeout_s: float = TIMEOUT_S):
+    """Return the first true answer of ``holds()``, which another process brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := holds()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.02)
+    return answer
+
+
+class KafkaServer(ABC):
+    """A Kafka that listens at ``bootstrap_servers``."""
+
+    bootstrap_servers: str
+
+    @abstractmethod
+    def create_topic(self, topic: str, partitions: int = 1, **config: object) -> None:
+        """Make a topic."""
+
+    @abstractmethod
+    def delete_topic(self, topic: str) -> None:
+        """Delete one."""
+
+    @abstractmethod
+    def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        """Delete all records of a partition below an offset."""
+
+    def conf(self, **options: object) -> dict:
+        """Settings for a client of confluent-kafka: ``linger_ms=5`` is ``linger.ms``."""
+        named = {name.replace("_", "."): value for name, value in options.items()}
+        return {"bootstrap.servers": self.bootstrap_servers, **named}
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """A client that administers, and connects again at once."""
+        quick = self.conf(reconnect_backoff_ms=20, reconnect_backoff_max_ms=100)
+        return AdminClient({**quick, "log_level": 0})
+
+    def new_topic(self, partitions: int = 1, **config: object) -> str:
+        """Make a topic that no other test has, and return its name."""
+        topic = f"topic-{next(_numbers)}"
+        self.create_topic(topic, partitions, **config)
+        return topic
+
+    def new_group(self) -> str:
+        """Return the name of a group that no other test has."""
+        return f"group-{next(_numbers)}"
+
+    def produce(self, topic: str, values, partition: int = 0, **options: object) -> list[int]:
+        """Append values to a partition, each bytes, None or a dict for `Producer.produce`.
+
+        Returns
+        -------
+        list of int
+            The offset of each.
+        """
+        offsets: list[int] = []
+        errors = []
+
+        def delivered(error, message: Message) -> None:
+            if error is not None:
+                errors.append(error)
+            else:
+                offsets.append(message.offset())
+
+        producer = Producer(self.conf(**{"linger_ms": 2, **options}))
+        for value in values:
+            arguments = value if isinstance(value, dict) else {"value": value}
+            while True:
+                try:
+                    producer.produce(topic, partition=partition, on_delivery=delivered, **arguments)
+                    break
+                except BufferError:
+                    producer.poll(1)
+        assert producer.flush(TIMEOUT_S) == 0
+        assert not errors, errors
+        return offsets
+
+    def consume(self, topic: str, partition: int = 0, **options: object) -> list[Message]:
+        """Return all that a partition holds."""
+        consumer = Consumer(
+            self.conf(
+                group_id="none",
+                enable_partition_eof=True,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                fetch_wait_max_ms=10,  # that the end is reached is said so late
+                **options,
+            )
+        )
+        try:
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            messages = []
+            while True:
+                message = consumer.poll(TIMEOUT_S)
+                assert message is not None, f"nothing came within {TIMEOUT_S:.0f} s"
+                if message.error() is None:
+                    messages.append(message)
+                elif message.error().name() == "_PARTITION_EOF":
+                    return messages
+                else:
+                    raise AssertionError(message.error())
+        finally:
+            consumer.close()
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> tuple[int, str | None]:
+        """Return the offset that a group has committed, -1001 for none, and its metadata."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        (answer,) = raise_errors(self.admin.list_consumer_group_offsets([asked])).values()
+        (found,) = answer.topic_partitions
+        assert found.error is None, found.error
+        return found.offset, found.metadata
