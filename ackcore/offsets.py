@@ -366,7 +366,7 @@ def _from_base64(text: str) -> Bits:
 
 
 class _Reader:
-    """Takes apart what `_pairs` and its like have put together."""
+    """Takes apart what `_Pair` and its like have put together."""
 
     def __init__(self, bits: Bits) -> None:
         self._bits = bits

@@ -169,7 +169,7 @@ class Engine:
                 plan = self._plan(number)
                 watch.lap("plan")
                 outcome, runs = self._runs.accepted(plan, inputs, watch)
-                decision = self._decide(plan, outcome)
+                decision = self._record_decision(plan, outcome)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)
                 raise
@@ -208,7 +208,7 @@ class Engine:
         # Root ids go by a record's place among the retries, so they are of other records now.
         return replace(plan, max_retries=most).without_suspects()
 
-    def _decide(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
+    def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
         before = Books() if plan.parent is None else self._books_after(plan.parent)
         decision = self.state.write_decision(
             replace(

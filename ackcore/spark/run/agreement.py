@@ -25,7 +25,7 @@ from ackcore.topology.stage_layout import Layout
 
 
 def trailer_problems(
-    work: TaskSpec,
+    spec: TaskSpec,
     layout: Layout,
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
@@ -54,12 +54,12 @@ def trailer_problems(
         for origin, found in fingerprints.items()
         if len(found) > 1
     ]
-    dests = range(work.dests)
+    dests = range(spec.dests)
     tasks = {1: {origin_of(1, partition) for partition in firsts}}
     for level in range(2, layout.depth + 1):
         tasks[level] = {origin_of(level, partition) for partition in dests}
     for level in (*range(2, layout.depth + 1), SETTLE):
-        senders = {origin for at in tasks if level in work.sends(at) for origin in tasks[at]}
+        senders = {origin for at in tasks if level in spec.sends(at) for origin in tasks[at]}
         problems += [
             f"partition {partition} of level {level} lacks trailers of tasks that send to it"
             for partition in dests

@@ -1,4 +1,4 @@
-"""How a ledger's rows cross a shuffle: a few large blobs per shard, never a Spark row per event.
+"""The encoding of ledger rows: a few large blobs per shard, never a Spark row per event.
 
 A row of the shuffle is ``(dest, kind, blob)``: the shard, what the blob holds, its bytes.  A blob
 is a header of 16 bytes, then whole columns one after the other, then zeros up to a multiple of 8:

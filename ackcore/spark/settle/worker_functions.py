@@ -1,4 +1,4 @@
-"""What runs on workers: functions of a partition's batches, as ``mapInArrow`` takes them.
+"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``.
 
 `ackcore.spark.settle` puts them together, and you may put them together otherwise::
 

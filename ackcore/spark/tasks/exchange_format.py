@@ -1,4 +1,4 @@
-"""What crosses a shuffle between two stages: packed blobs, and trailers that say they were all.
+"""The rows of an exchange between two stages, and the trailers that say they were all.
 
 A row is ``(dest, level, kind, origin, seq, subscription, blob, side)``, never a tuple:
 
