@@ -131,6 +131,8 @@ class Workers:
         self._unfinished = 0  # of these
         self._waits: list[tuple[int, int, _Call]] = []  # a heap by due time
         self._waits_begun = 0
+        # Those whose wait is over, by the endpoint that they avoid.
+        self._due: dict[Consumer | None, deque[tuple[int, int, _Call]]] = {}
 
     def now_ns(self) -> int:
         """Return the time, which stands still while calls are out and the loop does not run."""
@@ -236,27 +238,25 @@ class Workers:
         endpoints, tokens = self.endpoints, self._tokens
         while True:
             now = self.now_ns()
-            again = self._is_due(now)
-            if again:
-                call = self._waits[0][2]
-            elif self._next is None and not self._pull():
+            if self._is_due(now):
+                self._end_waits(now)
+            if not self._due and self._next is None and not self._pull():
                 return None
-            else:
-                assert self._next is not None
-                call = self._next
             if tokens is not None and tokens.ready_ns() > now:
                 self._wake_at(tokens.ready_ns())
                 return None
-            lease = endpoints.lease(None, None, call.avoid)
+            call, lease = self._lease_again() if self._due else (None, None)
+            if lease is None and (call is None or (endpoints.has_room and self._has_next())):
+                # Those that are due, if any, avoid what has room.
+                call, lease = self._next, endpoints.lease(None)
+            assert call is not None
             after_ns = None if lease is not None else self._out_for_ns(now)
             if lease is None and after_ns is None:
                 return None
-            if again:
-                heapq.heappop(self._waits)
-                if self._waits:
-                    self._wake_at(self._waits[0][0])
-            else:
+            if call is self._next:
                 self._next = None
+            else:
+                self._end_due(call)
             if lease is not None:
                 break
             assert after_ns is not None
@@ -278,7 +278,8 @@ class Workers:
 
     def _has_more(self, now: int) -> bool:
         """Whether another worker would find something to do now."""
-        if self._next is None and not self._is_due(now) and (self._exhausted or self._is_full):
+        again = self._due or self._is_due(now)
+        if self._next is None and not again and (self._exhausted or self._is_full):
             return False
         if self._tokens is not None and self._tokens.ready_ns() > now:
             self._wake_at(self._tokens.ready_ns())
@@ -288,10 +289,42 @@ class Workers:
     def _is_due(self, now: int) -> bool:
         return bool(self._waits) and self._waits[0][0] <= now
 
+    def _end_waits(self, now: int) -> None:
+        """Take in whose wait is over."""
+        while self._is_due(now):
+            _, _, call = wait = heapq.heappop(self._waits)
+            self._due.setdefault(call.avoid, deque()).append(wait)
+        if self._waits:
+            self._wake_at(self._waits[0][0])
+
+    def _lease_again(self) -> tuple[_Call, Lease | None]:
+        """Return who is called again first, of those that are due, and room for it, if any.
+
+        What avoids the same endpoint finds room, or finds none, together; so only the first of each
+        is looked at.
+        """
+        firsts = sorted(line[0] for line in self._due.values())
+        for _, _, call in firsts:
+            lease = self.endpoints.lease(None, None, call.avoid)
+            if lease is not None:
+                return call, lease
+        return firsts[0][2], None
+
+    def _end_due(self, call: _Call) -> None:
+        """The first of a line is called again, or given back."""
+        line = self._due[call.avoid]
+        line.popleft()
+        if not line:
+            del self._due[call.avoid]
+
     @property
     def _is_full(self) -> bool:
         """Whether outcomes must be yielded before more is pulled."""
         return len(self._order) - self.endpoints.in_flight >= self._settings.max_buffered
+
+    def _has_next(self) -> bool:
+        """Whether there is an item that was not called yet, and it may be pulled."""
+        return self._next is not None or self._pull()
 
     def _pull(self) -> bool:
         """Have the next item called next; whether there is one, and it may be pulled."""

@@ -1,0 +1,59 @@
+"""Of several endpoints none idles while there is something that may go to it."""
+
+import asyncio
+
+import pytest
+from simulated_loop import SimCalls
+
+from ackcore.calls import CallSettings, Retry
+from ackcore.flow import RoundRobin
+
+
+class Service:
+    """Endpoints with room for one call each, which does what is planned for it.
+
+    ``plan`` has, by item and endpoint, the seconds that a call takes, or the error that it raises
+    at once; a tenth of a second else.
+    """
+
+    def __init__(self, endpoints, plan):
+        self.endpoints, self.plan = endpoints, plan
+        self.made = []  # when, which item, where
+
+    def run(self, items, **settings):
+        settings = {"endpoints": list(self.endpoints), "chooser": RoundRobin} | settings
+        with SimCalls(self.call, CallSettings(max_concurrency=1, **settings)) as self.calls:
+            outcomes = list(self.calls.run(items))
+        return outcomes
+
+    async def call(self, item, endpoint):
+        self.made.append((round(self.calls.now_s, 2), item, endpoint))
+        planned = self.plan.get((item, endpoint), 0.1)
+        if isinstance(planned, Exception):
+            raise planned
+        await asyncio.sleep(planned)
+        return item
+
+    def calls_of(self, item):
+        return [(at, endpoint) for at, one, endpoint in self.made if one == item]
+
+
+def test_what_waits_for_another_endpoint_holds_no_new_item_up():
+    """0 failed at a, and b is at work for 10 s: a serves all others meanwhile."""
+    service = Service("ab", {(0, "a"): Retry(after_s=0.1), (1, "b"): 10})
+    outcomes = service.run(range(30), breaker_failures=None)
+    assert [outcome.value for outcome in outcomes] == list(range(30))
+    assert service.calls_of(0) == [(0, "a"), (10, "b")]
+    others = [at for at, item, _ in service.made if item > 1]
+    assert len(others) == 28
+    assert max(others) < 3
+
+
+def test_what_waits_for_one_endpoint_holds_up_nothing_that_waits_for_another():
+    """0 failed at a, where there is room, before 1 failed at b, where there is none."""
+    plan = {(0, "a"): Retry(after_s=0.1), (1, "b"): Retry(after_s=0.2), (3, "b"): 10}
+    service = Service("ab", plan)
+    outcomes = service.run(range(4), breaker_failures=None)
+    assert [outcome.value for outcome in outcomes] == list(range(4))
+    assert service.calls_of(0) == [(0, "a"), (10, "b")]
+    assert service.calls_of(1) == [(0, "b"), (0.2, "a")]
