@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Hashable
 
@@ -22,6 +23,8 @@ _ON_TRIAL_NS = 1 << 62
 _SHORTEST_PAUSE_NS = 1_000_000
 #: Windows look that often whether a pause is over.
 _LOOK_NS = 2_000_000
+#: An event loop's timer may be early by what its float of seconds leaves out.
+_EARLY_NS = 1_000
 #: Errors that say something of an endpoint whatever was asked of it.
 _NO_CONNECTION = (ConnectionError, TimeoutError, socket.gaierror)
 
@@ -143,6 +146,21 @@ class Endpoints:
     def _answered(self, consumer: Consumer, on_trial: bool) -> None:
         if self._breakers[consumer.name].succeeded(on_trial):
             self._windows.resume(consumer)
+
+    def reopen(self, now_ns: int) -> float:
+        """Open those whose pause is over; return when the next one's is, infinity for never.
+
+        A lease does that as well; but while the others are full, none is asked for.
+        """
+        next_ns: float = math.inf
+        for consumer in self._consumers:
+            if consumer.is_open:
+                continue
+            if consumer.opens_ns <= now_ns + _EARLY_NS:
+                self._windows.resume(consumer)
+            elif consumer.opens_ns < min(next_ns, _ON_TRIAL_NS):
+                next_ns = consumer.opens_ns
+        return next_ns
 
     def opens(self, now_ns: int) -> tuple[int, int] | None:
         """Tell when the first opens, and since when all are closed; None if one is open.

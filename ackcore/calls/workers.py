@@ -238,17 +238,20 @@ class Workers:
         endpoints, tokens = self.endpoints, self._tokens
         while True:
             now = self.now_ns()
-            if self._is_due(now):
+            if self._waits and self._waits[0][0] <= now:
                 self._end_waits(now)
             if not self._due and self._next is None and not self._pull():
                 return None
             if tokens is not None and tokens.ready_ns() > now:
                 self._wake_at(tokens.ready_ns())
                 return None
-            call, lease = self._lease_again() if self._due else (None, None)
-            if lease is None and (call is None or (endpoints.has_room and self._has_next())):
-                # Those that are due, if any, avoid what has room.
+            if not self._due:
                 call, lease = self._next, endpoints.lease(None)
+            else:
+                call, lease = self._lease_again()
+                if lease is None and endpoints.has_room and self._has_next():
+                    # Those that are due avoid what has room.
+                    call, lease = self._next, endpoints.lease(None)
             assert call is not None
             after_ns = None if lease is not None else self._out_for_ns(now)
             if lease is None and after_ns is None:
@@ -278,7 +281,7 @@ class Workers:
 
     def _has_more(self, now: int) -> bool:
         """Whether another worker would find something to do now."""
-        again = self._due or self._is_due(now)
+        again = self._due or (self._waits and self._waits[0][0] <= now)
         if self._next is None and not again and (self._exhausted or self._is_full):
             return False
         if self._tokens is not None and self._tokens.ready_ns() > now:
@@ -286,12 +289,9 @@ class Workers:
             return False
         return self.endpoints.has_room
 
-    def _is_due(self, now: int) -> bool:
-        return bool(self._waits) and self._waits[0][0] <= now
-
     def _end_waits(self, now: int) -> None:
         """Take in whose wait is over."""
-        while self._is_due(now):
+        while self._waits and self._waits[0][0] <= now:
             _, _, call = wait = heapq.heappop(self._waits)
             self._due.setdefault(call.avoid, deque()).append(wait)
         if self._waits:
@@ -379,6 +379,7 @@ class Workers:
         self.counts.timed_out += timed_out
         self.endpoints.failed(worker.lease, worker.on_trial, error, timed_out, now)
         final = self._settings.is_final(error)
+        self._wake_at(self.endpoints.reopen(now))  # if it is paused for that
         wait_ns = None if final else self._wait_of(call, error)
         if wait_ns is None:
             call.error = error
@@ -466,6 +467,7 @@ class Workers:
                 earliest = deadline_ns
         if self._waits and self._waits[0][0] > now:
             earliest = min(earliest, self._waits[0][0])
+        earliest = min(earliest, self.endpoints.reopen(now))
         if earliest < math.inf:
             self._wake_at(earliest)
         self._rouse_soon()

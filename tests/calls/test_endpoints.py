@@ -57,3 +57,19 @@ def test_what_waits_for_one_endpoint_holds_up_nothing_that_waits_for_another():
     assert [outcome.value for outcome in outcomes] == list(range(4))
     assert service.calls_of(0) == [(0, "a"), (10, "b")]
     assert service.calls_of(1) == [(0, "b"), (0.2, "a")]
+
+
+@pytest.mark.parametrize(
+    ("error", "settings", "reopened_s"),
+    [
+        (Retry(after_s=3600), {}, 0.1),
+        (ConnectionError("down"), {"breaker_failures": 1, "breaker_reset_s": 3}, 3),
+    ],
+)
+def test_an_endpoint_is_called_as_soon_as_its_pause_is_over(error, settings, reopened_s):
+    """Though no call ends then that would have one look: the others take 10 s."""
+    service = Service("ab", {(0, "a"): 10, (1, "b"): error})
+    outcomes = service.run(range(20), wait_in_task_s=60, **settings)
+    assert [n for n, outcome in enumerate(outcomes) if outcome.error] == [1]
+    at, endpoint = service.calls_of(2)[0]
+    assert (at, endpoint) == (pytest.approx(reopened_s, abs=0.1), "b")
