@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ackcore._files import journal as module
+from ackcore._files import journal_format
 from ackcore._files.journal import Journal
 
 CONTEXT = b"what is asked of"
@@ -169,11 +170,12 @@ def test_whatever_writers_do_they_use_one_answer(tmp_path_factory, operations):
 
 def entries(path):
     """Where the file's entries begin."""
-    data, at = path.read_bytes(), module._HEADER_BYTES
+    data, at = path.read_bytes(), journal_format.Salted.header_bytes
     starts = []
     while at < len(data):
         starts.append(at)
-        at += module._ENTRY.size + struct.unpack_from("<I", data, at + 4)[0]
+        (length,) = struct.unpack_from("<I", data, at + 4)
+        at += journal_format.Salted.head_bytes + length
     return starts
 
 
@@ -247,6 +249,84 @@ def test_no_flipped_bit_makes_an_answer(opened, tmp_path, synced, caplog):
             assert "calls whose answers were there are made again" in caplog.text
 
 
+@pytest.mark.parametrize("where", ["another journal", "this file"])
+def test_entries_within_a_torn_entry_are_none(opened, tmp_path, where):
+    """Whatever an answer holds, be it what was once read from a journal."""
+    other = opened(directory=tmp_path / "other") if where == "another journal" else opened()
+    other.append(B, b"within")
+    (path,) = files(tmp_path, ".open")
+    held = path.read_bytes()
+    entry = held[entries(path)[0] :]
+    if where == "this file":
+        held = held.replace(entry, b"?" * len(entry))  # what is whole counts, where it stands
+        path.write_bytes(held)
+    one = opened() if where == "another journal" else other
+    one.append(A, entry * 3)
+    one.append(C, b"behind")
+    one.close()
+    (path,) = files(tmp_path / "a", ".open")
+    torn = bytearray(path.read_bytes())
+    torn[-len(entry) - 100] ^= 1
+    path.write_bytes(torn)
+    journal = opened()
+    assert [journal.get(key) for key in (A, B, C)] == [None, None, b"behind"]
+
+
+def test_a_scan_takes_time_in_proportion_to_the_file(opened, tmp_path, monkeypatch):
+    """Though an answer be full of what looks like the beginnings of large ones."""
+    one = opened()
+    head = struct.pack("<4sI", journal_format._ENTRY_MAGIC, 40_000)
+    one.append(A, head * 10_000)
+    one.append(B, b"behind")
+    one.close()
+    (path,) = files(tmp_path, ".open")
+    torn = bytearray(path.read_bytes())
+    torn[100] ^= 1
+    path.write_bytes(torn)
+    summed = []
+    real = journal_format._sum
+    monkeypatch.setattr(
+        journal_format, "_sum", lambda data, salt=b"": summed.append(len(data)) or real(data, salt)
+    )
+    assert opened().get(B) == b"behind"
+    assert sum(summed) < 8 * len(torn)
+
+
+#: What the first version wrote, for A and B.
+FIRST = bytes.fromhex(
+    "61636b6a726e6c31776861742069732061736b6564206f66da30d90c452d36f6f6656e7405000000ae88ccdb045cf56b616161616161616161616161616161616669727374f6656e740000000087c8a0f044ab1b0262626262626262626262626262626262"
+)
+
+
+@pytest.mark.parametrize("name", ["00000001.answers", "0123456789abcdef.open"])
+def test_answers_of_the_first_version_count(opened, tmp_path, name, caplog):
+    """A micro-batch goes on under this one, and no call of it is made again."""
+    directory = tmp_path / "a" / "b"
+    directory.mkdir(parents=True)
+    (directory / name).write_bytes(FIRST)
+    journal = opened()
+    assert [journal.get(key) for key in (A, B, C)] == [b"first", b"", None]
+    journal.append(C, b"new")
+    journal.sync()
+    (directory / name).unlink()
+    if name.endswith(".open"):
+        assert [opened().get(key) for key in (A, B, C)] == [b"first", b"", b"new"]
+    assert not caplog.text
+
+
+def test_a_damaged_answer_of_the_first_version_is_none(opened, tmp_path):
+    directory = tmp_path / "a" / "b"
+    directory.mkdir(parents=True)
+    for at in range(len(FIRST)):
+        damaged = bytearray(FIRST)
+        damaged[at] ^= 1
+        (directory / "00000001.answers").write_bytes(damaged)
+        journal = opened()
+        assert journal.get(A) == (None if at < 69 else b"first")
+        assert journal.get(B) == (None if at < 32 or at >= 69 else b"")
+        journal.close()
+
+
 def test_an_answer_that_is_damaged_after_it_was_found_is_none(opened, tmp_path):
     one = opened()
     one.append(A, b"answer")
@@ -289,10 +369,12 @@ def test_what_is_appended_is_durable_within_a_second(opened, monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     monkeypatch.setattr(module, "_sync_data", lambda file: synced.append(now))
     journal = opened()
-    for key in (A, B, C):
-        journal.append(key, b"")
-        now += 0.7
-    assert synced == [101.4]
+    monkeypatch.setattr(module, "sync_directory", lambda path: synced.append(path.name))
+    for key in range(5):
+        journal.append(bytes([key]) * 16, b"")
+        now += 0.75
+    # The directory as well, or the host would come back without the file, but once.
+    assert synced == [101.5, "b", 103.0]
 
 
 def test_a_file_that_grows_large_is_synced(opened, tmp_path, monkeypatch):

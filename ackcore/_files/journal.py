@@ -1,10 +1,8 @@
 """A journal of answers by key, on which all that write to it agree, whoever dies when.
 
 A directory has *segments*, ``00000001.answers`` and so on, which are never changed, and one open
-file for each writer, ``<token>.open``, to which it appends.  Both are::
-
-    magic 8 | context 16 | checksum of these 8
-    ( magic 4 | bytes of data 4 | checksum of length, key and data 8 | key 16 | data ) ...
+file for each writer, ``<token>.open``, to which it appends.  What is in them, byte by byte, is in
+`journal_format`.
 
 To *sync* is to make the open file durable and to link it under the next number that is free; a
 writer that finds a number taken reads that segment first.  So the segments are one sequence, of
@@ -32,21 +30,18 @@ import logging
 import os
 import re
 import secrets
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from ackcore._files.durable import NO_LINKS, sync_directory
+from ackcore._files.journal_format import KEY_BYTES, FileFormat, Salted, read_header
 
 _log = logging.getLogger("ackcore")
 
-#: Bytes of a key, and of the context of a journal.
-KEY_BYTES = 16
 #: For how long an entry may be in the system's memory alone while others are appended.
 _SYNC_S = 1.0
 #: A file that has so many is synced, so that it can be read in one go.
@@ -54,10 +49,6 @@ _SEGMENT_BYTES = 1 << 26
 #: For how long a change of a directory may not show in its time of change.
 _COARSE_NS = 2_000_000_000
 
-_FILE_MAGIC = b"ackjrnl1"
-_HEADER_BYTES = len(_FILE_MAGIC) + KEY_BYTES + 8
-_ENTRY_MAGIC = b"\xf6ent"
-_ENTRY = struct.Struct("<4sI8s16s")
 #: macOS has the one only.
 _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 #: What an entry may hold: a length that is damaged must not ask for more memory than there is.
@@ -107,11 +98,13 @@ class Journal:
         if len(context) != KEY_BYTES:
             raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
         self._directory = Path(directory)
-        self._header = _FILE_MAGIC + context + _checksum(_FILE_MAGIC + context)
+        self._context = context
         self._lock = threading.RLock()
         self._decided: dict[bytes, _Place] = {}
         self._candidates: dict[bytes, _Place] = {}
         self._next = 1
+        #: Of segments, by their number below 0, and of files that are open here, by descriptor.
+        self._formats: dict[int, FileFormat] = {}
         self._others: dict[str, _OpenFile] = {}
         self._foreign: set[str] = set()
         self._seen_ns: tuple[int, int] = (0, 0)
@@ -121,6 +114,7 @@ class Journal:
         self._name = ""
         self._file = -1
         self._size = 0
+        self._named = False  # durably
         self._own: dict[bytes, _Place] = {}
         self._synced_s = 0.0
         _make(self._directory)
@@ -186,19 +180,22 @@ class Journal:
                 return
             if self._file < 0:
                 self._begin()
-            entry = _head_of(key, data) + data
+            head = self._formats[self._file].head(self._size, key, data)
             try:
-                _write_all(self._file, entry)
+                _write_all(self._file, head + data)
             except BaseException:
                 # Half an entry is nothing, but where the next one begins must be known.
                 self._size = os.fstat(self._file).st_size
                 raise
-            self._own[key] = _Place(self._file, self._size + _ENTRY.size, len(data))
-            self._size += len(entry)
+            self._own[key] = _Place(self._file, self._size + len(head), len(data))
+            self._size += len(head) + len(data)
             if self._size > _SEGMENT_BYTES:
                 self.sync()
             elif time.monotonic() - self._synced_s > _SYNC_S:
                 _sync_data(self._file)
+                if not self._named:
+                    sync_directory(self._directory)  # or the host would come back without the file
+                    self._named = True
                 self._synced_s = time.monotonic()
 
     def sync(self) -> None:
@@ -226,6 +223,7 @@ class Journal:
                 # It is a segment, to which nothing is appended, whether or not that went well.
                 for key, (_, offset, size) in self._own.items():
                     self._decided.setdefault(key, _Place(-self._next, offset, size))
+                self._formats[-self._next] = self._formats[self._file]
                 self._next += 1
                 self._own.clear()
                 self._end()
@@ -261,14 +259,15 @@ class Journal:
         self._name = f"{secrets.token_hex(8)}.open"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._file = os.open(self._directory / self._name, flags, 0o666)
+        self._formats[self._file] = salted = Salted.new()
         try:
-            _write_all(self._file, self._header)
+            _write_all(self._file, salted.header(self._context))
         except BaseException:
             # Entries behind half a header would be nobody's but this writer's.
             os.unlink(self._directory / self._name)
             self._end()
             raise
-        self._size = _HEADER_BYTES
+        self._size, self._named = salted.header_bytes, False
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
@@ -293,9 +292,13 @@ class Journal:
 
     def _end(self) -> None:
         if self._file >= 0:
-            os.close(self._file)
+            self._close(self._file)
         self._file = -1
         self._name = ""
+
+    def _close(self, descriptor: int) -> None:
+        self._formats.pop(descriptor, None)
+        os.close(descriptor)
 
     def _segment(self, number: int) -> Path:
         return self._directory / f"{number:08d}.answers"
@@ -337,7 +340,7 @@ class Journal:
             lost = [key for key, place in self._candidates.items() if place.file == gone]
             for key in lost:
                 del self._candidates[key]
-            os.close(gone)
+            self._close(gone)
         # After the look, so that what was synced meanwhile is known.
         self._segments()
 
@@ -345,20 +348,24 @@ class Journal:
         data = os.pread(other.descriptor, size - other.read, other.read)
         start = 0
         if other.read == 0:
-            if len(data) < _HEADER_BYTES:
-                return  # its writer is about to go on, or died
-            if data[:_HEADER_BYTES] != self._header:
+            try:
+                header = read_header(data, self._context)
+            except ValueError:
                 self._warn(name, "is damaged, or belongs to other calls")
                 self._foreign.add(name)
                 os.close(self._others.pop(name).descriptor)
                 return
-            start = _HEADER_BYTES
+            if header is None:
+                return  # its writer is about to go on, or died
+            self._formats[other.descriptor] = header
+            start = header.header_bytes
         end = start
-        for key, offset, length, skipped in _entries(data, start):
+        found = self._formats[other.descriptor].entries(data, start, other.read)
+        for key, begin, length, skipped in found:
             if skipped:
                 self._warn(name, f"is damaged: {skipped} bytes are passed over")
-            end = offset + length
-            place = _Place(other.descriptor, other.read + offset, length)
+            end = begin + length
+            place = _Place(other.descriptor, other.read + begin, length)
             self._candidates.setdefault(key, place)
         # What follows may be the beginning of an entry: it is looked at again when there is more.
         other.read += end
@@ -366,11 +373,16 @@ class Journal:
     def _read_segment(self, number: int) -> None:
         path = self._segment(number)
         data = path.read_bytes()
-        if data[:_HEADER_BYTES] != self._header:
+        try:
+            found = read_header(data, self._context)
+        except ValueError:
+            found = None
+        if found is None:
             self._warn(path.name, "is damaged, or belongs to other calls")
             return
-        end, lost = _HEADER_BYTES, 0
-        for key, offset, length, skipped in _entries(data, _HEADER_BYTES):
+        self._formats[-number] = found
+        end, lost = found.header_bytes, 0
+        for key, offset, length, skipped in found.entries(data, end, 0):
             self._decided.setdefault(key, _Place(-number, offset, length))
             lost += skipped
             end = offset + length
@@ -381,9 +393,11 @@ class Journal:
     def _read(self, key: bytes, place: _Place) -> bytes | None:
         """Return an answer, None if it is not as it was written any more."""
         file = place.file if place.file >= 0 else self._opened(-place.file)
-        entry = os.pread(file, _ENTRY.size + place.size, place.offset - _ENTRY.size)
-        data = entry[_ENTRY.size :]
-        if entry[: _ENTRY.size] == _head_of(key, data) and len(data) == place.size:
+        form = self._formats[place.file]
+        begin = place.offset - form.head_bytes
+        entry = os.pread(file, form.head_bytes + place.size, begin)
+        data = entry[form.head_bytes :]
+        if entry[: form.head_bytes] == form.head(begin, key, data) and len(data) == place.size:
             return data
         self._warn(str(place), "is damaged")
         return None
@@ -402,40 +416,12 @@ class Journal:
         )
 
 
-def _entries(data: bytes, start: int) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield the key, the offset and length of the data, and the bytes passed over before."""
-    at = start
-    while (found := data.find(_ENTRY_MAGIC, at)) >= 0:
-        if found + _ENTRY.size > len(data):
-            return
-        _, length, checksum, key = _ENTRY.unpack_from(data, found)
-        begin = found + _ENTRY.size
-        whole = begin + length <= len(data)
-        if whole and _checksum_of(key, data[begin : begin + length]) == checksum:
-            yield key, begin, length, found - start
-            at = start = begin + length
-        else:
-            at = found + 1
-
-
 def _make(directory: Path) -> None:
     """Make a directory so that it outlasts the host, and those above it."""
     if not directory.is_dir():
         _make(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
-
-
-def _checksum(data: bytes) -> bytes:
-    return blake2b(data, digest_size=8, person=b"ackcore.journal").digest()
-
-
-def _checksum_of(key: bytes, data: bytes) -> bytes:
-    return _checksum(len(data).to_bytes(4, "little") + key + data)
-
-
-def _head_of(key: bytes, data: bytes) -> bytes:
-    return _ENTRY.pack(_ENTRY_MAGIC, len(data), _checksum_of(key, data), key)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._files.journal import KEY_BYTES, MOST_BYTES, Journal
+from ackcore._files.journal import MOST_BYTES, Journal
+from ackcore._files.journal_format import KEY_BYTES
 from ackcore.topology.emissions import joined
 from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.row_conversion import Row, RowSchema
