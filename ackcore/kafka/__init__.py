@@ -1,0 +1,33 @@
+"""Kafka, by confluent-kafka: ``ackcore[kafka]``.
+
+`OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
+without a group; `ClientSettings` is how a client reaches its brokers.
+"""
+
+try:
+    import confluent_kafka as _confluent_kafka  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "confluent_kafka":
+        raise
+    raise ModuleNotFoundError(
+        "ackcore.kafka needs confluent_kafka, which is not installed; run: "
+        "pip install 'ackcore[kafka]'",
+        name="confluent_kafka",
+    ) from None
+
+from ackcore.kafka.errors import OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
+from ackcore.kafka.reading import RangeReader, read_range
+from ackcore.kafka.settings import ClientSettings
+
+__all__ = [
+    "RECORD_SCHEMA",
+    "ClientSettings",
+    "OffsetRange",
+    "OffsetsLost",
+    "RangeReader",
+    "ReadFailed",
+    "ReadTimedOut",
+    "read_range",
+    "split_range",
+]

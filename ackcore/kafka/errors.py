@@ -1,0 +1,89 @@
+"""What reading and asking Kafka can end in, by name; none of it holds a secret."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from ackcore.kafka.ranges import OffsetRange
+
+
+class OffsetsLost(RuntimeError):
+    """Offsets that were to be read are not there any more, or not yet again.
+
+    Attributes
+    ----------
+    range : OffsetRange
+        What was still to be read when it was noticed; all before it was read.
+    low, high : int
+        The partition has offsets from ``low``, and its next record will get ``high``.  So what is
+        lost is up to ``low``; where ``range.start`` is above ``high``, the partition was truncated
+        or its topic made anew, and ``low`` says nothing.
+    """
+
+    def __init__(self, range: OffsetRange, low: int, high: int) -> None:
+        super().__init__(range, low, high)
+        self.range, self.low, self.high = range, low, high
+
+    def __str__(self) -> str:
+        if self.range.start > self.high:
+            return (
+                f"{self.range} cannot be read: the partition ends at offset {self.high}; it was "
+                "truncated, or its topic was deleted and made again"
+            )
+        return (
+            f"{self.range} cannot be read: offsets below {self.low} were deleted, by the topic's "
+            "retention or by hand"
+        )
+
+
+class ReadTimedOut(TimeoutError):
+    """Nothing of a range has come for too long.
+
+    Attributes
+    ----------
+    range : OffsetRange
+        What is still to be read.
+    timeout_s : float
+        For how long nothing came.
+    cause : str
+        What was heard last of the brokers.
+    """
+
+    def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:
+        super().__init__(range, timeout_s, cause)
+        self.range, self.timeout_s, self.cause = range, timeout_s, cause
+
+    def __str__(self) -> str:
+        return f"nothing of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
+
+
+class ReadFailed(RuntimeError):
+    """A range cannot be read, and waiting would not help.
+
+    Attributes
+    ----------
+    range : OffsetRange
+        What is still to be read.
+    code : str
+        librdkafka's name for what is wrong, as ``TOPIC_AUTHORIZATION_FAILED``.
+    cause : str
+        What it says.
+    """
+
+    def __init__(self, range: OffsetRange, code: str, cause: str) -> None:
+        super().__init__(range, code, cause)
+        self.range, self.code, self.cause = range, code, cause
+
+    def __str__(self) -> str:
+        return f"{self.range} cannot be read: {self.cause}"
+
+
+def error_text(error: KafkaError) -> str:
+    """What a client says is wrong, with the name that its documentation has for it."""
+    return f"{error.str()} ({error.name()})"
+
+
+def exception_text(error: KafkaException) -> str:
+    """The same of an exception of confluent-kafka's."""
+    cause = error.args[0] if error.args else None
+    return error_text(cause) if isinstance(cause, KafkaError) else str(error)

@@ -1,0 +1,67 @@
+"""Ranges of offsets: all that is known of records before they are read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ackcore._columns import as_count
+
+#: A record as it is read, in columns.  ``timestamp`` is null where the topic keeps none; a header's
+#: value may be null, and so may ``headers`` where a record has none.
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field(
+            "headers",
+            pa.list_(
+                pa.struct([pa.field("key", pa.string(), False), pa.field("value", pa.binary())])
+            ),
+        ),
+        pa.field("topic", pa.string(), False),
+        pa.field("partition", pa.int32(), False),
+        pa.field("offset", pa.int64(), False),
+        pa.field("timestamp", pa.timestamp("ms", "UTC")),
+    ]
+)
+
+
+class OffsetRange(NamedTuple):
+    """The offsets of a partition from ``start`` up to, not including, ``stop``."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets; records are at most so many."""
+        return max(0, self.stop - self.start)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.stop})"
+
+
+def split_range(range_: OffsetRange, most: int) -> list[OffsetRange]:
+    """Split a range into pieces of nearly equal size.
+
+    Parameters
+    ----------
+    range_ : OffsetRange
+        What is split.
+    most : int
+        Offsets of a piece, at most.
+
+    Returns
+    -------
+    list of OffsetRange
+        In order, as few as can be; none for an empty range.
+    """
+    most = as_count(most, "most", 1)
+    pieces = -(-range_.size // most)
+    bounds = [range_.start + range_.size * n // pieces for n in range(pieces)] + [range_.stop]
+    return [range_._replace(start=start, stop=stop) for start, stop in pairwise(bounds)]

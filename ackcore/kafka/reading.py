@@ -1,0 +1,304 @@
+"""Reads ranges of offsets into Arrow batches: by position, without a group, each to its very end.
+
+A range ends where a record at or above its ``stop`` is seen, or where the reader's position has
+come there with nothing left to see: offsets that compaction took away and markers of transactions
+are passed over, and what was deleted is an error, `OffsetsLost`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from ackcore._columns import as_count
+from ackcore.flow.numbers import positive
+from ackcore.kafka.errors import (
+    OffsetsLost,
+    ReadFailed,
+    ReadTimedOut,
+    error_text,
+    exception_text,
+)
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.kafka.settings import ClientSettings
+
+#: Bytes of a batch.
+BATCH_BYTES = 1 << 20
+
+#: A call that waits for messages waits until it has all that it has asked for, or for so long.
+#: Where offsets are missing at the end of a range it asks for more than there are.
+_POLL_S = 0.02
+#: Messages are objects: of more at a time each costs more, as they leave the processor's caches.
+_MOST_MESSAGES = 2_500
+#: After so long a silence a broker is asked for its cause.
+_ASK_AFTER_S = 1.0
+#: What waiting does not change; of all else a client says, much is over when it is said.
+_REFUSALS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+}
+
+_OWN: dict[str, Any] = {
+    # confluent-kafka asks for a group; without subscribing nor committing it is never heard of.
+    "group.id": "ackcore",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+_DEFAULTS: dict[str, Any] = {
+    # The default of a second stalls a reader at a tenth of its speed, whenever its queue was full.
+    "fetch.queue.backoff.ms": 10,
+    # What is read was there when the range was made: nothing is waited for but the last position.
+    "fetch.wait.max.ms": 10,
+    "log.connection.close": False,
+}
+
+
+class RangeReader:
+    """A consumer that reads ranges, one after another; close it, or use it in ``with``.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+        How the brokers are reached.
+    batch_bytes : int, default 1 MiB
+        About so many bytes of keys and values are in a batch; one record may have more.
+    timeout_s : float, default 60
+        For how long nothing may come of what is still to be read.
+
+    Raises
+    ------
+    ValueError
+        If librdkafka refuses the settings.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._settings = settings
+        self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1)
+        self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._heard = ""
+        theirs = settings.options.get("error_cb")
+
+        def hear(error: KafkaError) -> None:
+            self._heard = error_text(error)
+            if callable(theirs):
+                theirs(error)
+
+        try:
+            self._consumer = Consumer(settings.client({**_OWN, "error_cb": hear}, _DEFAULTS))
+        except KafkaException as error:
+            text = settings.redacted(exception_text(error))
+            raise ValueError(f"options are refused by librdkafka: {text}") from None
+
+    def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range in order, as `RECORD_SCHEMA` has them.
+
+        Raises
+        ------
+        OffsetsLost
+            If offsets of the range were deleted; what came before them was yielded.
+        ReadTimedOut
+            If nothing came for ``timeout_s``.
+        ReadFailed
+            If the brokers refuse.
+        """
+        if range_.size == 0:
+            return
+        self._heard = ""
+        self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+        try:
+            yield from self._batches(range_)
+        finally:
+            self._consumer.unassign()
+
+    def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        rest, size = range_, 200.0  # bytes of a record, as far as is known
+        parts: list[pa.RecordBatch] = []
+        gathered, last, asked = 0, time.monotonic(), False
+        while rest.size:
+            room = (self._batch_bytes - gathered) / size
+            n = min(rest.size, max(1, min(int(room), _MOST_MESSAGES)))
+            before = rest
+            messages, rest, failure = self._next(rest, n)
+            if messages:
+                part = _as_batch(range_, messages)
+                parts.append(part)
+                read = part.column(0).nbytes + part.column(1).nbytes
+                gathered += read
+                size = max(1.0, 0.5 * size + 0.5 * read / len(messages))
+            silent_s = time.monotonic() - last
+            if rest != before:
+                last, asked = time.monotonic(), False
+            elif silent_s > self._timeout_s:
+                text = self._settings.redacted(self._heard or "no broker has said why")
+                failure = ReadTimedOut(rest, self._timeout_s, text)
+            elif silent_s > _ASK_AFTER_S and not asked:
+                asked, failure = True, self._refused(rest)
+            # Small ones are put together, but do not wait for what is slow to come.
+            over = failure is not None or not messages or not rest.size
+            if parts and (over or gathered >= self._batch_bytes / 2):
+                yield _joined(parts)
+                parts, gathered = [], 0
+                last = time.monotonic()  # whoever has the batch takes his time
+            if failure is not None:
+                raise failure
+
+    def _next(
+        self, rest: OffsetRange, n: int
+    ) -> tuple[list[Message], OffsetRange, Exception | None]:
+        """Return the next messages of a range, what is left of it, and why that cannot be read."""
+        messages = self._consumer.consume(n, _POLL_S)
+        events = [message for message in messages if message.error()] if _any(messages) else []
+        if events:
+            messages = [message for message in messages if not message.error()]
+        if messages:
+            last = messages[-1].offset() or 0
+            if last >= rest.stop:
+                inside = [message for message in messages if (message.offset() or 0) < rest.stop]
+                return inside, rest._replace(start=rest.stop), None
+            rest = rest._replace(start=last + 1)
+        for event in events:
+            rest, failure = self._take(event, rest)
+            if failure is not None:
+                return messages, rest, failure
+        return messages, rest, None
+
+    def _take(self, event: Message, rest: OffsetRange) -> tuple[OffsetRange, Exception | None]:
+        """Take in what is no record."""
+        error = event.error()
+        assert error is not None
+        if error.code() == KafkaError._PARTITION_EOF:
+            position = event.offset() or 0
+            self._heard = f"the partition ends at offset {position}"
+            return rest._replace(start=max(rest.start, min(position, rest.stop))), None
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            return rest, self._lost(rest)
+        if error.fatal() or error.code() in _REFUSALS:
+            return rest, ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
+        # The client goes on by itself; if that does not help, time is up one day.
+        self._heard = error_text(error)
+        return rest, None
+
+    def _refused(self, rest: OffsetRange) -> Exception | None:
+        """Ask why nothing comes: what is said of a topic reaches no consumer of its partitions."""
+        try:
+            topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
+        except KafkaException as failed:
+            self._heard = self._heard or exception_text(failed)
+            return None
+        error: KafkaError | None = topics[rest.topic].error if rest.topic in topics else None
+        if error is None or error.code() not in _REFUSALS:
+            return None
+        return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
+
+    def _lost(self, rest: OffsetRange) -> Exception:
+        partition = TopicPartition(rest.topic, rest.partition)
+        try:
+            # None if time is up, whatever its stub says.
+            found: Any = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
+        except KafkaException as error:
+            text = self._settings.redacted(exception_text(error))
+            return ReadTimedOut(rest, self._timeout_s, text)
+        if found is None:
+            return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
+        return OffsetsLost(rest, *found)
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_range(
+    settings: ClientSettings,
+    range_: OffsetRange,
+    batch_bytes: int = BATCH_BYTES,
+    *,
+    timeout_s: float = 60.0,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one range; as `RangeReader.read`, with a consumer of its own."""
+    with RangeReader(settings, batch_bytes=batch_bytes, timeout_s=timeout_s) as reader:
+        yield from reader.read(range_)
+
+
+def _any(messages: list[Message]) -> bool:
+    return any(map(Message.error, messages))
+
+
+def _as_batch(range_: OffsetRange, messages: list[Message]) -> pa.RecordBatch:
+    """Messages of one partition, none of which is an event, as columns."""
+    n = len(messages)
+    times = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, n)
+    absent = times <= 0
+    if absent.any():
+        kinds = np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), np.int64, n)
+        absent = kinds == TIMESTAMP_NOT_AVAILABLE
+    columns = [
+        _binary(list(map(Message.key, messages))),
+        _binary(list(map(Message.value, messages))),
+        _headers(list(map(Message.headers, messages))),
+        pa.repeat(pa.scalar(range_.topic, pa.string()), n),
+        pa.repeat(pa.scalar(range_.partition, pa.int32()), n),
+        pa.array(np.fromiter(map(Message.offset, messages), np.int64, n)),
+        pa.array(times, mask=absent if absent.any() else None).cast(RECORD_SCHEMA.field(6).type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _binary(values: list[Any]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def _headers(headers: list[Any]) -> pa.Array:
+    kind = RECORD_SCHEMA.field("headers").type
+    n = len(headers)
+    if not any(headers):
+        return pa.nulls(n, kind)
+    pairs = list(chain.from_iterable(filter(None, headers)))
+    keys, values = ([list(column) for column in zip(*pairs, strict=True)]) or ([], [])
+    lengths = np.fromiter((len(each) if each else 0 for each in headers), np.int32, n)
+    offsets = np.zeros(n + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    inner = pa.StructArray.from_arrays(
+        [pa.array(keys, pa.string()), _binary(values)], fields=list(kind.value_type)
+    )
+    nulls = pa.array(lengths == 0)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind, mask=nulls)
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]

@@ -1,0 +1,149 @@
+"""How a client reaches its brokers: librdkafka's settings, without those that are ours to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from logging import Logger
+from typing import Any
+
+#: Settings that say what ackcore promises, and how else to have what they are for.
+_OURS = {
+    "bootstrap.servers": "it is the argument bootstrap_servers",
+    "metadata.broker.list": "it is the argument bootstrap_servers",
+    "group.id": "it is the argument group_id",
+    "enable.auto.commit": "offsets are committed when their records are done",
+    "enable.auto.offset.store": "offsets are committed when their records are done",
+    "auto.offset.reset": "where reading starts is an argument, and lost offsets are never passed",
+    "enable.partition.eof": "it says where a range ends",
+    "test.mock.num.brokers": "brokers are at bootstrap_servers",
+}
+#: Of the settings for security those that may be shown; all others of them are taken for secrets.
+_SHOWN = {
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.kerberos.service.name",
+    "sasl.oauthbearer.method",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.cipher.suites",
+    "ssl.endpoint.identification.algorithm",
+}
+_SECURITY = ("sasl.", "ssl.")
+_SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private", "passphrase")
+#: In place of a secret.
+_REDACTED = "[redacted]"
+
+Value = str | int | float | bool | Callable[..., Any] | Logger
+
+
+class ClientSettings:
+    """Where brokers are, and the settings of librdkafka that reach them.
+
+    It can be pickled if its callbacks can, and shows no secret: not in ``repr``, nor in the errors
+    of what uses it.
+
+    Parameters
+    ----------
+    bootstrap_servers : str
+        ``host:port`` of brokers, with commas between them.
+    options : mapping of str, optional
+        Settings by librdkafka's names, passed on as they are: ``security.protocol``, ``sasl.*``,
+        ``ssl.*``, ``oauth_cb``, ``isolation.level``, ``fetch.*`` and all others but those that
+        decide what is committed and read, which ackcore makes.
+
+    Raises
+    ------
+    TypeError
+        If the arguments are of other types.
+    ValueError
+        If ``bootstrap_servers`` is empty, or an option is ackcore's to set; it names the way out.
+    """
+
+    def __init__(self, bootstrap_servers: str, options: Mapping[str, Value] | None = None) -> None:
+        self.bootstrap_servers = _servers(bootstrap_servers)
+        self.options = _checked(options)
+
+    def client(
+        self, own: Mapping[str, Value], defaults: Mapping[str, Value] | None = None
+    ) -> dict[str, Any]:
+        """Return the configuration of a client.
+
+        Parameters
+        ----------
+        own : mapping
+            What the client needs to be what it is; the user's options do not override it.
+        defaults : mapping, optional
+            What they override.
+        """
+        where = {"bootstrap.servers": self.bootstrap_servers}
+        return {**where, **(defaults or {}), **self.options, **own}
+
+    def redacted(self, text: str) -> str:
+        """Return a text without the secrets of these settings, wherever they stand in it."""
+        # The longest first: a short one may be part of it.
+        for secret in sorted(self._secrets(), key=len, reverse=True):
+            text = text.replace(secret, _REDACTED)
+        return text
+
+    def _secrets(self) -> set[str]:
+        named = self.options.items()
+        return {str(value) for name, value in named if _is_secret(name)} - {"", "True", "False"}
+
+    def __repr__(self) -> str:
+        shown = {
+            name: _REDACTED if _is_secret(name) else _shown(value)
+            for name, value in self.options.items()
+        }
+        return f"ClientSettings({self.bootstrap_servers!r}, {shown})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ClientSettings):
+            return NotImplemented
+        return (self.bootstrap_servers, self.options) == (other.bootstrap_servers, other.options)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _servers(servers: Any) -> str:
+    if not isinstance(servers, str):
+        raise TypeError(
+            "bootstrap_servers must be a string of host:port, with commas between several, got "
+            f"{type(servers).__name__}"
+        )
+    if not servers.strip():
+        raise ValueError("bootstrap_servers must not be empty; 'localhost:9092' is one broker")
+    return servers
+
+
+def _checked(options: Any) -> dict[str, Value]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            "options must be a mapping of librdkafka's settings, got "
+            f"{type(options).__name__}; {{'security.protocol': 'SSL'}} is one"
+        )
+    for name, value in options.items():
+        if not isinstance(name, str):
+            raise TypeError(f"options must be named by strings, got {name!r}")
+        if name in _OURS:
+            raise ValueError(f"options must not have {name!r}: {_OURS[name]}")
+        if not isinstance(value, (str, int, float, Logger)) and not callable(value):
+            # The value itself may be a secret, in bytes.
+            raise TypeError(
+                f"options[{name!r}] must be a string, a number, a bool or a callable, got "
+                f"{type(value).__name__}"
+            )
+    return dict(options)
+
+
+def _is_secret(name: str) -> bool:
+    if name.startswith(_SECURITY):
+        return name not in _SHOWN
+    return any(word in name for word in _SECRET_WORDS)
+
+
+def _shown(value: Value) -> Value:
+    # A callable object may have secrets in its own repr.
+    return f"a {type(value).__name__}" if callable(value) else value

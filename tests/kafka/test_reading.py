@@ -1,0 +1,287 @@
+"""A range is read to its very end, whole, once and in order, whatever the brokers do meanwhile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+import pyarrow as pa
+from confluent_kafka import Producer
+from servers import wait_until
+
+from ackcore.kafka import (
+    RECORD_SCHEMA,
+    ClientSettings,
+    OffsetRange,
+    OffsetsLost,
+    RangeReader,
+    ReadFailed,
+    ReadTimedOut,
+    read_range,
+)
+
+#: A reader with these has little in its queue, so that it sees what happens to the rest.
+SMALL_FETCHES = {
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1,
+    "fetch.message.max.bytes": 1000,
+    "fetch.max.bytes": 1000,
+    "message.max.bytes": 1000,
+}
+
+
+@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
+def kafka(request):
+    """Either, by one interface."""
+    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
+
+
+def settings_of(kafka, **options):
+    quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
+    return ClientSettings(kafka.bootstrap_servers, {**quick, **options})
+
+
+def read(kafka, topic, start, stop, partition=0, **arguments):
+    """Return the rows of a range."""
+    batches = [
+        *read_range(settings_of(kafka), OffsetRange(topic, partition, start, stop), **arguments)
+    ]
+    return pa.Table.from_batches(batches, RECORD_SCHEMA).to_pylist()
+
+
+def offsets_of(batches):
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+# What is read -------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_as_it_was_written(kafka):
+    topic = kafka.new_topic(partitions=2)
+    records = [
+        {"value": b"plain"},
+        {"value": None, "key": b"deleted"},
+        {"value": b"", "key": b""},
+        {"value": b"headed", "headers": [("a", b"1"), ("a", None), ("ü", b"")]},
+        {"value": b"old", "timestamp": 1},
+    ]
+    kafka.produce(topic, records, partition=1)
+    rows = read(kafka, topic, 0, 5, partition=1)
+    assert [row["value"] for row in rows] == [b"plain", None, b"", b"headed", b"old"]
+    assert [row["key"] for row in rows] == [None, b"deleted", b"", None, None]
+    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}, {"key": "ü", "value": b""}]
+    assert [row["headers"] for row in rows] == [None, None, None, headers, None]
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4]
+    assert {(row["topic"], row["partition"]) for row in rows} == {(topic, 1)}
+    assert rows[4]["timestamp"].timestamp() == 0.001
+    assert rows[3]["timestamp"].year > 2000
+
+
+def test_any_range_is_read_whole_by_one_reader(kafka):
+    topic = kafka.new_topic()
+    rng = random.Random(5)
+    values = [rng.randbytes(rng.choice([0, 1, 30, 400])) for _ in range(700)]
+    kafka.produce(topic, values)
+    for batch_bytes in (1, 2_000, 1 << 20):
+        with RangeReader(settings_of(kafka), batch_bytes=batch_bytes) as reader:
+            for _ in range(5):
+                start, stop = sorted(rng.choices(range(701), k=2))
+                batches = [*reader.read(OffsetRange(topic, 0, start, stop))]
+                found = pa.Table.from_batches(batches, RECORD_SCHEMA)
+                assert found["value"].to_pylist() == values[start:stop]
+                assert found["offset"].to_pylist() == [*range(start, stop)]
+                assert all(batch.num_rows for batch in batches)
+                # The largest record is 400 bytes: what one is too many was not known before.
+                sizes = [batch.column("value").nbytes for batch in batches]
+                assert max(sizes, default=0) <= 2 * batch_bytes + 5000
+
+
+def test_a_reader_that_was_left_begins_anew(kafka):
+    topic = kafka.new_topic()
+    kafka.produce(topic, [b"%d" % n for n in range(500)])
+    with RangeReader(settings_of(kafka), batch_bytes=50) as reader:
+        first = next(reader.read(OffsetRange(topic, 0, 0, 500)))
+        assert first.column("offset")[0].as_py() == 0
+        assert offsets_of(reader.read(OffsetRange(topic, 0, 100, 103))) == [100, 101, 102]
+
+
+def test_offsets_without_a_record_are_passed_over(mock_kafka):
+    topic = mock_kafka.new_topic()
+    producer = Producer(mock_kafka.conf(transactional_id=topic))
+    producer.init_transactions(30)
+    for n in range(4):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % n)
+        producer.produce(topic, b"%d" % n)
+        producer.commit_transaction(30)
+    there = [message.offset() for message in mock_kafka.consume(topic)]
+    end = there[-1] + 2
+    assert len(there) == 8 < end - 1  # markers are between them, and behind the last
+    with RangeReader(settings_of(mock_kafka), timeout_s=5) as reader:
+        for start in range(end):
+            for stop in range(start, end + 1):
+                found = offsets_of(reader.read(OffsetRange(topic, 0, start, stop)))
+                assert found == [offset for offset in there if start <= offset < stop]
+
+
+@pytest.mark.broker
+def test_a_range_ends_behind_markers_and_aborted_records(kafka_broker):
+    topic = kafka_broker.new_topic()
+    producer = Producer(kafka_broker.conf(transactional_id=topic))
+    producer.init_transactions(30)
+    for n, end in enumerate([Producer.commit_transaction, Producer.abort_transaction] * 3):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d-0" % n)
+        producer.produce(topic, b"%d-1" % n)
+        producer.flush(30)  # what is aborted before it was sent is not in the log at all
+        end(producer, 30)
+    # 2 records and a marker each: the last that can be read is 13, and the partition ends at 18.
+    committed = [0, 1, 6, 7, 12, 13]
+    for start, stop in [(0, 18), (2, 6), (3, 12), (13, 18), (14, 18), (17, 18)]:
+        found = [row["offset"] for row in read(kafka_broker, topic, start, stop, timeout_s=5)]
+        assert found == [offset for offset in committed if start <= offset < stop]
+    uncommitted = settings_of(kafka_broker, **{"isolation.level": "read_uncommitted"})
+    found = offsets_of(read_range(uncommitted, OffsetRange(topic, 0, 0, 18)))
+    assert found == [offset for offset in range(18) if offset % 3 != 2]
+
+
+@pytest.mark.broker
+def test_a_range_ends_where_its_last_offsets_were_compacted_away(kafka_broker):
+    topic = kafka_broker.new_topic(
+        cleanup_policy="compact",
+        segment_ms=1,
+        min_cleanable_dirty_ratio=0.001,
+        delete_retention_ms=0,
+    )
+    keyed = [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(30)]
+    for n in range(0, 30, 10):
+        kafka_broker.produce(topic, keyed[n : n + 10])
+    # The last segment is never compacted.
+    kafka_broker.produce(topic, [{"key": b"last", "value": b"30"}])
+
+    def compacted():
+        left = [message.offset() for message in kafka_broker.consume(topic)]
+        return left if len(left) <= 4 else None
+
+    left = wait_until(compacted, "the partition is compacted")
+    assert left == [27, 28, 29, 30]
+    for start, stop in [(0, 31), (0, 20), (0, 27), (5, 28), (29, 31)]:
+        found = [row["offset"] for row in read(kafka_broker, topic, start, stop, timeout_s=5)]
+        assert found == [offset for offset in left if start <= offset < stop]
+
+
+# What is not there --------------------------------------------------------------------------
+
+
+def test_offsets_that_were_deleted_are_an_error(kafka):
+    topic = kafka.new_topic()
+    kafka.produce(topic, [b"x"] * 10)
+    kafka.delete_records(topic, before=6)
+    with pytest.raises(OffsetsLost, match="below 6 were deleted") as caught:
+        read(kafka, topic, 3, 9)
+    assert caught.value.range == OffsetRange(topic, 0, 3, 9)
+    assert (caught.value.low, caught.value.high) == (6, 10)
+    assert [row["offset"] for row in read(kafka, topic, 6, 9)] == [6, 7, 8]
+
+
+def test_offsets_that_are_deleted_meanwhile_are_an_error(kafka):
+    topic = kafka.new_topic()
+    for n in range(0, 100, 5):
+        kafka.produce(topic, [b"%d" % at * 100 for at in range(n, n + 5)])
+    settings = settings_of(kafka, **SMALL_FETCHES)
+    batches = read_range(settings, OffsetRange(topic, 0, 0, 100), 500)
+    found = offsets_of([next(batches)])
+    kafka.delete_records(topic, before=90)
+    with pytest.raises(OffsetsLost) as caught:
+        found.extend(offset for batch in batches for offset in offsets_of([batch]))
+    # What was read and what is said to be lost are all there was.
+    assert found == [*range(caught.value.range.start)]
+    assert len(found) < 90
+    assert caught.value.low == 90
+
+
+def test_offsets_above_the_end_are_lost_or_waited_for(kafka):
+    topic = kafka.new_topic()
+    kafka.produce(topic, [b"x"] * 10)
+    with pytest.raises(OffsetsLost, match="ends at offset 10; it was truncated"):
+        read(kafka, topic, 11, 20)
+    with pytest.raises(ReadTimedOut, match=r"\[10, 20\) .* 0.3 s: the partition ends at offset 10"):
+        read(kafka, topic, 5, 20, timeout_s=0.3)
+
+
+def test_a_topic_that_may_not_be_read_is_an_error(mock_kafka):
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"x"])
+    mock_kafka.topic_set_error(topic, 29)
+    with pytest.raises(ReadFailed, match="TOPIC_AUTHORIZATION_FAILED") as caught:
+        read(mock_kafka, topic, 0, 1, timeout_s=20)
+    assert caught.value.code == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_a_topic_that_is_not_there_is_an_error(kafka_broker):
+    with pytest.raises(ReadFailed, match="UNKNOWN_TOPIC_OR_PART"):
+        read(kafka_broker, "no-such-topic", 0, 1, timeout_s=20)
+
+
+def test_brokers_that_are_not_there_are_named_when_time_is_up(mock_kafka):
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"x"])
+    mock_kafka.broker_set_down(-1)
+    with pytest.raises(ReadTimedOut, match=r"brokers are down|refused|Disconnected"):
+        read(mock_kafka, topic, 0, 1, timeout_s=0.5)
+
+
+def test_settings_that_librdkafka_refuses_show_no_secret():
+    secret = {"sasl.oauthbearer.method": "oidc", "ssl.key.pem": "hunter2"}
+    with pytest.raises(ValueError, match="options are refused by librdkafka: ") as caught:
+        RangeReader(ClientSettings("h:1", {**secret, "security.protocol": "SSL"}))
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ValueError, match='No such configuration property: "x"'):
+        RangeReader(ClientSettings("h:1", {"x": 1}))
+
+
+# What happens meanwhile ---------------------------------------------------------------------
+
+
+def test_nothing_is_lost_nor_doubled_while_leaders_move(mock_kafka):
+    topic = mock_kafka.new_topic()
+    n = 2000
+    for at in range(0, n, 20):
+        mock_kafka.produce(topic, [b"%d" % value for value in range(at, at + 20)])
+    faults = [
+        lambda: mock_kafka.partition_set_leader(topic, 0, 2),
+        lambda: (mock_kafka.broker_set_down(2), mock_kafka.partition_set_leader(topic, 0, 3)),
+        lambda: mock_kafka.broker_set_up(2),
+        lambda: mock_kafka.fail_requests(1, 6, -195, 3, 5, 7),  # fetches
+        lambda: mock_kafka.broker_set_rtt(3, 100),
+        lambda: (mock_kafka.broker_set_rtt(3, 0), mock_kafka.partition_set_leader(topic, 0, 1)),
+    ]
+    found = []
+    settings = settings_of(mock_kafka, **SMALL_FETCHES)
+    for batch in read_range(settings, OffsetRange(topic, 0, 0, n), 300):
+        found += batch.column("value").to_pylist()
+        if faults and len(found) > (7 - len(faults)) * 250:
+            faults.pop(0)()
+    assert not faults
+    assert found == [b"%d" % value for value in range(n)]
+
+
+@pytest.mark.broker
+def test_a_reader_goes_on_when_its_broker_was_killed(own_kafka_broker):
+    topic = own_kafka_broker.new_topic()
+    n = 2000
+    for at in range(0, n, 100):
+        own_kafka_broker.produce(topic, [b"%d" % value for value in range(at, at + 100)])
+    settings = settings_of(own_kafka_broker, **SMALL_FETCHES)
+    found, killed = [], False
+    for batch in read_range(settings, OffsetRange(topic, 0, 0, n), 300):
+        found += batch.column("value").to_pylist()
+        if len(found) > n // 2 and not killed:
+            killed = True
+            own_kafka_broker.kill()
+            own_kafka_broker.restart()
+    assert killed
+    assert found == [b"%d" % value for value in range(n)]
