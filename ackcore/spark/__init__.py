@@ -6,6 +6,7 @@
 `attempt`              try a function on each row of a frame: its errors become a column
 `guard`                call one for each row, tracked, retried and written once
 `to_parquet`           a sink: a Parquet directory by micro-batch
+`to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
 `dead_letters`         read what could not succeed
 `replay`               send it again
 `settle`               what became of each root in a DataFrame of ack events
@@ -46,6 +47,7 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.settle.dataframes import combine, settle
 from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
+from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
 
 __all__ = [
@@ -74,5 +76,6 @@ __all__ = [
     "settle_parquet",
     "settle_partitions",
     "start",
+    "to_kafka",
     "to_parquet",
 ]

@@ -259,7 +259,8 @@ class TopologyBuilder:
                 f"writer of sink {name!r} must be a function or an object, "
                 f"got the class {writer.__name__}; pass {writer.__name__}(...)"
             )
-        if not callable(writer) and not callable(getattr(writer, "write", None)):
+        written_by = (getattr(writer, name, None) for name in ("write", "write_accepted"))
+        if not any(map(callable, (writer, *written_by))):
             raise TypeError(
                 f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or have a "
                 f"method write(DataFrame, batch_id), got {type(writer).__name__}"

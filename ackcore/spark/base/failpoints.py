@@ -20,6 +20,7 @@ Name = Literal[
     "decided",
     "acted",
     "marked",
+    "in-transaction",
     "in-sink",
     "in-dead-letters",
     "pruned",

@@ -53,8 +53,11 @@ def act(
     decision: BatchDecision,
     write_dead_letters: DeadLetterWriter,
     pause: Pause,
+    age_ms: int | None = None,
 ) -> None:
     """Hand the accepted rows to the sinks, then the dead to the dead-letter store.
+
+    ``age_ms`` is how old a decision is that another driver made, as `Accepted` has it.
 
     Raises
     ------
@@ -91,6 +94,7 @@ def act(
             batch_id=number,
             files=tuple(RowFile(str(work / file.path), file.rows) for file in files),
             nonacked=nonacked,
+            age_ms=age_ms,
         )
 
         def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:

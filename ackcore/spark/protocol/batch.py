@@ -164,6 +164,7 @@ class Engine:
         if done and decision is not None:
             return self._progress(decision, None, 0, watch)
         outcome, runs = None, 0
+        age_ms = None if decision is None else max(0, self.clock() - decision.now_ms)
         if decision is None:
             try:
                 plan = self._plan(number)
@@ -174,7 +175,7 @@ class Engine:
                 self._record_interrupt(number, error)
                 raise
             watch.lap("decide")
-        self._act(decision)
+        self._act(decision, age_ms)
         watch.lap("act")
         self._mark(number)
         watch.lap("mark")
@@ -220,7 +221,7 @@ class Engine:
         failpoint("decided", plan.number)
         return decision
 
-    def _act(self, decision: BatchDecision) -> None:
+    def _act(self, decision: BatchDecision, age_ms: int | None) -> None:
         act(
             self.topology,
             self._spark,
@@ -228,6 +229,7 @@ class Engine:
             decision,
             self._write_dead_letters,
             self._pause,
+            age_ms,
         )
         failpoint("acted", decision.number)
 
@@ -251,7 +253,7 @@ class Engine:
     ) -> Progress:
         now = self.clock()
         counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
-        known = {name: counts[name] for name in _OF_SPOUTS + _OF_RUN if name in counts}
+        known = {name: counts[name] for name in _COUNTED if name in counts}
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         new = (now - decision.now_ms, acked - len(first_ms))
@@ -269,18 +271,16 @@ class Engine:
         )
 
 
-#: What a decision counts of its micro-batch, of its spouts and of its run; decisions of before have
-#: neither ``uncounted`` nor ``breaker_trips``.
-_OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
-_OF_RUN = ("failed", "uncounted", "breaker_trips")
+#: What a decision counts of its micro-batch; decisions of before have no ``uncounted``.
+_COUNTED = ("records", "acked", "retried", "replayed", "dead", "failed", "uncounted")
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, int]:
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
-        for name in _OF_SPOUTS
+        for name in _COUNTED[:5]
     }
-    return found | {name: getattr(outcome, name) for name in _OF_RUN}
+    return {**found, "failed": outcome.failed, "uncounted": outcome.uncounted}
 
 
 def _sleep(seconds: float) -> bool:

@@ -299,11 +299,7 @@ class Runs:
             self._spouts,
             ended_ms,
         )
-        return replace(
-            outcome,
-            decision=replace(outcome.decision, work=work.name),
-            breaker_trips=ran.breaker_trips,
-        )
+        return replace(outcome, decision=replace(outcome.decision, work=work.name))
 
     def _payloads(
         self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table

@@ -8,9 +8,9 @@ records that are not ACKED, it is given no rows.
 
 The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
-`Accepted`, and no DataFrame: `to_parquet` reads them where they lie, past the JVM.  Before anything
-runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and of any writer
-``claim(sink, deployment, checkpoint)``; both may refuse by raising.
+`Accepted`, and no DataFrame: `to_parquet` and `to_kafka` read them where they lie, past the JVM.
+Before anything runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and
+of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class Accepted:
         that hang from `nonacked` roots included.  To be read by `read_accepted`.
     nonacked : numpy.ndarray of int64
         Roots whose rows do not count; sorted.
+    age_ms : int or None, default None
+        How long ago the micro-batch was planned, if its rows may have been handed over before the
+        driver was started; None if they cannot have been.
     """
 
     spark: SparkSession
@@ -63,6 +66,7 @@ class Accepted:
     batch_id: int
     files: tuple[RowFile, ...]
     nonacked: Int64s
+    age_ms: int | None = None
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,146 @@
+"""Rows as messages: which columns are key, value and headers, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ackcore.arrow.json_rows import json_encoder
+
+#: Key, value and headers of a message.
+Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | None]]]
+
+
+class MessageColumns(NamedTuple):
+    """Which columns of rows are what of a message.
+
+    Attributes
+    ----------
+    key : str or None
+        A column of text or bytes; no keys if None.
+    value : str or None
+        A column of text or bytes, as they are, or a struct, as JSON; the whole row as JSON if None.
+    headers : str or None
+        A list of structs of key and value, or a map; text or bytes.
+    """
+
+    key: str | None = None
+    value: str | None = None
+    headers: str | None = None
+
+    def check(self, what: str, schema: pa.Schema) -> None:
+        """Refuse columns that cannot be what they are to be.
+
+        Parameters
+        ----------
+        what : str
+            Begins messages.
+        schema : pyarrow.Schema
+            The rows'.
+
+        Raises
+        ------
+        ValueError
+            If a column is not there.
+        TypeError
+            If it is of a type that Kafka has no bytes for.
+        """
+        for argument, name in zip(self._fields, self, strict=True):
+            if name is not None and schema.get_all_field_indices(name) == []:
+                raise ValueError(
+                    f"{what}: {argument} must be one of the columns {', '.join(schema.names)}, "
+                    f"got {name!r}"
+                )
+        if self.key is not None and not is_text_or_bytes(schema.field(self.key).type):
+            raise TypeError(
+                f"{what}: the column {self.key!r}, the key, must be of text or bytes, got "
+                f"{schema.field(self.key).type}; have the bolt emit it as a string"
+            )
+        if self.headers is not None and _headers_of(schema.field(self.headers).type) is None:
+            raise TypeError(
+                f"{what}: the column {self.headers!r}, the headers, must be a list of "
+                "struct<key: string, value: binary> or a map of text to text or bytes, got "
+                f"{schema.field(self.headers).type}"
+            )
+        if self.value is not None:
+            kind = schema.field(self.value).type
+            if not is_text_or_bytes(kind) and not pa.types.is_struct(kind):
+                raise TypeError(
+                    f"{what}: the column {self.value!r}, the value, must be of text, bytes or a "
+                    f"struct, which becomes JSON, got {kind}; have the bolt emit it as a string, "
+                    "or leave value out to send whole rows as JSON"
+                )
+        for field in self._in_json(schema):
+            try:
+                json_encoder(field.type)
+            except TypeError as error:
+                raise TypeError(
+                    f"{what}: the column {field.name!r} of {field.type} goes out as JSON, which "
+                    f"has nothing for {error}; have the bolt emit another type"
+                ) from None
+
+    def _in_json(self, schema: pa.Schema) -> list[pa.Field]:
+        if self.value is None:
+            return [field for field in schema if field.name != self.headers]
+        kind = schema.field(self.value).type
+        return [schema.field(self.value)] if pa.types.is_struct(kind) else []
+
+    def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
+        """Yield what is in the message of each row; the lists of headers are the caller's."""
+        n, schema = len(batch), batch.schema
+        keys = [None] * n if self.key is None else batch.column(self.key).to_pylist()
+        fields = self._in_json(schema)
+        if self.value is None:
+            rows = pa.StructArray.from_arrays(
+                [batch.column(field.name) for field in fields], fields=fields
+            )
+            values = _texts(rows)
+        else:
+            values = batch.column(self.value)
+            values = _texts(values) if fields else values.to_pylist()
+        if self.headers is None:
+            return ((key, value, []) for key, value in zip(keys, values, strict=True))
+        read = _headers_of(schema.field(self.headers).type)
+        assert read is not None
+        headers = map(read, batch.column(self.headers).to_pylist())
+        return zip(keys, values, headers, strict=True)
+
+
+def _texts(column: pa.Array) -> list[str | None]:
+    encode = json_encoder(column.type)
+    return [None if value is None else encode(value) for value in column.to_pylist()]
+
+
+def is_text_or_bytes(kind: pa.DataType) -> bool:
+    """Whether Kafka has bytes for a type as it is."""
+    is_ = pa.types
+    tests = (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_large_binary)
+    return any(test(kind) for test in tests) or is_.is_fixed_size_binary(kind)
+
+
+_Read = Callable[[Any], list[tuple[str, bytes | None]]]
+
+
+def _headers_of(kind: pa.DataType) -> _Read | None:
+    """Return what makes headers of a column's values; None if nothing can."""
+    is_ = pa.types
+    if is_.is_map(kind):
+        fits = is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)
+        return _of_pairs if fits else None
+    if not (is_.is_list(kind) or is_.is_large_list(kind)) or not is_.is_struct(kind.value_type):
+        return None
+    fields = list(kind.value_type)
+    if [field.name for field in fields] != ["key", "value"]:
+        return None
+    fits = is_.is_string(fields[0].type) and is_text_or_bytes(fields[1].type)
+    return _of_structs if fits else None
+
+
+def _of_pairs(pairs: Sequence[tuple[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    return [(key, value) for key, value in pairs or ()]
+
+
+def _of_structs(structs: Sequence[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    return [(each["key"] or "", each["value"]) for each in structs or () if each is not None]

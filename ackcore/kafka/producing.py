@@ -1,0 +1,365 @@
+"""Messages out: every report of a delivery looked at, and transactions that carry a number.
+
+Producers here are idempotent and wait for all replicas that are in sync.  None outlives an error:
+who meets one closes it, and begins anew with another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from ackcore.kafka.errors import error_text
+from ackcore.kafka.settings import ClientSettings
+
+#: Settings without which a delivery would be none.
+_OURS = {
+    "acks": "a message is delivered when all replicas in sync have it",
+    "request.required.acks": "a message is delivered when all replicas in sync have it",
+    "enable.idempotence": "what librdkafka sends again is there once",
+    "transactional.id": "it is made from the deployment and the sink",
+    "delivery.report.only.error": "every report is looked at here",
+    "on_delivery": "every report is looked at here",
+    "dr_cb": "every report is looked at here",
+    "error_cb": "what it hears goes into errors",
+}
+
+#: What a message carries beside key and value.
+Headers = Iterable[tuple[str, bytes | None]]
+
+#: How long a message may be on its way, unless the options say otherwise; in milliseconds.
+_TIMEOUT_MS = 60_000
+#: How long a transaction may be open, unless the options say otherwise: Kafka's default of a
+#: minute is short for a micro-batch, and its bound of a quarter of an hour would hold up readers.
+_TRANSACTION_MS = 300_000
+#: How long one look lasts: between them Python sees to its signals.
+_SLICE_S = 0.2
+#: After so many messages reports of failures are looked for.
+_EVERY = 1000
+
+_WAYS_OUT = {
+    KafkaError.MSG_SIZE_TOO_LARGE: (
+        "raise message.max.bytes in options, and max.message.bytes of the topic; or send less"
+    ),
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
+    KafkaError._UNKNOWN_TOPIC: "make the topic",
+    KafkaError._UNKNOWN_PARTITION: "make the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let this user write to the topic",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "let this user write under transactional ids and groups that begin with 'ackcore-'"
+    ),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: (
+        "let this user read in groups that begin with 'ackcore-'"
+    ),
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        "set transaction.timeout.ms in options to no more than the broker's "
+        "transaction.max.timeout.ms"
+    ),
+    KafkaError._MSG_TIMED_OUT: "see that the brokers can be reached and have enough replicas",
+    KafkaError._TIMED_OUT: "see that the brokers can be reached",
+}
+
+
+def check_options(settings: ClientSettings) -> None:
+    """Raise ValueError for an option that a producer here has its own value for."""
+    for name, why in _OURS.items():
+        if name in settings.options:
+            raise ValueError(f"options must not have {name!r}: {why}")
+
+
+def check_topic(topic: str) -> None:
+    """Refuse what is not the name of a topic."""
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be a str, got {type(topic).__name__}")
+    if not topic:
+        raise ValueError("topic must be the name of a topic, got ''")
+
+
+class DeliveryError(RuntimeError):
+    """Kafka did not take what was sent; the message names the topic and the reason."""
+
+
+class Deliveries:
+    """Messages on their way to topics; for one thread at a time.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+        How the brokers are reached.
+    transactional_id : str, optional
+        What tells this producer from all others, if its messages go in transactions.
+
+    Raises
+    ------
+    ValueError
+        If an option is one that is set here.
+    DeliveryError
+        If librdkafka refuses the settings.
+    """
+
+    def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
+        check_options(settings)
+        self._settings = settings
+        self._sent = 0
+        self._failures: dict[str, int] = {}
+        self._first: tuple[str, KafkaError] | None = None
+        self._cause = ""
+        # Of what was delivered nothing is reported one by one, which would take as long as sending:
+        # what has left librdkafka's queue and was not reported was delivered.
+        own: dict[str, Any] = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            "on_delivery": self._on_failure,
+            "error_cb": self._on_error,
+        }
+        defaults: dict[str, Any] = {}
+        if "delivery.timeout.ms" not in settings.options:  # the same by another name
+            defaults["message.timeout.ms"] = _TIMEOUT_MS
+        if transactional_id is not None:
+            own["transactional.id"] = transactional_id
+            defaults = {"transaction.timeout.ms": _TRANSACTION_MS}
+        try:
+            self.producer = Producer(settings.client(own, defaults))
+        except KafkaException as error:
+            raise DeliveryError(
+                f"the settings of the producer are refused: {self._told(error.args[0])}"
+            ) from None
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Hand over a message; it is delivered once `flush` has returned.
+
+        Parameters
+        ----------
+        topic : str
+            Where it goes.
+        value, key : bytes, str or None
+            Text goes as UTF-8.
+        headers : iterable of (str, bytes or None), optional
+            In this order.
+
+        Raises
+        ------
+        DeliveryError
+            If one sent before was not delivered, or this one cannot be.
+        """
+        self._sent += 1
+        if self._sent % _EVERY == 0:
+            self._look(0)
+        about: dict[str, Any] = {} if headers is None else {"headers": headers}
+        while True:
+            try:
+                self.producer.produce(topic, value, key, **about)
+                return
+            except BufferError:
+                self._look(_SLICE_S)
+            except KafkaException as error:
+                self._on_failure(error.args[0], topic)
+                self._look(0)
+
+    def flush(self) -> None:
+        """Wait until all that was sent is delivered.
+
+        Raises
+        ------
+        DeliveryError
+            If one was not.
+        """
+        while self._serve(self.producer.flush, _SLICE_S):
+            self._look(0)
+        self._look(0)
+
+    def close(self) -> None:
+        """Give up what is not delivered; once more does no harm."""
+        # SystemError: what close() makes of a producer that was shut out by another one.
+        with contextlib.suppress(KafkaException, RuntimeError, SystemError):
+            self.producer.purge()
+            self.producer.close()
+
+    def call(self, what: str, function: Callable[..., object], *args: object) -> None:
+        """Call a function of the producer's with a time-out as its last argument, until it is done.
+
+        Raises
+        ------
+        DeliveryError
+            If it fails for good, or goes on failing; ``what`` says what it was to do.
+        """
+        until = time.monotonic() + _TIMEOUT_MS / 1000
+        while True:
+            try:
+                function(*args, 1.0)
+                return
+            except KafkaException as error:
+                reason = error.args[0]
+                if not reason.retriable() or time.monotonic() > until:
+                    raise DeliveryError(f"{what}: {self._told(reason)}") from None
+
+    def _look(self, wait_s: float) -> None:
+        self._serve(self.producer.poll, wait_s)
+        if self._first is None:
+            return
+        topic, error = self._first
+        # What follows the first failure was given up with it, or waits behind it.
+        failed = self._failures[topic]
+        raise DeliveryError(
+            f"topic {topic!r} did not take {failed} of {self._sent} messages that were sent: "
+            f"{self._told(error)}"
+        )
+
+    def _serve(self, function: Callable[[float], int], wait_s: float) -> int:
+        try:
+            return function(wait_s)
+        except KafkaException as error:  # that of a producer that can do no more
+            raise DeliveryError(f"the producer has ended: {self._told(error.args[0])}") from None
+
+    def _on_failure(self, error: KafkaError | None, message: Message | str) -> None:
+        if error is not None:
+            topic = message if isinstance(message, str) else message.topic() or ""
+            self._failures[topic] = self._failures.get(topic, 0) + 1
+            self._first = self._first or (topic, error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._cause = error.str()
+
+    def _told(self, error: KafkaError) -> str:
+        """Return what an error says, what librdkafka met before, and the way out."""
+        told = error_text(error)
+        if self._cause and self._cause != error.str():
+            told += f", after {self._cause}"
+        way_out = _WAYS_OUT.get(error.code())
+        return self._settings.redacted(told + (f"; {way_out}" if way_out else ""))
+
+
+class Mark(NamedTuple):
+    """The last transaction under a transactional id that was committed.
+
+    Attributes
+    ----------
+    number : int
+        Which one.
+    note : str
+        What was noted with it.
+    """
+
+    number: int
+    note: str
+
+
+class Transactions:
+    """Transactions with a number each, of which the last one committed is known to who comes next.
+
+    The number and a note are committed with the messages, as offset and metadata of partition 0 of
+    ``topic`` in a consumer group that is named as the transactional id and has no members.  Whoever
+    begins with the same id ends what others of that id have begun, and knows what they committed.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+        How the brokers are reached.
+    transactional_id : str
+        The one at work under this id shuts out all that were before.
+    topic : str
+        Where the messages go.
+
+    Raises
+    ------
+    DeliveryError
+        If it cannot begin.
+    """
+
+    def __init__(self, settings: ClientSettings, transactional_id: str, topic: str) -> None:
+        self.transactional_id = transactional_id
+        self._topic = topic
+        self._deliveries = Deliveries(settings, transactional_id=transactional_id)
+        self._of = f"topic {topic!r}, transactions of {transactional_id!r}"
+        self._open = False
+        consumer: Consumer | None = None
+        try:
+            self._call("could not begin", self._producer.init_transactions)
+            # Behind the call above all that was begun before is committed or aborted, so that what
+            # this reads does not change any more.
+            consumer = Consumer(
+                settings.client(
+                    {
+                        "group.id": transactional_id,
+                        "enable.auto.commit": False,
+                        "isolation.level": "read_committed",
+                        "log_level": 3,  # it would warn of options that are for the producer
+                    }
+                )
+            )
+            self._group = consumer.consumer_group_metadata()
+            (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_MS / 1000)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        except KafkaException as error:
+            self.close()
+            reason = self._deliveries._told(error.args[0])
+            raise DeliveryError(f"{self._of}: the last one is not known: {reason}") from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if consumer is not None:
+                consumer.close()
+        #: What was committed last; None if nothing is known of it.
+        self.last: Mark | None = None
+        if found.offset > 0:
+            self.last = Mark(found.offset - 1, found.metadata or "")
+
+    @property
+    def _producer(self) -> Producer:
+        return self._deliveries.producer
+
+    def _call(self, what: str, function: Callable[..., object], *args: object) -> None:
+        self._deliveries.call(f"{self._of}: {what}", function, *args)
+
+    def begin(self) -> Deliveries:
+        """Begin one, and return what its messages are sent by."""
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            reason = self._deliveries._told(error.args[0])
+            raise DeliveryError(f"{self._of}: could not begin: {reason}") from None
+        self._open = True
+        return self._deliveries
+
+    def prepare(self, mark: Mark) -> None:
+        """Deliver what was sent, and put a mark beside it."""
+        self._deliveries.flush()
+        place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)
+        send = self._producer.send_offsets_to_transaction
+        self._call(f"no mark of {mark.number}", send, [place], self._group)
+        self._marked = mark
+
+    def commit(self) -> None:
+        """Make messages and mark visible, all or, if this raises, perhaps."""
+        self._call("the end of one is not known", self._producer.commit_transaction)
+        self._open = False
+        self.last = self._marked
+
+    def close(self) -> None:
+        """Abort what is open, as far as can be; once more does no harm."""
+        if self._open:
+            self._open = False
+            # Else readers of what is committed would wait until the transaction times out.
+            with contextlib.suppress(KafkaException, RuntimeError):
+                self._producer.abort_transaction(2.0)
+        self._deliveries.close()

@@ -1,0 +1,363 @@
+"""A sink that is a Kafka topic: each micro-batch at least once, or in a transaction of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.pickling import refuse_unpicklable
+from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.tasks.row_files import RowFile
+
+if TYPE_CHECKING:
+    from ackcore.kafka.messages import MessageColumns
+    from ackcore.kafka.producing import Deliveries, Transactions
+
+#: Up to so many rows and bytes the driver sends by itself: a Spark job takes longer to start.
+_DRIVER_ROWS = 1 << 15
+_DRIVER_BYTES = 8 << 20
+
+#: For so long a group's committed offsets are there whatever else happens, as is asked of brokers
+#: (``offsets.retention.minutes``, by default a week).
+_REMEMBERED_MS = 86_400_000
+
+#: Beside the headers of a row: what tells a micro-batch from all others, and a row from the others
+#: of its micro-batch.  Both are the same when rows are sent again.
+BATCH, ROW, MESSAGE_ID = "ackcore-batch", "ackcore-row", "ackcore-message-id"
+
+
+def to_kafka(
+    topic: str,
+    bootstrap_servers: str,
+    *,
+    key: str | None = None,
+    value: str | None = None,
+    headers: str | None = None,
+    message_id: str | None = None,
+    transactional: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> KafkaSink:
+    """Return a sink that sends each row of ACKED records to a topic, as a message.
+
+    Every message has the headers ``ackcore-batch`` (``deployment/sink/number of the micro-batch``)
+    and ``ackcore-row``, the row's place in it: together they tell a message from all others, and
+    are the same when it is sent again.
+
+    Parameters
+    ----------
+    topic : str
+        Where they go.
+    bootstrap_servers : str
+        ``host:port``, or several with commas between them.
+    key : str, optional
+        The column of keys, text (as UTF-8) or bytes; messages without a key if not given.
+    value : str, optional
+        The column of values: text or bytes, or a struct, which becomes JSON.  The whole row as a
+        JSON object, less the column of headers, if not given.  A null is a message without a value.
+    headers : str, optional
+        A column of more headers: a list of ``struct<key: string, value: binary>``, or a map.
+    message_id : str, optional
+        A column, of text, bytes or whole numbers, that goes into the header
+        ``ackcore-message-id``: what the source calls the record, if the bolts pass that on.
+    transactional : bool, default False
+        Send each micro-batch in one transaction, with its number in it.  To readers of what is
+        committed (``isolation.level=read_committed``, Kafka's default for librdkafka and not for
+        Java) each row then is there once, whoever dies when.  One process, the driver, sends
+        them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
+        in which a delivery failed, a task was tried again or the driver died before it was marked.
+    options : mapping, optional
+        More of librdkafka's settings, for security, compression and so on.  What they hold goes to
+        brokers and, pickled, to the tasks that send; never into a plan, a log, an error or a
+        checkpoint.
+
+    Returns
+    -------
+    KafkaSink
+
+    Raises
+    ------
+    TypeError
+        If an argument is of another type.
+    ValueError
+        If an option is one that the sink sets itself.
+    ImportError
+        If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
+    """
+    return KafkaSink(
+        topic,
+        bootstrap_servers,
+        key=key,
+        value=value,
+        headers=headers,
+        message_id=message_id,
+        transactional=transactional,
+        options=options,
+    )
+
+
+def _kafka() -> ModuleType:
+    """Return what needs confluent-kafka, which only those have who use Kafka."""
+    from ackcore.kafka import producing  # noqa: PLC0415
+
+    return producing
+
+
+class KafkaSink:
+    """What `to_kafka` returns."""
+
+    def __init__(
+        self,
+        topic: str,
+        bootstrap_servers: str,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        headers: str | None = None,
+        message_id: str | None = None,
+        transactional: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
+        from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
+
+        kafka = _kafka()
+        kafka.check_topic(topic)
+        columns = {"key": key, "value": value, "headers": headers, "message_id": message_id}
+        for argument, column in columns.items():
+            if not isinstance(column, str | None):
+                raise TypeError(
+                    f"{argument} must be the name of a column, got {type(column).__name__}"
+                )
+        if not isinstance(transactional, bool):
+            raise TypeError(f"transactional must be True or False, got {transactional!r}")
+        self.topic = topic
+        self.transactional = transactional
+        self._settings = ClientSettings(bootstrap_servers, options)
+        kafka.check_options(self._settings)
+        self._columns: MessageColumns = MessageColumns(key, value, headers)
+        self._message_id = message_id
+        #: `Deliveries` or `Transactions`, which outlive a micro-batch in which nothing failed.
+        self._live: Any = None
+
+    def __repr__(self) -> str:
+        return f"to_kafka({self.topic!r}, {self._settings.bootstrap_servers!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is connected."""
+        return {**self.__dict__, "_live": None}
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """Raise ValueError or TypeError if a column is not there, or Kafka has no bytes for it."""
+        what = f"sink {name!r}"
+        self._columns.check(what, schema)
+        found = self._message_id
+        if found is None:
+            return
+        if found not in schema.names:
+            raise ValueError(
+                f"{what}: message_id must be one of the columns {', '.join(schema.names)}, "
+                f"got {found!r}"
+            )
+        if not _is_id(schema.field(found).type):
+            raise TypeError(
+                f"{what}: the column {found!r}, the message id, must be of text, bytes or whole "
+                f"numbers, got {schema.field(found).type}; have the bolt emit it as a string"
+            )
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Refuse settings that librdkafka does not take, or workers could not be given.
+
+        Raises
+        ------
+        DeliveryError
+            Naming the setting.
+        TypeError
+            If a callback among them cannot be pickled.
+        """
+        self.close()
+        if not self.transactional:
+            refuse_unpicklable(f"sink {sink!r}", self._settings, "a module that workers import")
+        _kafka().Deliveries(
+            self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
+        ).close()
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Send the rows of a micro-batch, from the files that its run left.
+
+        Raises
+        ------
+        DeliveryError
+            If one was not delivered.
+        CheckpointForeign
+            If the rows of this micro-batch are in the topic that were others, or that cannot be
+            told.
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        try:
+            if self.transactional:
+                self._commit(accepted)
+            else:
+                self._send(accepted)
+        except BaseException:
+            # Whoever comes next begins with a producer that knows nothing of what this one met.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up what is connected; a micro-batch connects again."""
+        if self._live is not None:
+            self._live.close()
+        self._live = None
+
+    # ---------------------------------------------------------------------------- at least once
+
+    def _send(self, accepted: Accepted) -> None:
+        messages = self._messages(accepted)
+        if _is_small(accepted):
+            if self._live is None:
+                self._live = _kafka().Deliveries(self._settings)
+            check_fence()
+            messages.send(self._live, enumerate(accepted.files))
+            self._live.flush()
+            return
+        settings, files = self._settings, accepted.files
+        tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
+
+        def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            kafka = _kafka()
+            deliveries = kafka.Deliveries(settings)
+            found: dict[str, list[str]] = {"error": []}
+            try:
+                mine = ((i, files[i]) for each in ids for i in each.column(0).to_pylist())
+                messages.send(deliveries, mine)
+                deliveries.flush()
+            except kafka.DeliveryError as error:
+                # Were it raised, Spark would try the task again, and send what did arrive twice.
+                found["error"].append(str(error))
+            finally:
+                deliveries.close()
+            yield pa.RecordBatch.from_pydict(found, pa.schema([("error", pa.string())]))
+
+        frame = accepted.spark.range(0, len(files), 1, tasks)
+        for row in frame.mapInArrow(send, "error string").collect():
+            raise _kafka().DeliveryError(row[0])
+
+    # -------------------------------------------------------------------- one transaction for each
+
+    def _commit(self, accepted: Accepted) -> None:
+        live = self._transactions(accepted)
+        # What passes here was the checkpoint's own when its producer was there already, so that
+        # whoever takes over from now on shuts it out.
+        check_fence()
+        number, last = accepted.batch_id, live.last
+        note = accepted.fingerprint()
+        if last is None:
+            _refuse_forgotten(accepted, live.transactional_id, self.topic)
+        elif last.number == number and last.note in (note, ""):  # "": as somebody has put it right
+            return
+        elif last.number >= number:
+            raise CheckpointForeign(
+                f"topic {self.topic!r} has micro-batch {last.number} of sink {accepted.sink!r}, "
+                f"and {number} comes only now{' with other rows' * (last.number == number)}: the "
+                f"checkpoint {accepted.checkpoint} is older than what was sent from it, restored "
+                f"from a backup perhaps. {_way_out(number, live.transactional_id, self.topic)}"
+            )
+        self._messages(accepted).send(live.begin(), enumerate(accepted.files))
+        live.prepare(_kafka().Mark(number, note))
+        failpoint("in-transaction", number)
+        live.commit()
+
+    def _transactions(self, accepted: Accepted) -> Transactions:
+        wanted = _id(accepted.sink, accepted.deployment)
+        if self._live is None or self._live.transactional_id != wanted:
+            self.close()
+            self._live = _kafka().Transactions(self._settings, wanted, self.topic)
+        found: Transactions = self._live
+        return found
+
+    def _messages(self, accepted: Accepted) -> _Messages:
+        batch = f"{accepted.deployment}/{accepted.sink}/{accepted.batch_id}".encode()
+        return _Messages(self.topic, self._columns, self._message_id, batch, accepted.nonacked)
+
+
+class _Messages:
+    """The rows of a micro-batch as messages; travels to tasks."""
+
+    def __init__(
+        self,
+        topic: str,
+        columns: MessageColumns,
+        message_id: str | None,
+        batch: bytes,
+        nonacked: Int64s,
+    ) -> None:
+        self._topic = topic
+        self._columns = columns
+        self._message_id = message_id
+        self._batch = batch
+        self._nonacked = nonacked
+
+    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, RowFile]]) -> None:
+        """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
+        batch, topic = (BATCH, self._batch), self._topic
+        for number, file in files:
+            at = 0
+            for rows in read_accepted(file, self._nonacked):
+                ids = None if self._message_id is None else rows.column(self._message_id)
+                contents = self._columns.contents(rows)
+                for place, (key, value, headers) in enumerate(contents, at):
+                    headers += (batch, (ROW, b"%d.%d" % (number, place)))
+                    if ids is not None:
+                        headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
+                    deliveries.send(topic, value, key, headers)
+                at += len(rows)
+
+
+def _is_small(accepted: Accepted) -> bool:
+    size = sum(os.path.getsize(file.path) for file in accepted.files)
+    return accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return any(
+        test(kind) for test in (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_integer)
+    )
+
+
+def _id_bytes(value: Any) -> bytes | None:
+    return value if isinstance(value, bytes | None) else str(value).encode()
+
+
+def _id(sink: str, deployment: str) -> str:
+    return f"ackcore-{deployment}-{sink}"
+
+
+def _refuse_forgotten(accepted: Accepted, group: str, topic: str) -> None:
+    """Refuse rows that may have been sent, and the broker may have forgotten whether."""
+    if accepted.age_ms is None or accepted.age_ms < _REMEMBERED_MS:
+        return
+    raise CheckpointForeign(
+        f"micro-batch {accepted.batch_id} of sink {accepted.sink!r} was decided "
+        f"{accepted.age_ms // 3_600_000} hours ago, and whether its rows are in topic {topic!r} is "
+        f"not known any more: group {group!r} has no committed offset, which brokers drop with "
+        f"time. {_way_out(accepted.batch_id, group, topic)}"
+    )
+
+
+def _way_out(number: int, group: str, topic: str) -> str:
+    return (
+        f"Look in the topic for messages with this micro-batch in the header {BATCH!r}. Then "
+        f"commit an offset for partition 0 of {topic!r} in group {group!r}, without metadata (by "
+        f"AdminClient.alter_consumer_group_offsets): {number + 1} if they are there, {number} to "
+        "have them sent; and start again"
+    )

@@ -1,0 +1,132 @@
+"""Rows as messages: key, value and headers as they are, or as JSON that reads back."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.arrow.json_rows import json_encoder
+from ackcore.kafka.messages import MessageColumns
+
+ROWS = pa.RecordBatch.from_pylist(
+    [
+        {"k": "a", "v": b"1", "n": 1, "s": {"x": 1}, "h": [{"key": "p", "value": b"q"}], "m": []},
+        {"k": None, "v": None, "n": 2, "s": None, "h": None, "m": [("r", "s"), ("t", None)]},
+    ],
+    pa.schema(
+        [
+            ("k", pa.string()),
+            ("v", pa.binary()),
+            ("n", pa.int64()),
+            ("s", pa.struct([("x", pa.int32())])),
+            ("h", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            ("m", pa.map_(pa.string(), pa.string())),
+        ]
+    ),
+)
+
+
+def contents(**columns):
+    return list(MessageColumns(**columns).contents(ROWS))
+
+
+def test_text_and_bytes_go_as_they_are():
+    assert contents(key="k", value="v", headers="h") == [
+        ("a", b"1", [("p", b"q")]),
+        (None, None, []),
+    ]
+    assert contents(value="k", headers="m") == [
+        (None, "a", []),
+        (None, None, [("r", "s"), ("t", None)]),
+    ]
+
+
+def test_a_struct_and_a_whole_row_go_as_json():
+    assert [value for _, value, _ in contents(value="s")] == ['{"x":1}', None]
+    one, two = (json.loads(value) for _, value, _ in contents(key="k", headers="h"))
+    assert one == {"k": "a", "v": "MQ==", "n": 1, "s": {"x": 1}, "m": {}}
+    assert two == {"k": None, "v": None, "n": 2, "s": None, "m": {"r": "s", "t": None}}
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "says"),
+    [
+        ({"key": "z"}, ValueError, "key must be one of the columns k, v, n, s, h, m, got 'z'"),
+        ({"key": "n"}, TypeError, "'n', the key, must be of text or bytes, got int64; have the"),
+        ({"value": "n"}, TypeError, "'n', the value, must be of text, bytes or a struct"),
+        ({"value": "h"}, TypeError, "leave value out to send whole rows as JSON"),
+        ({"headers": "s"}, TypeError, "'s', the headers, must be a list of struct<key: string"),
+        ({"headers": "k"}, TypeError, "or a map of text"),
+    ],
+)
+def test_other_columns_are_refused(columns, error, says):
+    with pytest.raises(error) as raised:
+        MessageColumns(**columns).check("sink 'out'", ROWS.schema)
+    assert str(raised.value).startswith("sink 'out': ")
+    assert says in str(raised.value)
+
+
+def test_what_json_has_nothing_for_is_refused_if_it_goes_there():
+    schema = pa.schema([("k", pa.string()), ("took", pa.duration("us"))])
+    MessageColumns(value="k").check("sink 'out'", schema)
+    with pytest.raises(TypeError, match=r"column 'took' of duration\[us\] goes out as JSON"):
+        MessageColumns().check("sink 'out'", schema)
+
+
+SCALARS = [
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    (pa.string(), st.text(st.characters(exclude_categories=["Cs"]))),
+    (pa.bool_(), st.booleans()),
+    (pa.null(), st.none()),
+]
+TYPES = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: st.one_of(
+        inner.map(lambda it: (pa.list_(it[0]), st.lists(st.none() | it[1], max_size=3))),
+        st.tuples(inner, inner).map(
+            lambda two: (
+                pa.struct([('a"', two[0][0]), ("ü", two[1][0])]),
+                st.fixed_dictionaries({'a"': st.none() | two[0][1], "ü": st.none() | two[1][1]}),
+            )
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+def test_json_reads_back(data):
+    kind, values = data.draw(TYPES)
+    value = data.draw(st.none() | values)
+    (through_arrow,) = pa.array([value], kind).to_pylist()
+    assert json.loads(json_encoder(kind)(through_arrow)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.float32(), float("nan"), '"NaN"'),
+        (pa.float64(), float("-inf"), '"-Infinity"'),
+        (pa.decimal128(20, 2), decimal.Decimal("-12345678901234567.80"), "-12345678901234567.80"),
+        (pa.decimal128(10, 0), decimal.Decimal("1E+3"), "1000"),
+        (pa.date32(), datetime.date(2024, 2, 29), '"2024-02-29"'),
+        (pa.timestamp("us"), datetime.datetime(2024, 2, 29, 1, 2, 3), '"2024-02-29T01:02:03"'),
+        (
+            pa.timestamp("ms", "UTC"),
+            datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC),
+            '"2024-02-29T00:00:00+00:00"',
+        ),
+        (pa.binary(), b"\xff", '"/w=="'),
+        (pa.map_(pa.string(), pa.int8()), [("a", 1), ("b", None)], '{"a":1,"b":null}'),
+    ],
+)
+def test_what_json_has_no_type_for(kind, value, text):
+    (through_arrow,) = pa.array([value], kind).to_pylist()
+    assert json_encoder(kind)(through_arrow) == text

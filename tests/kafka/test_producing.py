@@ -1,0 +1,192 @@
+"""What goes out: every delivery looked at, and transactions that know which one was the last."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+import mock_broker
+
+from ackcore.kafka.producing import Deliveries, DeliveryError, Mark, Transactions
+from ackcore.kafka.settings import ClientSettings
+
+TOPIC_AUTHORIZATION_FAILED, NOT_ENOUGH_REPLICAS, CLOSES = 29, 19, -195
+NOT_COORDINATOR, CONCURRENT_TRANSACTIONS = 16, 51
+
+
+def settings(kafka, **options):
+    named = {name.replace("_", "."): value for name, value in options.items()}
+    quick = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
+    return ClientSettings(kafka.bootstrap_servers, {**quick, **named})
+
+
+def values(kafka, topic, **options):
+    return [message.value() for message in kafka.consume(topic, **options)]
+
+
+@pytest.fixture
+def closing():
+    """Producers that are closed in the end."""
+    made = []
+    yield lambda one: (made.append(one), one)[1]
+    for one in made:
+        one.close()
+
+
+def test_what_was_sent_is_there_when_flush_returns(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    deliveries.send(topic, "text", "key", [("a", b"1"), ("a", None)])
+    deliveries.send(topic, None)
+    deliveries.send(topic, b"bytes", b"")
+    deliveries.flush()
+    one, two, three = mock_kafka.consume(topic)
+    assert (one.value(), one.key(), one.headers()) == (b"text", b"key", [("a", b"1"), ("a", None)])
+    assert (two.value(), two.key(), two.headers()) == (None, None, None)
+    assert (three.value(), three.key()) == (b"bytes", b"")
+
+
+def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    mock_kafka.fail_requests(mock_broker.PRODUCE, NOT_ENOUGH_REPLICAS, CLOSES, NOT_ENOUGH_REPLICAS)
+    for n in range(3000):
+        deliveries.send(topic, b"%d" % n)
+    deliveries.flush()
+    assert values(mock_kafka, topic) == [b"%d" % n for n in range(3000)]
+
+
+def test_a_message_that_is_not_delivered_is_an_error(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    mock_kafka.fail_requests(mock_broker.PRODUCE, TOPIC_AUTHORIZATION_FAILED)
+    deliveries.send(topic, b"x")
+    refused = rf"topic '{topic}' did not take 1 of 1 messages .*authorization failed.*let this user"
+    for _ in range(2):  # it does not get better
+        with pytest.raises(DeliveryError, match=refused):
+            deliveries.flush()
+
+
+def test_a_failure_is_met_while_others_are_sent(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    mock_kafka.fail_requests(mock_broker.PRODUCE, TOPIC_AUTHORIZATION_FAILED)
+
+    def send():
+        while True:
+            deliveries.send(topic, b"x")
+
+    with pytest.raises(DeliveryError, match="did not take"):
+        send()
+
+
+def test_no_broker_is_an_error_that_says_so(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    for broker in (1, 2, 3):
+        mock_kafka.broker_set_down(broker)
+    deliveries = closing(Deliveries(settings(mock_kafka, message_timeout_ms=300)))
+    deliveries.send(topic, b"x")
+    with pytest.raises(DeliveryError, match=r"timed out.*Connect.*refused.*can be reached"):
+        deliveries.flush()
+
+
+def test_a_message_that_is_too_large_is_an_error_that_names_the_setting(mock_kafka, closing):
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    with pytest.raises(DeliveryError, match=r"too large .*raise message\.max\.bytes"):
+        deliveries.send(mock_kafka.new_topic(), b"x" * 2_000_000)
+
+
+def test_a_setting_that_librdkafka_does_not_have_is_refused(mock_kafka):
+    with pytest.raises(DeliveryError, match=r"refused: No such configuration property: \"colour\""):
+        Deliveries(settings(mock_kafka, colour="red"))
+
+
+def test_a_full_queue_is_waited_for(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    deliveries = closing(Deliveries(settings(mock_kafka, queue_buffering_max_messages=10)))
+    for n in range(500):
+        deliveries.send(topic, b"%d" % n)
+    deliveries.flush()
+    assert len(values(mock_kafka, topic)) == 500
+
+
+def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing):
+    topic = mock_kafka.new_topic()
+    mock_kafka.fail_requests(mock_broker.INIT_PRODUCER_ID, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS)
+    transactions = closing(Transactions(settings(mock_kafka), "id", topic))
+    mock_kafka.fail_requests(mock_broker.ADD_PARTITIONS_TO_TXN, CONCURRENT_TRANSACTIONS)
+    mock_kafka.fail_requests(mock_broker.TXN_OFFSET_COMMIT, NOT_COORDINATOR)
+    mock_kafka.fail_requests(mock_broker.END_TXN, NOT_COORDINATOR)
+    commit(transactions, topic, 3, "row")
+    assert transactions.last == Mark(3, "note 3")
+    assert values(mock_kafka, topic) == [b"row"]
+
+
+# -- transactions: only a real broker hides what is open or aborted --------------------------------
+
+
+def commit(transactions, topic, number, *sent):
+    deliveries = transactions.begin()
+    for value in sent:
+        deliveries.send(topic, value)
+    transactions.prepare(Mark(number, f"note {number}"))
+    transactions.commit()
+
+
+def test_the_last_one_is_known_to_who_comes_next(kafka_broker, closing):
+    topic, name = kafka_broker.new_topic(partitions=2), kafka_broker.new_group()
+    first = closing(Transactions(settings(kafka_broker), name, topic))
+    assert first.last is None
+    for number in (0, 4):
+        commit(first, topic, number, f"row of {number}")
+        assert first.last == Mark(number, f"note {number}")
+    second = closing(Transactions(settings(kafka_broker), name, topic))
+    assert second.last == Mark(4, "note 4")
+    other = closing(Transactions(settings(kafka_broker), kafka_broker.new_group(), topic))
+    assert other.last is None
+
+
+@pytest.mark.parametrize("far", ["sent", "prepared"])
+def test_what_was_open_is_aborted_by_who_comes_next(kafka_broker, closing, far):
+    topic, name = kafka_broker.new_topic(), kafka_broker.new_group()
+    zombie = closing(Transactions(settings(kafka_broker), name, topic))
+    commit(zombie, topic, 0, "row of 0")
+    deliveries = zombie.begin()
+    deliveries.send(topic, "never")
+    deliveries.flush()
+    if far == "prepared":
+        zombie.prepare(Mark(1, "never"))
+    successor = closing(Transactions(settings(kafka_broker), name, topic))
+    assert successor.last == Mark(0, "note 0")
+    with pytest.raises(DeliveryError, match=rf"{topic}.*FENCED"):
+        (zombie.commit if far == "prepared" else lambda: zombie.prepare(Mark(1, "never")))()
+    commit(successor, topic, 1, "row of 1")
+    assert values(kafka_broker, topic) == [b"row of 0", b"row of 1"]
+    everything = values(kafka_broker, topic, isolation_level="read_uncommitted")
+    assert everything == [b"row of 0", b"never", b"row of 1"]
+
+
+def test_a_failure_leaves_nothing_to_readers_and_does_not_hold_them_up(kafka_broker, closing):
+    topic, name = kafka_broker.new_topic(**{"max.message.bytes": 1000}), kafka_broker.new_group()
+    transactions = closing(Transactions(settings(kafka_broker), name, topic))
+    deliveries = transactions.begin()
+    deliveries.send(topic, "small")
+    deliveries.flush()
+    deliveries.send(topic, "x" * 5000)
+    with pytest.raises(DeliveryError, match=r"did not take 1 of 2.*too large"):
+        transactions.prepare(Mark(0, ""))
+    transactions.close()
+    again = closing(Transactions(settings(kafka_broker), name, topic))
+    assert again.last is None
+    commit(again, topic, 0, "then")
+    assert values(kafka_broker, topic) == [b"then"]
+
+
+def test_a_time_out_that_the_broker_refuses_is_named(kafka_broker):
+    with pytest.raises(DeliveryError, match=r"transaction\.max\.timeout\.ms"):
+        Transactions(
+            settings(kafka_broker, transaction_timeout_ms=1_000_000_000),
+            kafka_broker.new_group(),
+            kafka_broker.new_topic(),
+        )

@@ -1,0 +1,350 @@
+"""A Kafka topic as a sink: rows of ACKED records, at least once or in a transaction for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import suppress
+from contextvars import Context
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka")
+
+import mock_broker
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from servers import raise_errors
+
+from ackcore.kafka.producing import DeliveryError, Transactions
+from ackcore.spark import SinkError, run_batch, to_kafka
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks import kafka
+from ackcore.spark.sinks.interface import Accepted, check_sink
+from ackcore.spark.tasks.row_files import ROOT, RowFile, RowFileWriter
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+QUICK = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+DAY_MS = 86_400_000
+
+
+def row_file(directory, rows, partition=0):
+    schema = WORDS.append(pa.field(ROOT, pa.int64()))
+    file = RowFileWriter(str(directory), schema, partition, 0)
+    for start in range(0, len(rows), 2):  # in batches of two
+        columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
+        file.write(pa.record_batch(columns, schema=schema))
+    name, n, _ = file.finish()
+    return RowFile(str(directory / name), n)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return (
+        row_file(tmp_path, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
+        row_file(tmp_path, [("d", 4, 10), ("e", 5, 12)], 1),
+    )
+
+
+def accepted(files, batch_id=0, spark=None, nonacked=(11,), **changes):
+    about = {"sink": "count", "deployment": "abc", "checkpoint": "/cp", "age_ms": None}
+    rows = {"files": files, "nonacked": np.array(nonacked, np.int64)}
+    return Accepted(spark=spark, batch_id=batch_id, **{**about, **rows, **changes})
+
+
+@pytest.fixture
+def sink():
+    """``sink(kafka, topic, ...)``; closed in the end."""
+    made = []
+
+    def sink(server, topic, **arguments):
+        options = {**QUICK, **arguments.pop("options", {})}
+        made.append(to_kafka(topic, server.bootstrap_servers, options=options, **arguments))
+        return made[-1]
+
+    yield sink
+    for one in made:
+        one.close()
+
+
+def messages(server, topic, partitions=1):
+    found = [server.consume(topic, partition=n) for n in range(partitions)]
+    return [message for some in found for message in some]
+
+
+def words(server, topic):
+    return Counter(json.loads(message.value())["word"] for message in messages(server, topic))
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"topic": ""}, ValueError, "topic must be the name of a topic"),
+        ({"topic": 3}, TypeError, "topic must be a str, got int"),
+        ({"key": 3}, TypeError, "key must be the name of a column, got int"),
+        ({"transactional": "yes"}, TypeError, "transactional must be True or False, got 'yes'"),
+        ({"options": {"acks": "1"}}, ValueError, "options must not have .acks.: a message is"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        to_kafka(**{"topic": "t", "bootstrap_servers": "localhost:9092", **arguments})
+
+
+def test_columns_are_refused_before_anything_runs():
+    with pytest.raises(TypeError, match=r"sink 'count': the column 'n', the key, must be of text"):
+        check_sink("count", to_kafka("t", "localhost:9092", key="n"), WORDS)
+    with pytest.raises(ValueError, match="message_id must be one of the columns word, n, got 'id'"):
+        check_sink("count", to_kafka("t", "localhost:9092", message_id="id"), WORDS)
+    check_sink("count", to_kafka("t", "localhost:9092", key="word", message_id="n"), WORDS)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_setting_that_is_none_is_refused_at_the_start(transactional):
+    options = {"sasl.password": "hunter2", "colour": "red"}
+    sink = to_kafka("t", "localhost:9092", transactional=transactional, options=options)
+    with pytest.raises(DeliveryError, match='No such configuration property: "colour"'):
+        sink.claim("count", "abc", "/cp")
+    assert "hunter2" not in repr(sink) + repr(vars(sink))
+
+
+def test_a_callback_that_cannot_travel_to_tasks_is_refused_at_the_start():
+    lock = threading.Lock()
+    options = {"stats_cb": lambda text: lock.locked()}
+    with pytest.raises(TypeError, match=r"sink 'count' is sent to the workers.*options.*lock"):
+        to_kafka("t", "localhost:9092", options=options).claim("count", "abc", "/cp")
+    to_kafka("t", "localhost:9092", transactional=True, options=options).claim("count", "abc", "/")
+
+
+# -- at least once --------------------------------------------------------------------------------
+
+
+def test_rows_of_acked_roots_go_with_headers_that_tell_them_apart(mock_kafka, sink, files):
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, key="word", message_id="n")
+    for _ in range(2):
+        out.write_accepted(accepted(files, 7))
+    found = [
+        (message.key(), json.loads(message.value())["n"], message.headers())
+        for message in messages(mock_kafka, topic)
+    ]
+    row = [(b"a", 1, b"0.0"), (b"c", 3, b"0.1"), (b"d", 4, b"1.0"), (b"e", 5, b"1.1")]
+    about = ("ackcore-batch", b"abc/count/7")
+    assert found == 2 * [
+        (key, n, [about, ("ackcore-row", place), ("ackcore-message-id", b"%d" % n)])
+        for key, n, place in row
+    ]
+
+
+def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch):
+    monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, key="word")
+    monkeypatch.setattr(out, "_live", None)
+    out.write_accepted(accepted(files, spark=spark))
+    assert words(mock_kafka, topic) == Counter("acde")
+    assert out._live is None  # the driver has sent nothing
+    mock_kafka.fail_requests(mock_broker.PRODUCE, 29)
+    with pytest.raises(DeliveryError, match=rf"topic '{topic}' did not take .*authorization"):
+        out.write_accepted(accepted(files, spark=spark))
+
+
+def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(
+    spark, mock_kafka, sink, checkpoint
+):
+    topic = mock_kafka.new_topic()
+    topology = word_count(spark, sink(mock_kafka, topic))
+    mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29)
+    told = rf"sink 'split' failed 2 times with micro-batch 0.*'{topic}' did not take.*authorization"
+    with pytest.raises(SinkError, match=told):
+        run_batch(topology, spark, checkpoint)
+    run_batch(topology, spark, checkpoint)
+    assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
+
+
+# -- one transaction for each micro-batch ----------------------------------------------------------
+
+
+class Split(BasicBolt):
+    """Rejects lines with a ``no``, behind words that it has emitted."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            assert word != "no"
+            collector.emit((word,))
+
+
+def word_count(spark, sink):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", sink)
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "marked"]
+
+
+def test_each_row_is_there_once_wherever_the_driver_fails(
+    spark, kafka_broker, sink, checkpoint, monkeypatch
+):
+    """As if it was killed: the next one connects anew and knows nothing but what is on record."""
+    topic = kafka_broker.new_topic(partitions=2)
+    for step in STEPS:
+        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        out = sink(kafka_broker, topic, key="word", transactional=True)
+        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
+            run_batch(word_count(spark, out), spark, checkpoint)
+        out._live = None  # neither closed nor aborted
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    out = sink(kafka_broker, topic, key="word", transactional=True)
+    run_batch(word_count(spark, out), spark, checkpoint, max_dead=None)
+    found = [message.value() for message in messages(kafka_broker, topic, 2)]
+    assert Counter(found) == Counter([b'{"word":"a"}', b'{"word":"a"}', b'{"word":"b"}'])
+
+
+JOB = """
+import sys
+sys.path[:0] = [{tests!r}]
+import numpy as np
+from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.sinks.kafka import to_kafka
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.tasks.row_files import RowFile
+sink = to_kafka({topic!r}, {servers!r}, key="word", transactional=True, options={{"log_level": 0}})
+for number in range(3):
+    rows = tuple(RowFile(*file) for file in {files!r})
+    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, rows, np.array([11])))
+    failpoint("in-sink", number)
+"""
+
+
+def test_each_row_is_there_once_whenever_the_driver_is_killed(kafka_broker, files, tmp_path):
+    topic = kafka_broker.new_topic()
+    job = JOB.format(
+        tests=str(tmp_path),
+        topic=topic,
+        servers=kafka_broker.bootstrap_servers,
+        files=[tuple(file) for file in files],
+    )
+
+    def run(failpoints):
+        environment = {**os.environ, "ACKCORE_FAILPOINTS": failpoints}
+        return subprocess.run([sys.executable, "-c", job], env=environment).returncode
+
+    assert run("in-transaction:0") == -signal.SIGKILL
+    assert words(kafka_broker, topic) == Counter()
+    assert run("in-sink:0") == -signal.SIGKILL
+    assert words(kafka_broker, topic) == Counter("acde")
+    assert run("in-transaction:1") == -signal.SIGKILL  # 0 is passed over
+    assert words(kafka_broker, topic) == Counter("acde")
+    assert run("") == 0
+    assert words(kafka_broker, topic) == Counter(3 * "acde")
+
+
+CUTS = [(name, when) for name in ("__init__", "begin", "prepare", "commit") for when in (0, 1)]
+
+
+@pytest.mark.parametrize(("cut", "after"), CUTS)
+def test_cut_off_in_a_transaction_it_writes_nothing_twice(
+    kafka_broker, sink, files, monkeypatch, cut, after
+):
+    """The host of the first driver stands still, another takes over, and then the first goes on."""
+    topic = kafka_broker.new_topic()
+    first, second = (sink(kafka_broker, topic, transactional=True) for _ in range(2))
+    taken = []
+
+    def fence():
+        if taken:
+            raise CheckpointInUse("was taken over")
+
+    def take_over():
+        if not taken:
+            taken.append(True)
+            Context().run(second.write_accepted, accepted(files, 0, age_ms=1000))
+
+    original = getattr(Transactions, cut)
+
+    def cut_off(self, *args):
+        if not after:
+            take_over()
+        found = original(self, *args)
+        if after:
+            take_over()
+        return found
+
+    monkeypatch.setattr(Transactions, cut, cut_off)
+    try:
+        with fenced(fence):
+            first.write_accepted(accepted(files, 0))
+    except DeliveryError:
+        with fenced(fence), pytest.raises(CheckpointInUse):
+            first.write_accepted(accepted(files, 0))
+    except CheckpointInUse:
+        pass
+    else:
+        assert (cut, after) == ("commit", 1)
+    assert taken
+    with suppress(DeliveryError):  # the first one may have shut it out, and stopped at the fence
+        second.write_accepted(accepted(files, 1))
+    second.write_accepted(accepted(files, 1))
+    assert words(kafka_broker, topic) == Counter(2 * "acde")
+
+
+def test_an_older_checkpoint_is_told_what_was_sent_from_it(kafka_broker, sink, files):
+    topic = kafka_broker.new_topic()
+    out = sink(kafka_broker, topic, transactional=True)
+    out.write_accepted(accepted(files, 4))
+    told = rf"'{topic}' has micro-batch 4 of sink 'count'"
+    for number, nonacked in ((3, [11]), (4, [10, 11])):
+        with pytest.raises(CheckpointForeign, match=told):
+            out.write_accepted(accepted(files, number, nonacked=nonacked))
+    out.write_accepted(accepted(files, 4, age_ms=2 * DAY_MS))  # the same rows are none too many
+    assert words(kafka_broker, topic) == Counter("acde")
+
+
+@pytest.mark.parametrize(("there", "left"), [(True, ""), (False, "acde")])
+def test_what_brokers_have_forgotten_is_asked_of_somebody(kafka_broker, sink, files, there, left):
+    """Group offsets are kept for a time only: then nobody knows whether rows were sent."""
+    topic = kafka_broker.new_topic()
+    out = sink(kafka_broker, topic, transactional=True)
+    with pytest.raises(CheckpointForeign, match=rf"decided 48 hours ago.*{8 if there else 7} "):
+        out.write_accepted(accepted(files, 7, age_ms=2 * DAY_MS))
+    place = TopicPartition(topic, 0, 8 if there else 7)
+    asked = ConsumerGroupTopicPartitions("ackcore-abc-count", [place])
+    raise_errors(kafka_broker.admin.alter_consumer_group_offsets([asked]))
+    out.write_accepted(accepted(files, 7, age_ms=2 * DAY_MS))
+    assert words(kafka_broker, topic) == Counter(left)
+
+
+def test_a_young_micro_batch_of_which_nothing_is_known_was_not_sent(kafka_broker, sink, files):
+    topic = kafka_broker.new_topic()
+    sink(kafka_broker, topic, transactional=True).write_accepted(
+        accepted(files, 0, age_ms=DAY_MS - 1)
+    )
+    assert words(kafka_broker, topic) == Counter("acde")
+
+
+def test_what_is_connected_does_not_travel(mock_kafka, sink, files):
+    out = sink(mock_kafka, mock_kafka.new_topic())
+    out.write_accepted(accepted(files))
+    assert pickle.loads(cloudpickle.dumps(out))._live is None
