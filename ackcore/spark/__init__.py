@@ -8,6 +8,7 @@
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
 `dead_letters`         read what could not succeed
+`DeadLetterTopic`      a Kafka topic that it goes to as well
 `replay`               send it again
 `settle`               what became of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, read by the workers themselves
@@ -38,6 +39,7 @@ from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.guards import guard
 from ackcore.spark.protocol.act import SinkError
 from ackcore.spark.protocol.max_dead import TooManyDead
@@ -57,6 +59,7 @@ __all__ = [
     "CheckpointInUse",
     "CheckpointNewer",
     "CheckpointReadOnly",
+    "DeadLetterTopic",
     "Progress",
     "Query",
     "RunCancelled",

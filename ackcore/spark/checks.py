@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
+from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
@@ -40,7 +40,7 @@ def check_trigger(topology: Topology, options: Mapping[str, Any]) -> None:
 
 
 def check_options(
-    dead_letters: str | os.PathLike[str] | None,
+    dead_letters: Place,
     accept_changes: bool,
     **functions: Callable[..., object],
 ) -> None:
@@ -51,7 +51,7 @@ def check_options(
     TypeError, ValueError
         Naming the argument.
     """
-    if dead_letters is not None:
+    if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         local_path(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):
         raise TypeError(

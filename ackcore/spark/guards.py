@@ -23,6 +23,7 @@ from ackcore.spark.call_arguments import (
     share_of_rate,
 )
 from ackcore.spark.checks import arrow_schema
+from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
@@ -50,7 +51,7 @@ def guard(
     journal: bool = False,
     trigger: str | Mapping[str, Any] | None = None,
     max_dead: float | None = 1.0,
-    dead_letters: str | os.PathLike[str] | None = None,
+    dead_letters: Place = None,
     accept_changes: bool = False,
     **settings: Any,
 ) -> Books | Query:

@@ -25,6 +25,8 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
+from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.max_dead import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
@@ -43,7 +45,7 @@ def start(
     *,
     trigger: str | Mapping[str, Any] | None = None,
     max_dead: float | None = 1.0,
-    dead_letters: str | os.PathLike[str] | None = None,
+    dead_letters: Place = None,
     accept_changes: bool = False,
     clock: Clock = wall_clock_ms,
 ) -> Query:
@@ -69,9 +71,9 @@ def start(
         few they are.  Where all of them died the query ends in this way whatever the number; None
         lets it run on.  What was seen before this start and dies counts against a number only.  It
         is judged when a micro-batch is done; the next start counts anew.
-    dead_letters : path, optional
+    dead_letters : path or DeadLetterTopic, optional
         Where the dead go; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.
+        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.  Its spouts
         must be the same, in any order.
@@ -112,7 +114,7 @@ def start(
     try:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        letters = _open_dead_letters(topology, state, place, dead_letters)
+        _, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
         stream = Stream(
             topology,
             spark,
@@ -120,7 +122,7 @@ def start(
             place,
             available_now,
             options,
-            letters.write,
+            write_dead_letters,
             clock,
             max_dead,
         )
@@ -136,7 +138,7 @@ def run_batch(
     checkpoint: str | os.PathLike[str],
     *,
     max_dead: float | None = 1.0,
-    dead_letters: str | os.PathLike[str] | None = None,
+    dead_letters: Place = None,
     accept_changes: bool = False,
     clock: Clock = wall_clock_ms,
     wait: Callable[[float], object] = time.sleep,
@@ -157,9 +159,9 @@ def run_batch(
         How many records may be dead in the end: a number of them (an int, 0 for none), or a share
         of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
         the number; None lets that pass, too.  What a replay got through is not dead any more.
-    dead_letters : path, optional
+    dead_letters : path or DeadLetterTopic, optional
         Where the dead go; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.
+        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.
     clock : callable, optional
@@ -208,8 +210,8 @@ def run_batch(
     ) as state:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        letters = _open_dead_letters(topology, state, place, dead_letters)
-        engine = Engine(topology, spark, state, letters.write, clock=clock)
+        letters, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
+        engine = Engine(topology, spark, state, write_dead_letters, clock=clock)
         ran = state.last_done is None
         if ran:
             engine.process(
@@ -247,11 +249,22 @@ def _schemas(topology: Topology) -> dict[str, pa.Schema]:
 
 
 def _open_dead_letters(
-    topology: Topology, state: State, checkpoint: Path, path: str | os.PathLike[str] | None
-) -> DeadLetters:
+    topology: Topology, state: State, checkpoint: Path, place: Place
+) -> tuple[DeadLetters, DeadLetterWriter]:
+    """Return the store, and what a micro-batch's dead are handed to."""
     schemas = _schemas(topology)
     sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
-    return DeadLetters.open(checkpoint, state.deployment_key, path, sources)
+    path = place.store if isinstance(place, DeadLetterTopic) else place
+    letters = DeadLetters.open(checkpoint, state.deployment_key, path, sources)
+    if not isinstance(place, DeadLetterTopic):
+        return letters, letters.write
+    topic = TopicWriter(place, f"{state.deployment_key:016x}", sources)
+
+    def write(number: int, dead: Mapping[str, pa.Table]) -> None:
+        letters.write(number, dead)
+        topic.write(number, dead)
+
+    return letters, write
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> InputFrame:

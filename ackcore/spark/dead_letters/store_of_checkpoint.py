@@ -10,6 +10,7 @@ from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import CheckpointForeign, StateError
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.dead_letters.files import known_spouts
+from ackcore.spark.dead_letters.topic import DeadLetterTopic
 
 OWNER, POINTER = ".owner.json", "dead_letters.json"
 
@@ -27,7 +28,14 @@ def store_of(path: str | os.PathLike[str]) -> Path:
     ------
     FileNotFoundError
         If it is neither.
+    TypeError
+        If it is no path.
     """
+    if isinstance(path, DeadLetterTopic):
+        raise TypeError(
+            f"path must be the checkpoint, got {path!r}: the letters of a topic are kept in the "
+            "store of their checkpoint, too"
+        )
     given = local_path(path, "path")
     if (given / OWNER).is_file():
         return given

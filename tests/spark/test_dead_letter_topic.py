@@ -1,0 +1,232 @@
+"""Dead letters in a Kafka topic: as they came, with what became of them, beside the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka")
+
+import mock_broker
+
+from ackcore.kafka.producing import DeliveryError
+from ackcore.spark import DeadLetterTopic, SinkError, dead_letters, replay, run_batch
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters.topic import TopicWriter
+from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology.tuples import Reason
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+QUICK = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+RECORD = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("headers", HEADERS),
+    ]
+)
+
+
+def dead(schema, *rows, attempt=3):
+    """As a decision has them."""
+    about = {
+        "_ackcore_message_id": [f"id-{n}" for n in range(len(rows))],
+        "_ackcore_attempt": [attempt] * len(rows),
+        "_ackcore_due_ms": [0] * len(rows),
+        "_ackcore_first_ms": [1] * len(rows),
+        "_ackcore_last_ms": [2] * len(rows),
+        "_ackcore_reason": [Reason("split", "ValueError", "bad").encode()] * len(rows),
+        "_ackcore_replayed": [False] * len(rows),
+    }
+    columns = pa.Table.from_pylist(list(rows), schema).columns
+    tracking = pa.table(about, schema=TRACKING).columns
+    return pa.table([*tracking, *columns], schema=pa.schema([*TRACKING, *schema]))
+
+
+@pytest.fixture
+def topic(mock_kafka):
+    return mock_kafka.new_topic()
+
+
+@pytest.fixture
+def letters(mock_kafka, topic):
+    return DeadLetterTopic(topic, mock_kafka.bootstrap_servers, options=QUICK)
+
+
+def record(headers=None, **changes):
+    about = {"key": b"k", "value": b"v", "topic": "lines", "partition": 1, "offset": 7}
+    return {**about, "headers": headers, **changes}
+
+
+def sent(mock_kafka, topic):
+    return mock_kafka.consume(topic)
+
+
+def test_a_record_of_kafkas_is_as_it_came_and_says_why_it_died(mock_kafka, topic, letters):
+    writer = TopicWriter(letters, "abc", {"lines": RECORD})
+    came = [{"key": "trace", "value": b"\x00"}, {"key": "ackcore-reason", "value": b"before"}]
+    for _ in range(2):
+        writer.write(
+            4, {"lines": dead(RECORD, record(came), record(value=None, key=None, offset=8))}
+        )
+    writer.close()
+    one, two, *again = sent(mock_kafka, topic)
+    assert (one.key(), one.value()) == (b"k", b"v")
+    ours = [
+        ("ackcore-reason", b"ValueError: bad"),
+        ("ackcore-component", b"split"),
+        ("ackcore-spout", b"lines"),
+        ("ackcore-message-id", b"id-0"),
+        ("ackcore-topic", b"lines"),
+        ("ackcore-partition", b"1"),
+        ("ackcore-offset", b"7"),
+        ("ackcore-attempts", b"3"),
+        ("ackcore-deaths", b"1"),
+        ("ackcore-batch", b"abc/lines/4"),
+        ("ackcore-row", b"0"),
+    ]
+    assert one.headers() == [("trace", b"\x00"), *ours]
+    assert (two.key(), two.value(), dict(two.headers())["ackcore-row"]) == (None, None, b"1")
+    assert [each.headers() for each in again] == [one.headers(), two.headers()]
+
+
+def test_what_comes_back_by_itself_is_no_letter_for_ever(mock_kafka, topic, letters, caplog):
+    writer = TopicWriter(letters, "abc", {"lines": RECORD})
+    for deaths in (b"19", b"20", b"no number"):
+        headers = [{"key": "ackcore-deaths", "value": deaths}]
+        with caplog.at_level(logging.WARNING):
+            writer.write(0, {"lines": dead(RECORD, record(headers, value=deaths))})
+    writer.close()
+    found = {
+        each.value(): dict(each.headers())["ackcore-deaths"] for each in sent(mock_kafka, topic)
+    }
+    assert found == {b"19": b"20", b"no number": b"1"}
+    (told,) = caplog.messages
+    assert "record id-0 of spout 'lines' has died 21 times" in told
+    assert "in the store" in told
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "value"),
+    [
+        (
+            {"id": pa.int64(), "value": pa.string()},
+            {"id": 1, "value": "x"},
+            b'{"id":1,"value":"x"}',
+        ),
+        ({"value": pa.int64()}, {"value": 1}, b'{"value":1}'),
+        ({"key": pa.string(), "offset": pa.int64()}, {"key": "k"}, b'{"key":"k","offset":null}'),
+        ({"value": pa.string()}, {"value": "a line"}, b"a line"),
+    ],
+)
+def test_another_record_is_json(mock_kafka, topic, letters, schema, row, value):
+    schema = pa.schema(schema)
+    writer = TopicWriter(letters, "abc", {"lines": schema})
+    writer.write(0, {"lines": dead(schema, row)})
+    writer.close()
+    (one,) = sent(mock_kafka, topic)
+    assert (one.key(), one.value()) == (None, value)
+    assert "ackcore-offset" not in dict(one.headers())
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_runs(letters, mock_kafka):
+    took = pa.schema([("took", pa.duration("us"))])
+    with pytest.raises(
+        TypeError, match=r"dead letters of spout 'lines': the column 'took' of dura"
+    ):
+        TopicWriter(letters, "abc", {"lines": took})
+    bad = DeadLetterTopic("t", mock_kafka.bootstrap_servers, options={"colour": "red"})
+    with pytest.raises(DeliveryError, match="colour"):
+        TopicWriter(bad, "abc", {"lines": RECORD})
+    with pytest.raises(ValueError, match="options must not have 'acks'"):
+        DeadLetterTopic("t", "localhost:9092", options={"acks": 1})
+    with pytest.raises(ValueError, match="topic must be the name of a topic, got ''"):
+        DeadLetterTopic("", "localhost:9092")
+    with pytest.raises(
+        TypeError, match=r"path must be the checkpoint, got DeadLetterTopic\('topic"
+    ):
+        replay(letters)
+
+
+def test_a_driver_that_was_cut_off_sends_nothing(mock_kafka, topic, letters, monkeypatch):
+    from ackcore.spark.base.atomic import fenced  # noqa: PLC0415
+
+    def fence():
+        raise CheckpointInUse("was taken over")
+
+    writer = TopicWriter(letters, "abc", {"lines": RECORD})
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        writer.write(0, {"lines": dead(RECORD, record())})
+    assert sent(mock_kafka, topic) == []
+
+
+# -- in a run -------------------------------------------------------------------------------------
+
+
+class Pick(BasicBolt):
+    outputs = pa.schema([("line", pa.string())])
+
+    def execute(self, tuple, collector):
+        assert "no" not in tuple["line"]
+        collector.emit((tuple["line"],))
+
+
+def picking(spark):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a",), ("no",), ("no, too",)], "line string"))
+    builder.bolt("pick", Pick()).shuffle("lines")
+    builder.sink("pick", lambda frame, number: frame.collect())
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
+    spark, mock_kafka, topic, letters, checkpoint, monkeypatch
+):
+    # A delivery that fails fails the store, and so does a crash: both are repeated.
+    mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29)
+    with pytest.raises(
+        SinkError, match=rf"dead-letter store failed 2 times.*'{topic}' did not take"
+    ):
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse("acted=raise"))
+    with pytest.raises(FailpointReached):
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    assert (
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None).dead == 2
+    )
+
+    def found():
+        messages = sent(mock_kafka, topic)
+        which = ("ackcore-batch", "ackcore-row")
+        return sorted(
+            (json.loads(each.value())["line"], *map(dict(each.headers()).get, which))
+            for each in messages
+        )
+
+    first = found()
+    assert len(first) == 4  # twice each, by the crash behind the delivery
+    assert len(set(first)) == 2
+    assert dead_letters(checkpoint, spark).count() == 2
+    assert replay(checkpoint, spark, where="payload.line = 'no'").records == {"lines": 1}
+    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    (again,) = set(found()) - set(first)
+    assert again[0] == "no"
+    # Left out, they go to the store alone.
+    replay(checkpoint, spark, where="payload.line = 'no'", again=True, request="last")
+    run_batch(picking(spark), spark, checkpoint, max_dead=None)
+    assert len(found()) == 5
+    assert dead_letters(checkpoint, spark).count() > 3
