@@ -83,6 +83,9 @@ class Dispatcher:
         Records a call; beyond 1, consumers are given lists, and may return a bitmap of what failed.
     max_attempts : int, default 5
         Times that a record may fail; a consumer that took nothing does not count.
+    acked : callable, optional
+        ``acked(position, record)`` is told of each record that a consumer has done, once, for a
+        source that keeps count of that itself, as `ackcore.kafka.Consumer` does.
     dead : callable, optional
         ``dead(position, record, error)``, or a coroutine function, takes a record that failed for
         the last time, and must have kept it when it returns: the committed position then moves over
@@ -115,6 +118,7 @@ class Dispatcher:
         key: Callable[[Any], Hashable] | None = None,
         batch: int = 1,
         max_attempts: int = 5,
+        acked: Callable[[int, Any], Any] | None = None,
         dead: Dead | None = None,
         checkpoint: Any = None,
         checkpoint_s: float = 1.0,
@@ -139,6 +143,7 @@ class Dispatcher:
             raise ValueError("key must be given with a chooser that goes by it")
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
+        self._acked = acked
         self._dead = dead
         self._checkpoint_path = checkpoint
         self._checkpoint_s = positive(checkpoint_s, "checkpoint_s", unit="seconds")
@@ -431,3 +436,5 @@ class Dispatcher:
         if self._prefix.done(record.position):
             self._counts[how] += 1
             self._failures.pop(record.position, None)
+            if how == "acked" and self._acked is not None:
+                self._acked(record.position, record.value)

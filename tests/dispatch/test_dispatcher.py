@@ -258,3 +258,23 @@ def test_retries_are_not_starved_by_new_records():
     ).run()
     assert order.count(0) == 2
     assert len(order) - order[::-1].index(0) < 20
+
+
+def test_a_source_that_keeps_count_itself_is_told_of_each_record_that_is_done_once():
+    failed, acked, dead = set(), [], []
+
+    def sometimes(record):
+        if record == 107:
+            raise Reject("no")
+        if record % 10 == 3 and record not in failed:
+            failed.add(record)
+            raise OSError("once")
+
+    books = Dispatcher(
+        range(100, 200),
+        {"a": sometimes, "b": sometimes},
+        acked=lambda position, record: acked.append((position, record)),
+        dead=lambda position, record, error: dead.append(record),
+    ).run()
+    assert (books.acked, books.dead, dead) == (99, 1, [107])
+    assert sorted(acked) == [(n, n + 100) for n in range(100) if n != 7]
