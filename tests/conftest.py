@@ -293,10 +293,16 @@ def pytest_runtest_makereport(item):
 def run_readme():
     """``run_readme(on_spark, **names)`` runs the README's sessions of one kind, each by itself."""
 
-    def run_readme(on_spark, **names):
+    def run_readme(on_spark, on_kafka=False, **names):
         text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
         fences = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        sessions = [fence for fence in fences if ">>>" in fence and ("spark." in fence) is on_spark]
+        sessions = [
+            fence
+            for fence in fences
+            if ">>>" in fence
+            and ("spark." in fence) is on_spark
+            and ("ackcore.kafka" in fence) is on_kafka
+        ]
         assert sessions
         report = []
         for session in sessions:

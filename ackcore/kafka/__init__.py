@@ -1,7 +1,8 @@
 """Kafka, by confluent-kafka: ``ackcore[kafka]``.
 
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
-without a group; `ClientSettings` is how a client reaches its brokers.
+without a group; `Consumer` is a member of a group that commits exactly what is done;
+`ClientSettings` is how a client reaches its brokers.
 """
 
 try:
@@ -15,16 +16,29 @@ except ModuleNotFoundError as error:
         name="confluent_kafka",
     ) from None
 
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
+from ackcore.kafka.consumer import Consumer, ConsumerStats
+from ackcore.kafka.dead_letters import DeadLetterLoop
 from ackcore.kafka.errors import OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
+from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.kafka.settings import ClientSettings
 
 __all__ = [
     "RECORD_SCHEMA",
     "ClientSettings",
+    "Consumer",
+    "ConsumerCounts",
+    "ConsumerError",
+    "ConsumerStats",
+    "DeadLetterLoop",
+    "Failure",
+    "KafkaRecord",
     "OffsetRange",
     "OffsetsLost",
+    "OffsetsOutOfRange",
+    "PartitionStats",
     "RangeReader",
     "ReadFailed",
     "ReadTimedOut",

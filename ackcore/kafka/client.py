@@ -1,0 +1,163 @@
+"""What a consumer asks of confluent-kafka: settings, where partitions begin, records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
+from ackcore.kafka.held_partition import Key
+from ackcore.kafka.records import Headers, KafkaRecord
+from ackcore.kafka.settings import Value
+from ackcore.offsets import Restored, decode_metadata
+
+_log = logging.getLogger(__name__)
+
+#: How long the broker may take to say what was committed, and where a partition begins and ends.
+_REQUEST_S = 30.0
+#: A producer does not know them, and says so.
+_OF_CONSUMERS = (
+    *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
+    *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
+    *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
+)
+
+
+class ConsumerError(RuntimeError):
+    """A consumer has ended, and why."""
+
+
+class OffsetsOutOfRange(ConsumerError):
+    """What is to be read next is not there any more, or not yet."""
+
+
+class Begun(NamedTuple):
+    """A partition that is assigned, as it was committed."""
+
+    key: Key
+    restored: Restored
+    committed: bool  # whether it was, or begins where the settings say
+
+
+def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
+    """Return a client; ``on_commit`` is told what became of asynchronous commits.
+
+    Raises
+    ------
+    ConsumerError
+        If librdkafka refuses the settings.
+    """
+    own: dict[str, Value] = {
+        "logger": _log,
+        "group.id": settings.group_id,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+    }
+    if settings.protocol == "consumer":
+        own["group.protocol"] = "consumer"
+    elif settings.protocol == "cooperative":
+        own["partition.assignment.strategy"] = "cooperative-sticky"
+    own["on_commit"] = on_commit
+    # librdkafka's own second stalls whoever is faster than it reads ahead.
+    config = settings.client.client(own, {"fetch.queue.backoff.ms": 10})
+    try:
+        return Consumer(config)
+    except KafkaException as error:
+        raise _refused(settings, error) from None
+
+
+def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
+    said = settings.client.redacted(error.args[0].str())
+    return ConsumerError(f"the settings of the client are refused: {said}")
+
+
+def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
+    """Where dead letters are kept, as the settings say."""
+    given = settings.dead_letters
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return DeadLetters(CallableKeeper(given))
+    own: dict[str, Value] = {"logger": _log, "enable.idempotence": True, "acks": "all"}
+    config = settings.client.client(own)
+    config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
+    try:
+        return DeadLetters(TopicKeeper(given, config))
+    except KafkaException as error:
+        raise _refused(settings, error) from None
+
+
+def begin(
+    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
+) -> list[Begun]:
+    """Ask where partitions begin.
+
+    Raises
+    ------
+    ConsumerError
+        If the broker does not say.
+    """
+    begun = []
+    for found in _committed(client, settings, partitions):
+        key = (found.topic, found.partition)
+        committed = found.offset >= 0
+        if committed:
+            restored = decode_metadata(*key, found.offset, found.metadata)
+        else:
+            low, high = watermarks(client, found)
+            offset = low if settings.start == "earliest" else high
+            restored = decode_metadata(*key, offset, None)
+            _log.info("%s-%d begins at %d, %s", *key, offset, settings.start)
+        begun.append(Begun(key, restored, committed))
+    return begun
+
+
+def _committed(
+    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
+) -> list[TopicPartition]:
+    asked = [TopicPartition(found.topic, found.partition) for found in partitions]
+    try:
+        committed: list[TopicPartition] = client.committed(asked, _REQUEST_S)
+        for found in committed:
+            if found.error is not None:
+                raise KafkaException(found.error)
+    except KafkaException as error:
+        raise ConsumerError(
+            f"what the group {settings.group_id!r} has committed is not to be had: "
+            f"{error.args[0].str()}"
+        ) from None
+    return committed
+
+
+def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The first offset of a partition, and the one above the last.
+
+    Raises
+    ------
+    ConsumerError
+        If the broker does not say.
+    """
+    try:
+        found = client.get_watermark_offsets(partition, _REQUEST_S)
+    except KafkaException as error:
+        raise ConsumerError(
+            f"the offsets of {partition.topic}-{partition.partition} are not to be had: "
+            f"{error.args[0].str()}"
+        ) from None
+    return found[0], found[1]
+
+
+def record_of(key: Key, message: Message) -> KafkaRecord:
+    """A message as a record."""
+    kind, timestamp_ms = message.timestamp()
+    offset = message.offset()
+    assert offset is not None
+    headers: Headers = message.headers() or []  # type: ignore[assignment]
+    return KafkaRecord(
+        *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None
+    )

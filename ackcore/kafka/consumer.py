@@ -1,0 +1,352 @@
+"""A member of a consumer group whose records are acked or failed one by one, in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from ackcore._columns import as_count
+from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.kafka.client_thread import ClientThread, now_ms
+from ackcore.kafka.consumer_settings import (
+    ConsumerSettings,
+    KeepDead,
+    OutOfRange,
+    Protocol,
+    Start,
+    as_partitions,
+    as_topics,
+)
+from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
+from ackcore.kafka.settings import ClientSettings
+
+#: Records that are taken at once for an event loop.
+_BATCH = 64
+_LONGEST_WAIT_S = 60.0
+#: What closing takes beside the drain: two requests to a broker that is slow, say.
+_CLOSE_S = 60.0
+
+
+class ConsumerStats(NamedTuple):
+    """A consumer as it is."""
+
+    partitions: list[PartitionStats]
+    counts: ConsumerCounts
+    oldest_s: float  # how long ago the first record that is not done was read
+    lag: int  # offsets between what is committed and the ends, as far as they are known
+
+
+class Consumer:
+    """Reads topics as a member of a group, and commits exactly what is done.
+
+    Records are handed out, each to be acked or failed, in any order and by any thread.  What fails
+    is handed out again after a back-off, ahead of what is new, and after ``max_attempts`` failures
+    it is kept as a dead letter.  Committed is over what is acked or kept, and over nothing else;
+    what is done above that goes along in the commit's metadata, so that it is not handed out again
+    after a restart or a rebalance.
+
+    A thread of its own reads, commits every ``commit_interval_s``, and answers rebalances.  A
+    partition that is taken away gives nothing more; what is out of it has ``drain_s`` to be
+    answered, then it is committed and let go.  An answer that comes later is counted, and changes
+    nothing: whoever has the partition next does that record again.
+
+    Parameters
+    ----------
+    topics : str or sequence of str, optional
+        What the group assigns partitions of; one that begins with ``^`` is a regular expression.
+    bootstrap_servers : str
+        As librdkafka's ``bootstrap.servers``.
+    group_id : str
+        Whose offsets are committed.
+    partitions : sequence of (str, int), optional
+        Topics and partitions to read, in place of ``topics``: nothing is assigned by the group.
+    protocol : {"cooperative", "eager", "consumer"}, default "cooperative"
+        How the group assigns: incrementally, all anew each time, or by the broker (KIP-848).
+    start : {"earliest", "latest"}, default "earliest"
+        Where to begin a partition of which nothing is committed.
+    out_of_range : {"earliest", "latest", "fail"}, optional
+        What to do where the records to be read next were deleted: go on at the first that there is,
+        or at the end, with a dead letter that says what is lost (a warning, if there are none), or
+        end with `OffsetsOutOfRange`.  By default ``"earliest"`` with ``dead_letters``, and
+        ``"fail"`` without.
+    dead_letters : str or callable, optional
+        A topic, or ``keep(record, failure)``, called in a thread of its own, which must have kept
+        the record when it returns.  What cannot be kept is tried again until it is.  By default the
+        consumer ends with `ackcore.dispatch.RecordDead`.
+    max_attempts : int, default 5
+        Times that a record may fail.
+    backoff_ms, max_backoff_ms : int, default 1000, 300000
+        The longest wait after the first failure, and after any; between them it doubles.  How long
+        the wait is, from 1 ms up, is drawn for each record and attempt.
+    timeout_s : float, optional
+        What is out for longer has failed; an ack that comes before it is handed out again counts.
+    unavailable_timeout_s : float, default 604800
+        Once a record is known for so long, `Unavailable` counts as an attempt.
+    commit_interval_s : float, default 1.0
+        Seconds between commits.
+    drain_s : float, default 10.0
+        Seconds for answers when partitions are taken away, and when it is closed.
+    max_in_flight, max_in_flight_bytes : int, default 10_000, 16 MiB
+        Records of one partition that are read and neither done nor waiting; from there on it is
+        paused, until half of that is free again.
+    max_waiting, max_waiting_bytes : int, default 10_000, 64 MiB
+        Records of all partitions that wait for another attempt; from there on nothing is read.
+    options : mapping, optional
+        As of `ClientSettings`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its type.
+    ValueError
+        If one is out of range.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bootstrap_servers: str,
+        group_id: str,
+        partitions: Sequence[tuple[str, int]] | None = None,
+        protocol: Protocol = "cooperative",
+        start: Start = "earliest",
+        out_of_range: OutOfRange | None = None,
+        dead_letters: KeepDead | None = None,
+        max_attempts: int = 5,
+        backoff_ms: int = 1000,
+        max_backoff_ms: int = 300_000,
+        timeout_s: float | None = None,
+        unavailable_timeout_s: float = 7 * 24 * 3600.0,
+        commit_interval_s: float = 1.0,
+        drain_s: float = 10.0,
+        max_in_flight: int = 10_000,
+        max_in_flight_bytes: int = 16 << 20,
+        max_waiting: int = 10_000,
+        max_waiting_bytes: int = 64 << 20,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings = ConsumerSettings(
+            ClientSettings(bootstrap_servers, options),
+            group_id,
+            as_topics(topics),
+            as_partitions(partitions),
+            protocol=protocol,
+            start=start,
+            out_of_range=out_of_range,
+            dead_letters=dead_letters,
+            max_attempts=max_attempts,
+            backoff_ms=backoff_ms,
+            max_backoff_ms=max_backoff_ms,
+            timeout_s=timeout_s,
+            unavailable_timeout_s=unavailable_timeout_s,
+            commit_interval_s=commit_interval_s,
+            drain_s=drain_s,
+            max_in_flight=max_in_flight,
+            max_in_flight_bytes=max_in_flight_bytes,
+            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
+        )
+        # Re-entrant: a signal's handler may call `stop` while its thread is in here.
+        self._changed = threading.Condition()
+        self._held = HeldRecords(
+            settings.policy,
+            deployment=settings.deployment,
+            limits=settings.limits,
+            timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
+            unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
+            wake=self._changed.notify_all,
+        )
+        self._stopped = False
+        self._thread = ClientThread(settings, self._held, self._changed)
+
+    # Records.
+
+    def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
+        """Return records to be processed, up to n, first what is due again.
+
+        Parameters
+        ----------
+        n : int, default 1
+        timeout_s : float, optional
+            How long to wait for the first; for ever by default.
+
+        Returns
+        -------
+        list of KafkaRecord
+            Empty if none came in time, or the consumer was stopped.
+
+        Raises
+        ------
+        ConsumerError, RecordDead, KafkaException
+            What the consumer has ended with.
+        """
+        n = as_count(n, "n", 1)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if self._thread.error is not None:
+                    raise self._thread.error
+                if self._stopped or self._thread.ended:
+                    return []
+                now = now_ms()
+                if taken := self._held.take(n, now):
+                    return taken
+                due_ms = self._held.due_in_ms(now)
+                wait_s = _LONGEST_WAIT_S if due_ms is None else due_ms / 1000
+                if deadline is not None:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        return []
+                    wait_s = min(wait_s, left_s)
+                self._changed.wait(wait_s)
+
+    def __iter__(self) -> Iterator[KafkaRecord]:
+        """Records, until the consumer is stopped."""
+        while taken := self.poll():
+            yield taken[0]
+
+    async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
+        """As `__iter__`, for an event loop: also as a source of `ackcore.dispatch.Dispatcher`."""
+        taken: list[KafkaRecord] = []
+        with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
+            try:
+                while True:
+                    taken = self.poll(_BATCH, 0.0) or await self._poll_in(thread)
+                    if not taken and self.stopped:
+                        return
+                    taken.reverse()
+                    while taken:
+                        yield taken.pop()
+            finally:
+                self._give_back(reversed(taken))
+
+    async def _poll_in(self, thread: ThreadPoolExecutor) -> list[KafkaRecord]:
+        future = thread.submit(self.poll, _BATCH, 0.2)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+
+            def give_back(done: Future[list[KafkaRecord]]) -> None:
+                if not done.cancelled() and done.exception() is None:
+                    self._give_back(done.result())
+
+            future.add_done_callback(give_back)
+            raise
+
+    def _give_back(self, records: Iterable[KafkaRecord]) -> None:
+        with self._changed:
+            self._held.give_back(records)
+
+    def ack(self, record: KafkaRecord) -> bool:
+        """Say that a record is done; whether that counted, and was not late or said before."""
+        with self._changed:
+            return self._held.ack(record)
+
+    def ack_many(self, records: Iterable[KafkaRecord]) -> int:
+        """`ack` for several; how many counted."""
+        with self._changed:
+            return sum(map(self._held.ack, records))
+
+    def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
+        """Say that a record failed, and why; whether that counted.
+
+        Parameters
+        ----------
+        record : KafkaRecord
+        reason : exception or str
+            Of exceptions, `ackcore.dispatch.Reject` sends it to the dead letters at once,
+            `Unavailable` does not count as an attempt, and both it and
+            `ackcore.topology.Retry` may say how long it waits at least.
+        """
+        asked_s = reason.asked_s if isinstance(reason, Retry) else None
+        with self._changed:
+            return self._held.fail(
+                record,
+                Failure.of(reason),
+                now_ms(),
+                final=isinstance(reason, Reject),
+                counts=not isinstance(reason, Unavailable),
+                after_ms=round((asked_s or 0.0) * 1000),
+            )
+
+    # The consumer.
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more records come."""
+        return self._stopped or self._thread.ended
+
+    def stop(self) -> None:
+        """Read nothing more, and end in the background; for any thread, and signal handlers."""
+        with self._changed:
+            self._stopped = True
+            self._thread.stop()
+            self._changed.notify_all()
+
+    def close(self, drain_s: float | None = None) -> None:
+        """Stop, wait until what is out is answered, commit, and leave the group.
+
+        Parameters
+        ----------
+        drain_s : float, optional
+            Seconds to wait for answers, if not those of the settings.
+
+        Raises
+        ------
+        ConsumerError, RecordDead, KafkaException
+            What the consumer has ended with, also if `poll` has raised it.
+        TimeoutError
+            If the client does not end.
+        """
+        if drain_s is not None:
+            self._thread.drain_s = drain_s
+        self.stop()
+        self._thread.join(self._thread.drain_s + _CLOSE_S)
+        if not self._thread.ended:
+            raise TimeoutError(
+                f"the consumer did not end in {_CLOSE_S:g} s after its drain: its brokers may not "
+                "answer; what was done since its last commit is done again"
+            )
+        if self._thread.error is not None:
+            raise self._thread.error
+
+    def stats(self) -> ConsumerStats:
+        """Return the consumer as it is."""
+        with self._changed:
+            ends = self._thread.ends
+            partitions = [
+                each._replace(lag=max(0, ends[key] - each.committed))
+                if (key := (each.topic, each.partition)) in ends and each.committed is not None
+                else each
+                for each in self._held.partition_stats(now_ms())
+            ]
+            return ConsumerStats(
+                partitions,
+                replace(self._held.counts),
+                max((each.oldest_s for each in partitions), default=0.0),
+                sum(each.lag or 0 for each in partitions),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(Exception):  # the error that is raised is the first
+            self.close(0.0)  # what failed will not be answered

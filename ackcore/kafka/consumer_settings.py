@@ -1,0 +1,154 @@
+"""The settings of a consumer, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from ackcore._columns import as_count
+from ackcore.flow.numbers import positive
+from ackcore.kafka.held_partition import Limits
+from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.kafka.settings import ClientSettings
+from ackcore.retry import Policy
+
+Protocol = Literal["cooperative", "eager", "consumer"]
+Start = Literal["earliest", "latest"]
+OutOfRange = Literal["earliest", "latest", "fail"]
+KeepDead = str | Callable[[KafkaRecord, Failure], object]
+
+#: librdkafka's default; a member that is not heard of for so long has left its group.
+_MAX_POLL_MS = 300_000
+#: What a revocation takes beside the drain: a commit, above all.
+_REVOKE_S = 5.0
+
+
+@dataclass(frozen=True)
+class ConsumerSettings:
+    """What a `Consumer` is given, checked; see there."""
+
+    client: ClientSettings
+    group_id: str
+    topics: tuple[str, ...]
+    partitions: tuple[tuple[str, int], ...]
+    protocol: Protocol = "cooperative"
+    start: Start = "earliest"
+    out_of_range: OutOfRange | None = None
+    dead_letters: KeepDead | None = None
+    max_attempts: int = 5
+    backoff_ms: int = 1000
+    max_backoff_ms: int = 300_000
+    timeout_s: float | None = None
+    unavailable_timeout_s: float = 7 * 24 * 3600.0
+    commit_interval_s: float = 1.0
+    drain_s: float = 10.0
+    max_in_flight: int = 10_000
+    max_in_flight_bytes: int = 16 << 20
+    max_waiting: int = 10_000
+    max_waiting_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group_id, str):
+            raise TypeError(f"group_id must be a str, got {type(self.group_id).__name__}")
+        if not self.group_id:
+            raise ValueError("group_id must not be empty: it is whose offsets are committed")
+        self._one_of("protocol", ("cooperative", "eager", "consumer"))
+        self._one_of("start", ("earliest", "latest"))
+        self._one_of("out_of_range", ("earliest", "latest", "fail", None))
+        for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
+            as_count(getattr(self, name), name, 1, 2**62)
+        for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
+            as_count(getattr(self, name), name, 1)
+        if self.timeout_s is not None:
+            positive(self.timeout_s, "timeout_s", 1e9, "seconds")
+        for name in ("unavailable_timeout_s", "commit_interval_s"):
+            positive(getattr(self, name), name, 1e9, "seconds")
+        self._check_drain()
+        self._check_topics()
+
+    def _one_of(self, name: str, choices: tuple[str | None, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+            )
+
+    def _check_drain(self) -> None:
+        if self.drain_s != 0:
+            positive(self.drain_s, "drain_s", unit="seconds")
+        most_s = self._max_poll_s() - _REVOKE_S
+        if self.drain_s > most_s:
+            raise ValueError(
+                f"drain_s must be at most {most_s:g}, {_REVOKE_S:g} s less than "
+                f"max.poll.interval.ms, got {self.drain_s:g}: the group would take a member that "
+                "drains for longer for dead; raise max.poll.interval.ms in options"
+            )
+
+    def _max_poll_s(self) -> float:
+        given = self.client.options.get("max.poll.interval.ms", _MAX_POLL_MS)
+        try:
+            return int(str(given)) / 1000
+        except ValueError:
+            return _MAX_POLL_MS / 1000  # librdkafka refuses it in its own words
+
+    def _check_topics(self) -> None:
+        if bool(self.topics) == bool(self.partitions):
+            raise ValueError(
+                "topics or partitions must be given, and not both: the group assigns partitions of "
+                f"topics, got topics={self.topics!r} and partitions={self.partitions!r}"
+            )
+        dead = self.dead_letters
+        if dead is not None and not isinstance(dead, str) and not callable(dead):
+            raise TypeError(
+                f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
+            )
+        read = {*self.topics, *(topic for topic, _ in self.partitions)}
+        if dead in read:
+            raise ValueError(
+                f"dead_letters must not be a topic that is read, got {dead!r}; they would come back"
+            )
+
+    @property
+    def policy(self) -> Policy:
+        """How often a record is tried."""
+        return Policy(self.max_attempts, self.backoff_ms, self.max_backoff_ms)
+
+    @property
+    def limits(self) -> Limits:
+        """How much there is at a time."""
+        return Limits(
+            self.max_in_flight, self.max_in_flight_bytes, self.max_waiting, self.max_waiting_bytes
+        )
+
+    @property
+    def deployment(self) -> int:
+        """Whose offsets these are, as in `ackcore.offsets.encode_metadata`: the group's."""
+        digest = blake2b(self.group_id.encode(), digest_size=8, person=b"ackcore.group").digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+    @property
+    def on_out_of_range(self) -> OutOfRange:
+        """``out_of_range``, or its default: where it can be kept what was lost, from the first."""
+        return self.out_of_range or ("fail" if self.dead_letters is None else "earliest")
+
+
+def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Topics' names; one that begins with ``^`` is a pattern, as librdkafka has it."""
+    names = (topics,) if isinstance(topics, str) else tuple(topics or ())
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"topics must be names, got {name!r}")
+    return names
+
+
+def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[str, int], ...]:
+    """Partitions as pairs of topic and number."""
+    found = []
+    for each in partitions or ():
+        topic, number = each
+        if not isinstance(topic, str):
+            raise TypeError(f"partitions must hold pairs of topic and number, got {each!r}")
+        found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,224 @@
+"""Dead letters of a consumer: kept in a topic, or by a callable, before their offsets are done.
+
+What cannot be kept now is tried again, in ever longer intervals, for as long as it takes; the
+consumer's in-flight limit then pauses its intake.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaException, Producer
+
+from ackcore.kafka.held_partition import DeadLetter
+from ackcore.kafka.records import Failure, Headers, KafkaRecord
+from ackcore.retry import capped_doubling
+
+_log = logging.getLogger(__name__)
+
+#: Headers of a dead letter, behind those that the record came with.
+REASON, TOPIC, PARTITION = "ackcore-reason", "ackcore-topic", "ackcore-partition"
+OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths"
+_OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, ATTEMPTS, DEATHS))
+#: A record that died so often goes round in a circle: something sends dead letters back.
+MAX_DEATHS = 20
+_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
+
+Report = Callable[[DeadLetter, str | None], None]
+
+
+class DeadLetterLoop(RuntimeError):
+    """A record died so often that its dead letters must be coming back by themselves."""
+
+
+def deaths(headers: Headers) -> int:
+    """How often a record has died, by its headers; what is no number counts as none."""
+    for name, value in reversed(headers):
+        if name == DEATHS and value is not None and value.isdigit():
+            return int(value)
+    return 0
+
+
+def headers_of(letter: DeadLetter) -> Headers:
+    """The headers of a dead letter: the record's, and why, where and how often it failed.
+
+    Raises
+    ------
+    DeadLetterLoop
+        If it has died too often.
+    """
+    record, failure = letter.record, letter.failure
+    died = deaths(record.headers) + 1
+    if died > MAX_DEATHS:
+        raise DeadLetterLoop(
+            f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: its "
+            "dead letters come back to a topic that is read; stop what sends them back, and give "
+            "the consumer dead_letters= another topic, or a callable"
+        )
+    names = (PARTITION, OFFSET, ATTEMPTS, DEATHS)
+    numbers = (record.partition, record.offset, letter.failures, died)
+    ours: Headers = [
+        (REASON, f"{failure.kind}: {failure.message}".encode(errors="backslashreplace")),
+        (TOPIC, record.topic.encode()),
+        *zip(names, [b"%d" % number for number in numbers], strict=True),
+    ]
+    return [*(each for each in record.headers if each[0] not in _OURS), *ours]
+
+
+class Keeper(Protocol):
+    """Where dead letters go."""
+
+    def keep(self, letter: DeadLetter, report: Report) -> None:
+        """Begin to keep one; ``report(letter, None)`` once it is, or with why it cannot be."""
+
+    def turn(self) -> None:
+        """Have reports made."""
+
+    def close(self) -> None:
+        """Let go of what it has."""
+
+
+class TopicKeeper:
+    """A topic.
+
+    Parameters
+    ----------
+    topic : str
+    config : dict
+        Of an idempotent producer.
+    """
+
+    def __init__(self, topic: str, config: dict[str, Any]) -> None:
+        self._topic = topic
+        self._producer = Producer(config)
+
+    def keep(self, letter: DeadLetter, report: Report) -> None:
+        """As `Keeper.keep`: kept once the brokers in sync have it."""
+        record = letter.record
+        try:
+            self._producer.produce(
+                self._topic,
+                record.value,
+                record.key,
+                headers=list[tuple[str, str | bytes | None]](headers_of(letter)),
+                on_delivery=lambda error, _: report(letter, None if error is None else str(error)),
+                timestamp=record.timestamp_ms or 0,
+            )
+        except (BufferError, KafkaException) as error:
+            report(letter, str(error))
+
+    def turn(self) -> None:
+        """As `Keeper.turn`."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """As `Keeper.close`; what is not delivered yet is dropped: its offset was not committed."""
+        self._producer.purge()
+        self._producer.flush(1.0)
+
+
+class CallableKeeper:
+    """A function, in a thread of its own: ``function(record, failure)`` returns once it is kept."""
+
+    def __init__(self, function: Callable[[KafkaRecord, Failure], object]) -> None:
+        self._function = function
+        self._thread = ThreadPoolExecutor(1, "ackcore-dead-letters")
+        self._done: deque[tuple[DeadLetter, Report, Future[object]]] = deque()
+
+    def keep(self, letter: DeadLetter, report: Report) -> None:
+        """As `Keeper.keep`."""
+        future = self._thread.submit(self._function, letter.record, letter.failure)
+        future.add_done_callback(lambda done: self._done.append((letter, report, done)))
+
+    def turn(self) -> None:
+        """As `Keeper.turn`."""
+        while self._done:
+            letter, report, done = self._done.popleft()
+            if done.cancelled():
+                report(letter, "it was cancelled")
+                continue
+            error = done.exception()
+            report(letter, None if error is None else f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """As `Keeper.close`; a call that is under way is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _identity(letter: DeadLetter) -> tuple[str, int, int, int]:
+    record = letter.record
+    return record.topic, record.partition, record.offset, record.generation
+
+
+class DeadLetters:
+    """Dead letters on their way, each until it is kept.
+
+    Parameters
+    ----------
+    keeper : Keeper
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._kept: list[DeadLetter] = []
+        self._failures: dict[tuple[str, int, int, int], int] = {}
+        self._waiting: list[tuple[int, int, DeadLetter]] = []
+        self._sequence = 0
+        self._now_ms = 0
+        self._in_a_row = 0
+        self._closed = False
+        self.under_way = 0
+
+    def put(self, letters: list[DeadLetter], now_ms: int) -> None:
+        """Begin to keep some."""
+        self._now_ms = now_ms
+        for letter in letters:
+            self.under_way += 1
+            self._keeper.keep(letter, self._report)
+
+    def turn(self, now_ms: int, wanted: Callable[[DeadLetter], bool]) -> list[DeadLetter]:
+        """Try again what is due, if it is wanted still, and return what is kept since."""
+        self._now_ms = now_ms
+        self._keeper.turn()
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            letter = heapq.heappop(self._waiting)[2]
+            if wanted(letter):
+                self._keeper.keep(letter, self._report)
+            else:
+                self.under_way -= 1
+                self._failures.pop(_identity(letter), None)
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _report(self, letter: DeadLetter, error: str | None) -> None:
+        identity = _identity(letter)
+        if error is None:
+            self.under_way -= 1
+            self._in_a_row = 0
+            self._failures.pop(identity, None)
+            self._kept.append(letter)
+            return
+        if self._closed:
+            return
+        self._in_a_row += 1
+        failures = self._failures[identity] = self._failures.get(identity, 0) + 1
+        if self._in_a_row == 1:
+            record = letter.record
+            _log.warning(
+                "the dead letter of %s-%d@%d is not kept: %s; it is tried again until it is, and "
+                "nothing is committed over it",
+                *(record.topic, record.partition, record.offset, error),
+            )
+        due_ms = self._now_ms + capped_doubling(_FIRST_WAIT_MS, failures, _LONGEST_WAIT_MS)
+        self._sequence += 1
+        heapq.heappush(self._waiting, (due_ms, self._sequence, letter))
+
+    def close(self) -> None:
+        """Let go of all that is not kept; its records are not done."""
+        self._closed = True
+        self._keeper.close()

@@ -1,0 +1,163 @@
+"""A partition in one generation of its assignment, and its records that are not done."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ackcore._backend import OffsetTracker
+from ackcore._records import OffsetState
+from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
+from ackcore.offsets import KAFKA_LIMIT, Commit, encode_metadata
+
+Key = tuple[str, int]
+
+#: What becomes of a record, in this order; back from WAITING to OUT.
+FRESH, OUT, WAITING, DYING = range(4)
+
+_LEAST_METADATA = 64
+
+
+class Limits(NamedTuple):
+    """How much a consumer has at a time."""
+
+    in_flight: int = 10_000  # records of a partition: fresh, out and dying
+    in_flight_bytes: int = 16 << 20
+    waiting: int = 10_000  # records of all partitions that wait
+    waiting_bytes: int = 64 << 20
+
+
+class DeadLetter(NamedTuple):
+    """A record that failed for the last time, and is not done before it is kept."""
+
+    record: KafkaRecord
+    failure: Failure
+    failures: int
+
+
+class PartitionCommit(NamedTuple):
+    """What to commit of a partition, and how far it had changed by then."""
+
+    topic: str
+    partition: int
+    generation: int
+    commit: Commit
+    changes: int
+
+
+class Held:
+    """A record that is not done."""
+
+    __slots__ = (
+        "delivery",
+        "due_ms",
+        "in_tracker",
+        "read_ms",
+        "record",
+        "size",
+        "status",
+        "timed_out",
+    )
+
+    def __init__(self, record: KafkaRecord, size: int, now_ms: int) -> None:
+        self.record = record
+        self.size = size
+        self.read_ms = now_ms
+        self.status = FRESH
+        self.delivery = 0
+        self.due_ms = 0
+        self.in_tracker = True  # whether the tracker takes it for one that is out
+        self.timed_out = False  # it waits, and its last delivery may yet be acked
+
+
+class HeldPartition:
+    """A partition in one generation of its assignment."""
+
+    def __init__(
+        self, topic: str, partition: int, generation: int, state: OffsetState, committed: bool
+    ) -> None:
+        self.key = (topic, partition)
+        self.generation = generation
+        self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
+        self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
+        self.sizes = [0] * 4  # bytes, by status
+        self.numbers = [0] * 4
+        self.closing = False
+        self.gone = False
+        self.cause = ""  # why it is paused
+        # Where none was committed, a start at the end would be another one after a crash.
+        self.changes = int(not committed)
+        self.committed_changes = 0
+        self.committed: int | None = state.committable if committed else None
+
+    def move(self, held: Held, status: int) -> None:
+        """A record comes into another status."""
+        self.count(held, -1)
+        held.status = status
+        self.count(held, 1)
+
+    def count(self, held: Held, by: int) -> None:
+        """A record comes (1) or goes (-1)."""
+        self.numbers[held.status] += by
+        self.sizes[held.status] += by * held.size
+
+    @property
+    def in_flight(self) -> int:
+        """Records that are neither done nor waiting."""
+        return self.numbers[FRESH] + self.numbers[OUT] + self.numbers[DYING]
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Their bytes."""
+        return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
+
+    def is_full(self, limits: Limits, part: int) -> bool:
+        """Whether a part of what may be in flight is: 1 for all of it, 2 for half."""
+        return (
+            self.in_flight * part >= limits.in_flight
+            or self.in_flight_bytes * part >= limits.in_flight_bytes
+        )
+
+    def stats(self, now_ms: int) -> PartitionStats:
+        """The partition as it is; its lag is not known here."""
+        first = next(iter(self.held.values()), None)
+        return PartitionStats(
+            *self.key,
+            generation=self.generation,
+            position=self.tracker.position,
+            committed=self.committed,
+            lag=None,
+            fresh=self.numbers[FRESH],
+            out=self.numbers[OUT],
+            waiting=self.numbers[WAITING],
+            dying=self.numbers[DYING],
+            bytes=sum(self.sizes),
+            oldest_s=0.0 if first is None else (now_ms - first.read_ms) / 1000,
+            paused=self.cause,
+        )
+
+
+class MetadataForm:
+    """How much metadata a broker takes, as far as it has said so.
+
+    Parameters
+    ----------
+    deployment : int
+        As in `encode_metadata`.
+    """
+
+    def __init__(self, deployment: int) -> None:
+        self._deployment = deployment
+        self._limit, self._wide = KAFKA_LIMIT, True
+
+    def encode(self, tracker: OffsetTracker) -> Commit:
+        """What to commit of a partition."""
+        if self._limit < _LEAST_METADATA:
+            return Commit(tracker.committable, "")
+        return encode_metadata(tracker, self._deployment, limit=self._limit, wide=self._wide)
+
+    def shorten(self) -> None:
+        """Take in that it was too large."""
+        if self._wide:
+            self._wide = False  # it may count bytes, of which a character then is one
+        else:
+            self._limit //= 2

@@ -1,0 +1,500 @@
+"""Which records a consumer has, and what is to become of each: no I/O, and time is an argument.
+
+A record that was read is *fresh*, then *out* at whoever took it, and then done, or waiting for its
+next attempt, or dying: on its way to the dead letters.  A record that waits is ahead of all that
+are fresh when it is due.  Only what is done, ACKED or kept as a dead letter, is committed over.
+
+A partition is held for one generation of its assignment.  What is said of a record counts for the
+one delivery that is out, once; all else is counted and changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from ackcore._records import OffsetState
+from ackcore.kafka.held_partition import (
+    DYING,
+    FRESH,
+    OUT,
+    WAITING,
+    DeadLetter,
+    Held,
+    HeldPartition,
+    Key,
+    Limits,
+    MetadataForm,
+    PartitionCommit,
+)
+from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
+from ackcore.retry import Policy
+
+_TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
+
+
+class HeldRecords:
+    """The records of all partitions that a consumer has.
+
+    Parameters
+    ----------
+    policy : Policy
+    deployment : int
+        As in `encode_metadata`.
+    timeout_ms : int or None
+        A record that is out for longer has failed.
+    unavailable_timeout_ms : int
+        Failures that are no attempts count nevertheless, once a record is so old.
+    wake : callable, optional
+        Called when there may be something to take, or what was waited for was answered.
+
+    All times are milliseconds of one clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        deployment: int = 0,
+        limits: Limits | None = None,
+        timeout_ms: int | None = None,
+        unavailable_timeout_ms: int = 7 * 24 * 3_600_000,
+        wake: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._policy = policy
+        self._limits = limits or Limits()
+        self._timeout_ms = timeout_ms
+        self._unavailable_timeout_ms = unavailable_timeout_ms
+        self._wake = wake
+        self._partitions: dict[Key, HeldPartition] = {}
+        self._fresh: deque[tuple[HeldPartition, int]] = deque()
+        self._waiting: list[
+            tuple[int, int, HeldPartition, int]
+        ] = []  # a heap, by when they are due
+        self._out: deque[tuple[int, HeldPartition, int, int]] = deque()  # by when they were taken
+        self._dying: deque[DeadLetter] = deque()
+        self._sequence = 0
+        self._metadata = MetadataForm(deployment)
+        self.counts = ConsumerCounts()
+
+    # Partitions.
+
+    def assign(
+        self,
+        topic: str,
+        partition: int,
+        generation: int,
+        state: OffsetState,
+        *,
+        committed: bool = True,
+    ) -> None:
+        """Take in a partition, as it was committed.
+
+        Parameters
+        ----------
+        topic, partition, generation
+            No generation of a partition comes twice.
+        state : OffsetState
+            Where to begin, and what is done above that.
+        committed : bool, default True
+            Whether the broker has it; if not, it is committed though nothing is done.
+        """
+        self.forget((topic, partition))
+        self._partitions[topic, partition] = HeldPartition(
+            topic, partition, generation, state, committed
+        )
+
+    def close(self, keys: Iterable[Key]) -> None:
+        """Give nothing more of partitions to anyone; what is out may still be answered."""
+        for key in keys:
+            if (found := self._partitions.get(key)) is None or found.closing:
+                continue
+            found.closing, found.cause = True, "revoked"
+            for offset in [o for o, held in found.held.items() if held.status == FRESH]:
+                found.count(found.held.pop(offset), -1)
+                self.counts.dropped += 1
+
+    def forget(self, key: Key) -> None:
+        """Let a partition go; what is said of its records from now on is late."""
+        found = self._partitions.pop(key, None)
+        if found is not None:
+            found.gone = True
+            self.counts.dropped += len(found.held)
+            found.held.clear()
+            self._fresh = deque(each for each in self._fresh if not each[0].gone)
+            self._waiting = [each for each in self._waiting if not each[2].gone]
+            heapq.heapify(self._waiting)
+
+    def unanswered(self, keys: Iterable[Key]) -> int:
+        """Count what a drain waits for: records that are out, or on their way to the dead."""
+        found = [self._partitions[key] for key in keys if key in self._partitions]
+        return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
+
+    @property
+    def assigned(self) -> list[Key]:
+        """The partitions that are held."""
+        return list(self._partitions)
+
+    def position(self, key: Key) -> int | None:
+        """One above the highest offset that was read of a partition; None if it is not held."""
+        return None if (found := self._partitions.get(key)) is None else found.tracker.position
+
+    def is_idle(self, key: Key) -> bool:
+        """Whether all that was read of a partition is done."""
+        found = self._partitions.get(key)
+        return found is not None and not found.tracker.pending
+
+    # Records in.
+
+    def read(
+        self, key: Key, records: Sequence[KafkaRecord], sizes: Sequence[int], now_ms: int
+    ) -> int:
+        """Take in records of one partition, in its order; return how many were not done before.
+
+        Their generation, attempt and delivery are set here; ``sizes`` are bytes.
+        """
+        found = self._partitions.get(key)
+        if found is None or found.closing:
+            self.counts.dropped += len(records)
+            return 0
+        tracker, n = found.tracker, 0
+        for record, size in zip(records, sizes, strict=True):
+            offset = record.offset
+            if not tracker.emitted(offset):  # done before a restart
+                self.counts.skipped += 1
+                continue
+            n += 1
+            failures = tracker.attempt(offset)
+            record = record._replace(attempt=failures, generation=found.generation)
+            held = found.held[offset] = Held(record, size, now_ms)
+            found.count(held, 1)
+            if failures >= self._policy.max_attempts:
+                # Its dead letter was not known to be kept when the last generation ended.
+                failure = Failure("Failed", f"{failures} times before it was assigned anew")
+                self._die(found, held, failure, failures)
+            else:
+                self._fresh.append((found, offset))
+        found.changes += 1
+        self.counts.read += n
+        if n:
+            self._wake()
+        return n
+
+    def lose(self, key: Key, stop: int, now_ms: int, keep: bool) -> int:
+        """Take in that a partition's records below an offset are gone before they were read.
+
+        Parameters
+        ----------
+        key : Key
+        stop : int
+            The first offset that is there.
+        now_ms : int
+        keep : bool
+            Whether a dead letter is to say so before they are committed over.
+
+        Returns
+        -------
+        int
+            Offsets that were lost, or are gaps; 0 if all of them were done.
+        """
+        found = self._partitions.get(key)
+        if found is None or found.closing or stop <= found.tracker.position:
+            return 0
+        start = found.tracker.position
+        while start < stop and found.tracker.is_done(start):
+            start += 1
+        lost = stop - start
+        if lost and keep:
+            found.tracker.emitted(start)
+            record = KafkaRecord(*key, start, None, None, [], None, 0, found.generation)
+            held = found.held[start] = Held(record, 0, now_ms)
+            found.count(held, 1)
+            text = f"offsets {start} to {stop - 1} were deleted before they were read"
+            self._die(found, held, Failure("LostUpstream", text), 0)
+        self.advance(key, stop)
+        self.counts.lost += lost
+        return lost
+
+    def advance(self, key: Key, position: int) -> None:
+        """Take in that nothing more will be read below a position: markers, or it is lost."""
+        found = self._partitions.get(key)
+        if found is not None and position > found.tracker.position:
+            found.tracker.advance(position)
+            found.changes += 1
+
+    # Records out.
+
+    def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
+        """Return up to n records to be processed, first those that are due again."""
+        taken: list[KafkaRecord] = []
+        while len(taken) < n and self._waiting and self._waiting[0][0] <= now_ms:
+            due_ms, _, found, offset = heapq.heappop(self._waiting)
+            held = found.held.get(offset)
+            if held is None or held.status != WAITING or held.due_ms != due_ms or found.closing:
+                continue
+            if not held.in_tracker:
+                found.tracker.emitted(offset)
+                held.in_tracker = True
+            self.counts.retried += 1
+            taken.append(self._send(found, held, now_ms))
+        while len(taken) < n and self._fresh:
+            found, offset = self._fresh.popleft()
+            held = found.held.get(offset)
+            if held is not None and held.status == FRESH:
+                taken.append(self._send(found, held, now_ms))
+        return taken
+
+    def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
+        held.delivery += 1
+        held.timed_out = False
+        found.move(held, OUT)
+        held.record = held.record._replace(delivery=held.delivery)
+        if self._timeout_ms is not None:
+            self._out.append((now_ms, found, held.record.offset, held.delivery))
+        return held.record
+
+    def give_back(self, records: Iterable[KafkaRecord]) -> None:
+        """Take back records that nobody has looked at; they are the next to be taken."""
+        for record in reversed(list(records)):
+            found = self._of(record)
+            held = None if found is None else found.held.get(record.offset)
+            if found is None or held is None or held.status != OUT:
+                continue
+            if found.closing:
+                found.count(found.held.pop(record.offset), -1)
+                self.counts.dropped += 1
+            else:
+                found.move(held, FRESH)
+                self._fresh.appendleft((found, record.offset))
+        self._wake()
+
+    def due_in_ms(self, now_ms: int) -> int | None:
+        """Milliseconds until there may be something to take; None if that is not known."""
+        if self._fresh:
+            return 0
+        return max(0, self._waiting[0][0] - now_ms) if self._waiting else None
+
+    # Answers.
+
+    def ack(self, record: KafkaRecord) -> bool:
+        """Take in that a record is done; whether it was out."""
+        found, held = self._answered(record)
+        if found is None or held is None:
+            return False
+        self.counts.acked += 1
+        self._done(found, record.offset)
+        return True
+
+    def fail(
+        self,
+        record: KafkaRecord,
+        failure: Failure,
+        now_ms: int,
+        *,
+        final: bool = False,
+        counts: bool = True,
+        after_ms: int = 0,
+    ) -> bool:
+        """Take in that a record failed; whether it was out.
+
+        Parameters
+        ----------
+        record : KafkaRecord
+        failure : Failure
+            Why.
+        now_ms : int
+        final : bool, default False
+            There is to be no other attempt.
+        counts : bool, default True
+            Whether it was an attempt.
+        after_ms : int, default 0
+            It waits for so long at least.
+        """
+        found, held = self._answered(record)
+        if found is None or held is None:
+            return False
+        if held.status == WAITING:  # it timed out, and was known to have failed by that
+            self.counts.late += 1
+            return False
+        self.counts.failed += 1
+        self._failed(found, held, failure, now_ms, final=final, counts=counts, after_ms=after_ms)
+        return True
+
+    def expire(self, now_ms: int) -> int:
+        """Fail what has been out for too long; an ack counts until it is taken again."""
+        if self._timeout_ms is None:
+            return 0
+        n = 0
+        while self._out and self._out[0][0] + self._timeout_ms <= now_ms:
+            _, found, offset, delivery = self._out.popleft()
+            held = found.held.get(offset)
+            if held is None or held.status != OUT or held.delivery != delivery:
+                continue
+            n += 1
+            self.counts.timed_out += 1
+            self._failed(found, held, _TIMED_OUT, now_ms)
+            held.timed_out = True
+        return n
+
+    def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        found = self._partitions.get((record.topic, record.partition))
+        if found is None or found.generation != record.generation:
+            self.counts.stale += 1
+            return None
+        return found
+
+    def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
+        """What is known of a record, if its delivery may still be answered."""
+        found = self._of(record)
+        held = None if found is None else found.held.get(record.offset)
+        if held is None:
+            self.counts.repeated += found is not None
+            return found, None
+        may_be = held.status == OUT or (held.status == WAITING and held.timed_out)
+        if held.delivery != record.delivery or not may_be:
+            self.counts.late += 1
+            return found, None
+        return found, held
+
+    def _failed(
+        self,
+        found: HeldPartition,
+        held: Held,
+        failure: Failure,
+        now_ms: int,
+        *,
+        final: bool = False,
+        counts: bool = True,
+        after_ms: int = 0,
+    ) -> None:
+        record = held.record
+        counts = counts or now_ms - held.read_ms >= self._unavailable_timeout_ms
+        if counts:
+            found.tracker.failed(record.offset)
+            held.in_tracker = False
+        found.changes += 1
+        waiting = self._policy.decide(
+            f"{record.topic}-{record.partition}-{record.offset}",
+            *(record.attempt, now_ms, final),
+            counts=counts,
+            not_before_ms=now_ms + after_ms,
+            first_ms=held.read_ms,
+        )
+        if waiting is None:
+            self._die(found, held, failure, record.attempt + 1)
+            return
+        held.record = record._replace(attempt=waiting.attempt)
+        held.due_ms = waiting.due_ms
+        found.move(held, WAITING)
+        self._sequence += 1
+        heapq.heappush(self._waiting, (waiting.due_ms, self._sequence, found, record.offset))
+        self._wake()
+
+    def _die(self, found: HeldPartition, held: Held, failure: Failure, failures: int) -> None:
+        found.move(held, DYING)
+        self._dying.append(DeadLetter(held.record, failure, failures))
+        self._wake()
+
+    def _done(self, found: HeldPartition, offset: int) -> None:
+        found.tracker.acked(offset)
+        found.count(found.held.pop(offset), -1)
+        found.changes += 1
+        self._wake()
+
+    # Dead letters.
+
+    def dying(self) -> list[DeadLetter]:
+        """Return those that are to be kept, each once."""
+        letters = list(self._dying)
+        self._dying.clear()
+        return letters
+
+    def is_dying(self, letter: DeadLetter) -> bool:
+        """Whether a dead letter is still to be kept here: its partition was not taken away."""
+        record = letter.record
+        found = self._partitions.get((record.topic, record.partition))
+        return (
+            found is not None
+            and found.generation == record.generation
+            and record.offset in found.held
+        )
+
+    def dead(self, letter: DeadLetter) -> bool:
+        """Take in that a dead letter is kept, for good; whether its record was still held."""
+        if not self.is_dying(letter):
+            return False
+        topic, partition, offset, *_ = letter.record
+        self.counts.dead += 1
+        self._done(self._partitions[topic, partition], offset)
+        return True
+
+    # Commits.
+
+    def commits(self, keys: Iterable[Key] | None = None) -> list[PartitionCommit]:
+        """What to commit of those partitions that have changed since it was."""
+        some = self._partitions if keys is None else keys
+        found = [self._partitions[key] for key in some if key in self._partitions]
+        form = self._metadata
+        return [
+            PartitionCommit(*each.key, each.generation, form.encode(each.tracker), each.changes)
+            for each in found
+            if each.changes != each.committed_changes
+        ]
+
+    def committed(self, done: PartitionCommit) -> None:
+        """Take in that the broker has a commit."""
+        found = self._partitions.get((done.topic, done.partition))
+        if found is not None and found.generation == done.generation:
+            found.committed_changes = max(found.committed_changes, done.changes)
+            found.committed = max(found.committed or 0, done.commit.offset)
+            self.counts.committed += 1
+
+    def shorten_metadata(self) -> None:
+        """Make metadata smaller, as a broker said that it was too large."""
+        self._metadata.shorten()
+
+    # How much may be read.
+
+    def room(self) -> int:
+        """Records that may be read at once, whatever partition they are of; 0 if all are paused.
+
+        An eighth of the limit in any case, or one that is nearly full would make all reads small:
+        so much more than the limit there may be.
+        """
+        limit = self._limits.in_flight
+        free = [limit - each.in_flight for each in self._partitions.values() if not each.cause]
+        return max(min(free), limit // 8, 1) if free else 0
+
+    def pauses(self) -> tuple[list[Key], list[Key]]:
+        """Which partitions are to be paused now, and which resumed: the changes since."""
+        waiting = sum(each.numbers[WAITING] for each in self._partitions.values())
+        waiting_bytes = sum(each.sizes[WAITING] for each in self._partitions.values())
+        limits = self._limits
+        pause: list[Key] = []
+        resume: list[Key] = []
+        for key, each in self._partitions.items():
+            # Half of it free again: each pause drops what the client has read ahead.
+            part = 2 if each.cause else 1
+            cause = ""
+            if each.closing:
+                cause = "revoked"
+            elif each.is_full(limits, part):
+                cause = "in flight"
+            elif waiting * part >= limits.waiting or waiting_bytes * part >= limits.waiting_bytes:
+                cause = "waiting"
+            if bool(cause) != bool(each.cause):
+                (pause if cause else resume).append(key)
+            each.cause = cause
+        return pause, resume
+
+    @property
+    def paused(self) -> int:
+        """How many partitions are."""
+        return sum(bool(each.cause) for each in self._partitions.values())
+
+    # Looking inside.
+
+    def partition_stats(self, now_ms: int) -> list[PartitionStats]:
+        """Each partition as it is; lags are not known here."""
+        return [each.stats(now_ms) for each in self._partitions.values()]

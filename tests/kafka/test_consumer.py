@@ -1,0 +1,473 @@
+"""A consumer on librdkafka's mock cluster: in this process, with whatever may go wrong."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+import mock_broker
+from confluent_kafka import KafkaError, Producer
+from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
+from servers import wait_until
+
+from ackcore.dispatch import Dispatcher, RecordDead, Reject
+from ackcore.kafka import Consumer, ConsumerError, Failure, OffsetsOutOfRange
+
+
+@pytest.fixture
+def books(mock_kafka, tmp_path):
+    return Books(mock_kafka, tmp_path)
+
+
+def test_poison_is_dead_and_all_else_is_done_once(books):
+    """F5: of 2,000 records one in a hundred fails five times, and others once, in three threads."""
+    books.produce(2000)
+    poison = {b"%d" % i for i in range(0, 2000, 100)}
+
+    def may_fail(record):
+        if record.value in poison:
+            return ValueError("poison")
+        return OSError("once") if record.offset % 7 == 3 and not record.attempt else None
+
+    with consuming(books) as consumer:
+        with workers(consumer, books, may_fail=may_fail):
+            books.wait_for_the_end()
+        counts = consumer.stats().counts
+    books.check_complete(poison=poison)
+    assert (counts.acked, counts.dead) == (1980, 20)
+    once = sum(o % 7 == 3 and v not in poison for (_, o), v in books.delivered.items())
+    assert counts.failed == 5 * 20 + once
+    assert counts.retried == 4 * 20 + once
+
+
+def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
+    books.produce(3)
+    value = {"key": b"k", "value": None, "headers": [("a", b"1"), ("ackcore-deaths", b"4")]}
+    books.server.produce(books.topic, [value], 0)
+    with consuming(books) as consumer:
+        for record in take(consumer, 4):
+            if record.key is None:
+                consumer.ack(record)
+            else:
+                assert record.headers == value["headers"]
+                consumer.fail(record, Reject("never"))
+        wait_until(lambda: consumer.stats().counts.dead, "it is dead")
+        assert consumer.stats().counts.failed == 1
+    (letter,) = books.server.consume(books.dead_topic)
+    assert (letter.key(), letter.value()) == (b"k", None)
+    assert letter.headers() == [
+        ("a", b"1"),
+        ("ackcore-reason", b"Reject: never"),
+        ("ackcore-topic", books.topic.encode()),
+        ("ackcore-partition", b"0"),
+        ("ackcore-offset", b"1"),
+        ("ackcore-attempts", b"1"),
+        ("ackcore-deaths", b"5"),
+    ]
+
+
+def test_what_is_done_is_not_handed_out_again_after_a_restart(books):
+    books.produce(400)
+    with consuming(books, backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
+        for record in take(consumer, 400):
+            if record.offset % 3:
+                consumer.ack(record)
+            elif record.offset % 2:
+                consumer.fail(record, "not yet")
+    again = {at for at in books.delivered if not at[1] % 3}
+    with consuming(books) as consumer:
+        taken = take(consumer, len(again))
+        assert {(one.partition, one.offset) for one in taken} == again
+        assert all(one.attempt == one.offset % 2 for one in taken)
+        assert consumer.poll(1, 0.1) == []
+        assert consumer.ack_many(taken) == len(again)
+        wait_until(lambda: not books.lag(), "all is committed")
+        assert consumer.stats().counts.skipped == 400 - len(again)
+
+
+def test_a_start_at_the_end_is_remembered(books):
+    books.produce(8)
+    with consuming(books, start="latest") as consumer:
+        wait_until(lambda: not books.lag(), "the ends are committed, though nothing is done")
+        assert consumer.stats().counts.read == 0
+    books.produce(4)
+    with consuming(books, start="latest") as consumer:
+        assert sorted(one.value for one in take(consumer, 4)) == [b"10", b"11", b"8", b"9"]
+
+
+def test_partitions_by_hand(books):
+    books.produce(40)
+    with consuming(books, partitions=[(books.topic, 1), (books.topic, 3)]) as consumer:
+        taken = take(consumer, 20)
+        assert {one.partition for one in taken} == {1, 3}
+        consumer.ack_many(taken)
+        wait_until(lambda: books.lag() == 20, "they are committed")
+    assert [offset for offset, _ in books.committed()] == [-1001, 10, -1001, 10]
+
+
+def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, tmp_path):
+    """F13: the lag becomes 0, marker included."""
+    books = Books(mock_kafka, tmp_path, partitions=1)
+    producer = Producer(mock_kafka.conf(transactional_id="one"))
+    producer.init_transactions(10)
+    for _ in range(3):
+        producer.begin_transaction()
+        for _ in range(5):
+            producer.produce(books.topic, b"x", partition=0)
+        producer.commit_transaction(10)
+    with consuming(books) as consumer:
+        taken = take(consumer, 15)
+        consumer.ack_many(taken)
+        assert taken[-1].offset == 16
+        wait_until(lambda: books.committed()[0][0] == 18, "the last marker is committed over")
+        assert consumer.stats().lag == 0
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "eager"])
+def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(books, protocol):
+    """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
+    books.produce(80)
+    with consuming(books, protocol=protocol, drain_s=0) as one:
+        mine = take(one, 80)
+        with consuming(books, protocol=protocol) as other:
+            wait_until(
+                lambda: (
+                    len(partitions_of(one) | partitions_of(other)) == 4 and partitions_of(other)
+                ),
+                "both have some",
+            )
+            theirs = partitions_of(other)
+            taken = take(other, 20 * len(theirs))
+            assert {record.partition for record in taken} == theirs
+            late = [record for record in mine if record.partition in theirs]
+            assert one.ack_many(late) == 0
+            assert not one.fail(late[0], "late")
+            assert one.stats().counts.stale == len(late) + 1
+            assert other.ack_many(taken) == len(taken)
+            wait_until(
+                lambda: all(books.committed()[one][0] == 20 for one in theirs), "they are committed"
+            )
+
+
+def test_commits_that_are_refused_are_made_again(books, caplog):
+    """F10: whatever the broker says, what was done stays to be committed."""
+    books.produce(400)
+    errors = (
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    )
+    with consuming(books) as consumer:
+        taken = take(consumer, 400)
+        for error in errors:
+            books.server.fail_requests(mock_broker.OFFSET_COMMIT, error)
+            consumer.ack_many(taken[-50:])
+            del taken[-50:]
+            wait_until(
+                lambda: len(books.done_by_commits()) >= 400 - len(taken), "they are committed"
+            )
+        assert consumer.stats().counts.rejected >= 2
+        assert any(metadata[4:5] == "b" for _, metadata in books.committed())
+        consumer.ack_many(taken)
+        wait_until(lambda: not books.lag(), "all is committed")
+    assert "refused" in caplog.text
+
+
+def test_a_member_that_is_fenced_joins_again(books, caplog):
+    """F10: what it had is read again, and what it says of it is late."""
+    books.produce(400)
+    with consuming(books, drain_s=0) as consumer, workers(consumer, books):
+        for code in (KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID):
+            books.wait_for_the_end()
+            rejected = consumer.stats().counts.rejected
+            books.server.fail_requests(mock_broker.OFFSET_COMMIT, code)
+            books.produce(400)
+            wait_until(lambda n=rejected: consumer.stats().counts.rejected > n, "it is fenced")
+        books.wait_for_the_end()
+    books.check_complete(most_again=800)
+    assert "was fenced" in caplog.text
+
+
+def test_brokers_go_and_come_back(books):
+    """F11: a broker is down, leaders and the coordinator move: nothing is lost, nor done twice."""
+    server = books.server
+    books.produce(2000)
+    with consuming(books) as consumer, workers(consumer, books):
+        wait_until(books.effects, "it works")
+        server.broker_set_down(1)
+        for partition in range(4):
+            server.partition_set_leader(books.topic, partition, 2)
+        server.coordinator_set("group", books.group, 3)
+        books.produce(400)
+        server.broker_set_up(1)
+        server.coordinator_set("group", books.group, 1)
+        books.wait_for_the_end()
+    books.check_complete()
+
+
+def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_kafka, tmp_path):
+    """F12"""
+    books = Books(mock_kafka, tmp_path, partitions=1)
+    books.produce(100)
+    with consuming(books) as consumer:
+        consumer.ack_many(take(consumer, 100)[:10])
+        wait_until(lambda: books.committed()[0][0] == 10, "ten are done")
+    mock_kafka.delete_records(books.topic, 50)
+    with (
+        pytest.raises(OffsetsOutOfRange, match="from 10, and there is 50 to 100"),
+        consuming(books, out_of_range="fail") as consumer,
+    ):
+        consumer.poll(1, 20.0)
+    with consuming(books) as consumer:
+        taken = take(consumer, 50)
+        assert taken[0].offset == 50
+        wait_until(lambda: books.committed()[0][0] == 50, "the loss is kept, and committed over")
+        counts = consumer.stats().counts
+        assert (counts.lost, counts.dead) == (40, 1)
+    (letter,) = mock_kafka.consume(books.dead_topic)
+    assert dict(letter.headers())["ackcore-reason"] == (
+        b"LostUpstream: offsets 10 to 49 were deleted before they were read"
+    )
+
+
+def test_what_waits_is_retried_though_it_was_deleted(mock_kafka, tmp_path):
+    books = Books(mock_kafka, tmp_path, partitions=1)
+    books.produce(10)
+    with consuming(books) as consumer:
+        taken = take(consumer, 10)
+        consumer.fail(taken[0], "once")
+        consumer.ack_many(taken[1:])
+        mock_kafka.delete_records(books.topic, 10)
+        (again,) = take(consumer, 1)
+        assert (again.offset, again.value) == (0, b"0")
+        consumer.ack(again)
+        wait_until(lambda: books.committed()[0][0] == 10, "all are done")
+
+
+def test_records_in_retry_do_not_stop_the_others(books):
+    """F14: 30 of 100 records fail again and again, and the others are done meanwhile."""
+    books.produce(4000)
+    waits = threading.Event()
+
+    def may_fail(record):
+        return None if record.offset % 10 > 2 or waits.is_set() else OSError("down")
+
+    arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_ms": 500}
+    with consuming(books, **arguments) as consumer, workers(consumer, books, may_fail=may_fail):
+        wait_until(lambda: consumer.stats().counts.acked == 2800, "the others are done")
+        assert sum(each.waiting for each in consumer.stats().partitions) > 4 * 200
+        waits.set()
+        books.wait_for_the_end()
+    books.check_complete()
+
+
+def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books, caplog):
+    """F16: intake stops at the limit, and goes on when they can be."""
+    books.produce(2000)
+    up, kept = threading.Event(), []
+
+    def keep(record, failure):
+        if not up.is_set():
+            raise OSError("the dead letters' store is down")
+        kept.append((record.partition, record.offset, failure))
+
+    arguments = {"dead_letters": keep, "max_in_flight": 50}
+    with (
+        consuming(books, **arguments) as consumer,
+        workers(consumer, books, may_fail=lambda record: Reject("no")),
+    ):
+        wait_until(
+            lambda: [each.paused for each in consumer.stats().partitions] == ["in flight"] * 4,
+            "all are paused",
+        )
+        assert books.lag() == 2000
+        assert consumer.stats().counts.dead == 0
+        held = sum(each.dying for each in consumer.stats().partitions)
+        assert 200 <= held <= 200 + 4 * 6
+        up.set()
+        wait_until(lambda: not books.lag(), "all are kept")
+    assert len(kept) == 2000
+    assert kept[0][2] == Failure("Reject", "no")
+    assert caplog.text.count("is not kept") == 1
+
+
+def test_a_topic_that_does_not_take_dead_letters_is_tried_again(books):
+    books.produce(40)
+    books.server.fail_requests(mock_broker.PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 3)
+    with consuming(books) as consumer:
+        for record in take(consumer, 40):
+            consumer.fail(record, Reject("no"))
+        wait_until(lambda: not books.lag(), "all are kept")
+    books.check_complete(poison=set(books.delivered.values()))
+
+
+def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
+    """F19: no more is held than may be, however much there is to read, and nothing gets stuck."""
+    books = Books(mock_kafka, tmp_path, partitions=2)
+    books.produce(20_000)
+    most = 0
+    with consuming(books, max_in_flight=1000) as consumer:
+        wait_until(
+            lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"] * 2, "full"
+        )
+        left = 20_000
+        while left:
+            most = max(most, *(p.fresh + p.out for p in consumer.stats().partitions), 0)
+            taken = consumer.poll(100, 20.0)
+            assert taken
+            left -= consumer.ack_many(taken)
+        wait_until(lambda: not books.lag(), "all is committed")
+    assert 1000 <= most <= 1000 + 125
+
+
+def test_without_dead_letters_it_ends_and_says_so(books):
+    books.produce(40)
+    consumer = consumer_of(books, dead_letters=None, max_attempts=1)
+    taken = take(consumer, 40)
+    done = [record for record in taken if record.value != b"7"]
+    assert consumer.ack_many(done) == 39
+    (poison,) = [record for record in taken if record.value == b"7"]
+    consumer.fail(poison, ValueError("no"))
+    with pytest.raises(RecordDead, match="failed 1 times, at last of ValueError: no; give dead"):
+        consumer.poll(1, 20.0)
+    with pytest.raises(RecordDead):
+        consumer.close()
+    assert books.done_by_commits() == {at for at, value in books.delivered.items() if value != b"7"}
+
+
+def test_what_times_out_is_handed_out_again(books):
+    books.produce(4)
+    with consuming(books, timeout_s=0.05) as consumer:
+        lost = take(consumer, 4)
+        again = take(consumer, 4)
+        assert {record.attempt for record in again} == {1}
+        assert consumer.ack_many(again) + consumer.ack_many(lost) <= 4
+        assert consumer.stats().counts.timed_out >= 4
+
+
+def test_closing_waits_for_what_is_out(books):
+    """F18"""
+    books.produce(400)
+    consumer = consumer_of(books, drain_s=30.0)
+    taken = take(consumer, 100)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    wait_until(lambda: consumer.stopped, "it is to stop")
+    assert consumer.poll(1) == []
+    assert consumer.ack_many(taken[:99]) == 99
+    assert closing.is_alive()
+    assert consumer.ack(taken[99])
+    closing.join()
+    assert len(books.done_by_commits()) == 100
+    assert not consumer.ack(taken[0])
+    consumer.close()
+
+
+def test_a_drain_ends_at_its_deadline(books, caplog):
+    books.produce(4)
+    consumer = consumer_of(books)
+    take(consumer, 4)
+    started = time.monotonic()
+    consumer.close(0.2)
+    assert 0.2 <= time.monotonic() - started < 5
+    assert "4 records were not answered in 0.2 s" in caplog.text
+
+
+def test_a_dispatcher_reads_from_it(books):
+    books.produce(500)
+    seen = []
+
+    async def one(record):
+        await asyncio.sleep(0)
+        if record.value == b"77":
+            raise Reject("no")
+        seen.append(record.value)
+
+    with consuming(books) as consumer:
+        dispatcher = Dispatcher(
+            lambda start: consumer,
+            {"one": one, "two": one},
+            acked=lambda position, record: consumer.ack(record),
+            dead=lambda position, record, error: consumer.fail(record, Reject(str(error))),
+        )
+
+        async def run():
+            running = asyncio.ensure_future(dispatcher.run_async())
+            while books.lag():
+                await asyncio.sleep(0.05)
+            dispatcher.stop()
+            return await running
+
+        found = asyncio.run(run())
+        assert (found.acked, found.dead) == (499, 1)
+        assert sorted(seen) == sorted(set(books.delivered.values()) - {b"77"})
+        wait_until(lambda: consumer.stats().counts.dead, "it is dead")
+    assert sum(books.dead().values()) == 1
+
+
+def test_settings_that_cannot_be_are_refused():
+    def make(**arguments):
+        return Consumer(**{"bootstrap_servers": "x", "group_id": "g", "topics": "t", **arguments})
+
+    for arguments, error in (
+        ({"topics": None}, "topics or partitions must be given"),
+        ({"partitions": [("t", 0)]}, "not both"),
+        ({"group_id": ""}, "group_id must not be empty"),
+        ({"options": {"enable.auto.commit": True}}, "options must not have 'enable.auto.commit'"),
+        ({"protocol": "kip"}, "protocol must be one of 'cooperative', 'eager', 'consumer'"),
+        ({"start": "end"}, "start must be one of"),
+        ({"max_attempts": 0}, "max_attempts must be in 1.."),
+        ({"drain_s": 300}, "drain_s must be at most 295"),
+        ({"dead_letters": "t"}, "must not be a topic that is read"),
+        ({"commit_interval_s": 0}, "commit_interval_s must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            make(**arguments)
+    for arguments, error in (
+        ({"dead_letters": 5}, "dead_letters must be a topic's name or a callable, got int"),
+        ({"topics": [5]}, "topics must be names, got 5"),
+        ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
+        ({"group_id": 5}, "group_id must be a str, got int"),
+    ):
+        with pytest.raises(TypeError, match=error):
+            make(**arguments)
+
+
+def test_secrets_are_not_shown(books, caplog):
+    options = {"sasl.password": "hunter2", "no.such.setting": "1"}
+    with pytest.raises(ConsumerError, match="No such configuration property"):
+        consumer_of(books, options=options)
+    with pytest.raises(ConsumerError) as refused:
+        consumer_of(books, options={"sasl.password": "hunter2", "session.timeout.ms": "hunter2"})
+    assert "hunter2" not in str(refused.value)
+    with consuming(books, options={"sasl.password": "hunter2"}) as consumer:
+        assert "hunter2" not in repr(consumer.settings) + repr(vars(consumer))
+    assert "hunter2" not in caplog.text
+
+
+def test_the_session_in_the_readme_is_true(mock_kafka, run_readme):
+    for topic in ("orders", "orders-dead"):
+        mock_kafka.create_topic(topic)
+    mock_kafka.produce("orders", [b"{" if n == 7 else b"{}" for n in range(100)])
+    run_readme(on_spark=False, on_kafka=True, servers=mock_kafka.bootstrap_servers)
+    assert len(mock_kafka.consume("orders-dead")) == 1
+
+
+def test_a_partition_that_was_paused_is_read_when_it_comes_back(mock_kafka, tmp_path):
+    """Fenced while it is full: the client's pause outlasts the assignment."""
+    books = Books(mock_kafka, tmp_path, partitions=1)
+    books.produce(100)
+    with consuming(books, max_in_flight=10, drain_s=0) as consumer:
+        wait_until(lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"], "full")
+        first = take(consumer, 1)
+        mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.UNKNOWN_MEMBER_ID)
+        consumer.ack_many(first)
+        wait_until(lambda: consumer.stats().counts.dropped, "it went")
+        taken = []
+        while len(taken) < 100:
+            taken += take(consumer, 1)
+            consumer.ack(taken[-1])
+        assert taken[0].offset == 0

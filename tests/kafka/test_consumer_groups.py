@@ -1,0 +1,98 @@
+"""Consumers of one group on a real broker: partitions come and go, whatever the protocol."""
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka import Producer
+from consumer_books import Books, consuming, partitions_of, take, workers
+from servers import wait_until
+
+PROTOCOLS = ["cooperative", "eager", "consumer"]
+
+
+def group(protocol):
+    """KIP-848's session is the broker's."""
+    options = {"session.timeout.ms": None, "heartbeat.interval.ms": None}
+    return {"protocol": protocol, "options": options if protocol == "consumer" else {}}
+
+
+def closing(consumer):
+    return {each.partition for each in consumer.stats().partitions if each.paused == "revoked"}
+
+
+@pytest.fixture
+def books(kafka_broker, tmp_path):
+    return Books(kafka_broker, tmp_path)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_partitions_that_are_taken_away_are_drained(books, protocol):
+    """What is acked in the drain is not handed out by the next, and what is not is fenced."""
+    books.produce(80)
+    with consuming(books, drain_s=30.0, commit_interval_s=1000, **group(protocol)) as one:
+        mine = take(one, 80)
+        with consuming(books, **group(protocol)) as other:
+            revoked = wait_until(lambda: closing(one), "some are to go")
+            wait_until(lambda: not one.poll(1, 0.01), "nothing more of them is handed out")
+            odd = [record for record in mine if record.offset % 2]
+            assert one.ack_many(odd) == 40
+            assert not partitions_of(other)
+            one._thread.drain_s = 0.0
+            theirs = wait_until(lambda: partitions_of(other), "they went")
+            assert theirs <= revoked
+            taken = take(other, 10 * len(theirs))
+            assert {record.offset % 2 for record in taken} == {0}
+            late = [r for r in mine if r.partition in theirs and not r.offset % 2]
+            assert one.ack_many(late) == 0
+            assert one.stats().counts.stale == len(late)
+            assert other.ack_many(taken) == len(taken)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_join_and_leave_under_load(books, protocol, tmp_path):
+    """F8: nothing is lost, and done again is only what was out when its partition went."""
+    books.produce(2000)
+    poison = {b"%d" % i for i in range(0, 4000, 200)}
+
+    def may_fail(record):
+        return ValueError("poison") if record.value in poison else None
+
+    arguments = {"max_in_flight": 100, **group(protocol)}
+    with consuming(books, **arguments) as one, workers(one, books, may_fail=may_fail):
+        wait_until(lambda: partitions_of(one) and books.effects(), "the first works")
+        for _ in range(2):
+            with consuming(books, **arguments) as other, workers(other, books, may_fail=may_fail):
+                wait_until(lambda: partitions_of(other), "another has some")
+                books.produce(1000)
+                books.check_commits()
+                other.close()
+        books.wait_for_the_end()
+    effects = books.effects()
+    assert books.delivered.keys() <= effects.keys() | books.dead().keys()
+    assert {books.delivered[at] for at in books.dead()} == poison
+    assert sum(effects.values()) - len(effects) <= 50
+
+
+def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker, tmp_path):
+    """F13 on a broker that knows of aborted records: the lag becomes 0."""
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    producer = Producer(kafka_broker.conf(transactional_id="markers"))
+    producer.init_transactions(30)
+    for n in range(4):
+        producer.begin_transaction()
+        for _ in range(5):
+            producer.produce(books.topic, b"%d" % n, partition=0)
+        producer.flush()
+        if n % 2:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    with consuming(books, backoff_ms=1, max_backoff_ms=1) as consumer:
+        taken = take(consumer, 10)
+        assert [record.value for record in taken] == [b"0"] * 5 + [b"2"] * 5
+        consumer.fail(taken[3], "once")
+        assert consumer.ack_many(taken[:3] + taken[4:]) == 9
+        consumer.ack(*take(consumer, 1))
+        wait_until(lambda: books.committed()[0][0] == 24, "the last, aborted, is committed over")
+        assert consumer.poll(1, 0.1) == []
