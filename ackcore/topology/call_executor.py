@@ -60,6 +60,7 @@ class CallExecutor(RowExecutor):
         self._settings = settings
         self._progressed = progressed
         self._calls: Calls[CallInput, None] | None = None
+        self._trips = 0  # of its breakers, that were told
         if isinstance(component, Bolt):
             self.collector._keep_apart()
 
@@ -214,4 +215,6 @@ class CallExecutor(RowExecutor):
     ) -> Results:
         # Of rows that Python cannot show the failures come when they are pulled, which may be
         # earlier or later beside those that their neighbours raise.
-        return super()._results(emissions, dict(sorted(failures.items())), still_open)
+        results = super()._results(emissions, dict(sorted(failures.items())), still_open)
+        told, self._trips = self._trips, self._calls.counts.trips if self._calls else 0
+        return results._replace(breaker_trips=max(0, self._trips - told))

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ackcore.calls import CallSettings
 from ackcore.topology.answers import Answers
-from ackcore.topology.bolt_calls import failures_of, refuse_returned
+from ackcore.topology.bolt_calls import refuse_returned
 from ackcore.topology.call_executor import CallExecutor, CallInput
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
 from ackcore.topology.failure_reasons import Reasons
@@ -67,7 +67,7 @@ class _Journaled(RowExecutor):
         ]
         inputs.sort(key=lambda one: one[1])
         emissions, failed = self._answers.settled(inputs)
-        return Results(emissions, failures_of(dict(sorted({**failed, **failures}.items()))), 0)
+        return self._results(emissions, dict(sorted({**failed, **failures}.items())), 0)
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
         """Return what is to be executed of this batch."""

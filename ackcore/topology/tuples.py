@@ -369,9 +369,12 @@ class Results(NamedTuple):
         Handles that are neither acked nor failed so far.
     raised : Raised, optional
         What a `BatchBolt` raised, if it did.
+    breaker_trips : int, default 0
+        How often a breaker of its calls opened meanwhile.
     """
 
     emissions: list[Emission]
     failures: list[Failure]
     open: int
     raised: Raised | None = None
+    breaker_trips: int = 0

@@ -94,6 +94,36 @@ def test_a_service_throttles_stalls_and_dies_and_each_record_is_answered_once(sp
     assert most <= 2 * 20  # two tasks, and a window of 20 each
 
 
+class Down(AsyncBolt):
+    """Fails with the first two of each task, and opens the breaker for a moment with each."""
+
+    outputs = pa.schema([("id", pa.int64())])
+    max_concurrency = 1
+    breaker_failures, breaker_reset_s, wait_in_task_s = 1, 0.05, 60
+
+    async def prepare(self, context):
+        self.left = 2
+
+    async def execute(self, tuple, collector):
+        if self.left:
+            self.left -= 1
+            raise ConnectionError("down")
+        collector.emit((tuple["id"],))
+
+
+@pytest.mark.parametrize("grouping", ["local_or_shuffle", "shuffle"])
+def test_the_breakers_of_all_tasks_are_counted_in_progress(spark, tmp_path, grouping, caplog):
+    builder = TopologyBuilder()
+    builder.spout("ids", spark.range(0, 40, 1, numPartitions=2))
+    getattr(builder.bolt("down", Down(), parallelism=2), grouping)("ids")
+    topology = builder.build(max_attempts=1)
+    with caplog.at_level("INFO", "ackcore"):
+        books = run_batch(topology, spark, str(tmp_path / "checkpoint"))
+    assert (books.acked, books.dead) == (36, 4)
+    assert "36 acked, 4 failed, 0 retried, 4 dead" in caplog.text
+    assert ", 4 breaker trips" in caplog.text
+
+
 class Greet(BasicBolt):
     """Answers in threads of its own."""
 

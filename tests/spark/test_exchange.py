@@ -32,14 +32,14 @@ def runs_of(rows):
     return RootRuns(np.ones(rows, np.int32), roots, roots + 100)
 
 
-def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None):
+def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None, alike=None):
     """A task sends six rows, a ledger row and its trailers: its outbox."""
     outbox = Outbox(origin, DESTS)
     outbox.send_tuples(5, LEVEL, ROWS, COUNTS, [runs_of(count) for count in COUNTS.tolist()])
     ids = np.array([17], np.int64)
     outbox.send_events(wire.Events(ids, ids, np.array([-1], np.int32), None))
     change(outbox)
-    outbox.send_trailers([LEVEL, SETTLE], report)
+    outbox.send_trailers([LEVEL, SETTLE], report, alike)
     return outbox
 
 
@@ -134,6 +134,13 @@ def test_trailers_of_two_runs_of_a_task_are_both_kept():
         [TrailerReceipt(9, ORIGIN, one.fingerprint), TrailerReceipt(9, ORIGIN, two.fingerprint)]
     )
     assert one.fingerprint != two.fingerprint
+
+
+def test_what_attempts_may_have_otherwise_makes_no_two_of_them_differ():
+    """As how often a breaker opened: which depends on the time."""
+    one, other = (sent(report=report, alike=b"alike") for report in (b"alike 1", b"alike 2"))
+    assert one.fingerprint == other.fingerprint != sent(report=b"other").fingerprint
+    assert read(rows_of(other), 0, SETTLE)[0].task_reports == {ORIGIN: {b"alike 2"}}
 
 
 CHANGES = {

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
 
+from ackcore._files.journal import Journal
 from ackcore.flow import AIMD, RoundRobin
 from ackcore.topology import (
     AsyncBolt,
@@ -22,6 +23,7 @@ from ackcore.topology import (
     row_collector,
     row_executor,
 )
+from ackcore.topology.answers import Answers
 from ackcore.topology.call_settings import call_settings
 from ackcore.topology.executors import executor_for
 
@@ -295,6 +297,21 @@ def test_progress_is_told_for_each_input():
     executor = executor_for("b", Asyncly(execute), progressed=lambda: told.append(1))
     run(executor, range(50))
     assert len(told) == 50
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_breaker_trips_are_told_once(journal, tmp_path):
+    async def execute(tuple, collector):
+        if tuple[0] < 0:
+            raise ConnectionError("down")
+
+    bolt = Asyncly(execute, journal=journal, breaker_failures=1, breaker_reset_s=0.01)
+    bolt.wait_in_task_s = 5
+    with Journal(tmp_path, b"what is asked of") as kept:
+        answers = Answers("b", TWO, kept)
+        executor = executor_for("b", bolt, answers=answers)
+        results = run(executor, [1, 2], [-1, 3], [4], [-2, -3])
+    assert [one.breaker_trips for one in results] == [0, 1, 0, 2, 0]
 
 
 def test_a_rate_is_shared_by_the_tasks():

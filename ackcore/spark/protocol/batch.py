@@ -253,7 +253,7 @@ class Engine:
     ) -> Progress:
         now = self.clock()
         counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
-        known = {name: counts[name] for name in _COUNTED if name in counts}
+        known = {name: counts[name] for name in _OF_SPOUTS + _OF_RUN if name in counts}
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         new = (now - decision.now_ms, acked - len(first_ms))
@@ -271,16 +271,18 @@ class Engine:
         )
 
 
-#: What a decision counts of its micro-batch; decisions of before have no ``uncounted``.
-_COUNTED = ("records", "acked", "retried", "replayed", "dead", "failed", "uncounted")
+#: What a decision counts of its micro-batch, of its spouts and of its run; decisions of before have
+#: neither ``uncounted`` nor ``breaker_trips``.
+_OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
+_OF_RUN = ("failed", "uncounted", "breaker_trips")
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, int]:
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
-        for name in _COUNTED[:5]
+        for name in _OF_SPOUTS
     }
-    return {**found, "failed": outcome.failed, "uncounted": outcome.uncounted}
+    return found | {name: getattr(outcome, name) for name in _OF_RUN}
 
 
 def _sleep(seconds: float) -> bool:

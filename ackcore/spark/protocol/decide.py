@@ -58,7 +58,8 @@ class BatchOutcome:
 
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
     how many executions failed, and ``uncounted`` how many of them were no attempt; ``first_ms``
-    when each retried record that is ACKED now was first seen.
+    when each retried record that is ACKED now was first seen; ``breaker_trips`` how often a breaker
+    opened in the run.
     """
 
     decision: BatchDecision
@@ -66,6 +67,7 @@ class BatchOutcome:
     failed: int
     uncounted: int
     first_ms: Int64s
+    breaker_trips: int = 0
 
 
 def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:

@@ -169,6 +169,8 @@ class Progress:
         Executions that ended so; together the new and the retried records.
     uncounted : int
         Of the failed ones: those that were no attempt (`ackcore.topology.Unavailable`).
+    breaker_trips : int
+        How often a circuit breaker opened, in all tasks, in the run that was accepted.
     retried, replayed : int
         Records that were executed again, after a failure or out of the dead letters.
     dead : int
@@ -192,6 +194,7 @@ class Progress:
     acked: int = 0
     failed: int = 0
     uncounted: int = 0
+    breaker_trips: int = 0
     retried: int = 0
     replayed: int = 0
     dead: int = 0
@@ -207,12 +210,13 @@ class Progress:
         latency = self.latency_ms
         oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
+        trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
         return (
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"latency {latency.p50:.0f}/{latency.p95:.0f}/{latency.p99:.0f} ms, "
-            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s{again}"
+            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s{trips}{again}"
         )
 
     def log(self) -> None:

@@ -299,7 +299,11 @@ class Runs:
             self._spouts,
             ended_ms,
         )
-        return replace(outcome, decision=replace(outcome.decision, work=work.name))
+        return replace(
+            outcome,
+            decision=replace(outcome.decision, work=work.name),
+            breaker_trips=ran.breaker_trips,
+        )
 
     def _payloads(
         self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table

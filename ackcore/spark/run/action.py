@@ -143,6 +143,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         raised=dict(raised),
+        breaker_trips=sum(report["breaker_trips"] for report in reports),
     )
 
 

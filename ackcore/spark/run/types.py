@@ -111,6 +111,8 @@ class RunResult:
         By partition of the spout stage and spout: `spout_stage.sampled` of what was read.
     raised : mapping from str to Raised
         By bolt, what it raised.
+    breaker_trips : int
+        How often a breaker opened in its tasks.
     """
 
     records: Mapping[str, int]
@@ -122,3 +124,4 @@ class RunResult:
     spilled: Mapping[str, tuple[RowFile, ...]]
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
+    breaker_trips: int = 0

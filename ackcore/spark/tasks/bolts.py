@@ -156,6 +156,8 @@ class Bolts:
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: By bolt, what it raised.
         self.raised: dict[str, Raised] = defaultdict(Raised)
+        #: How often a breaker of their calls opened.
+        self.breaker_trips = 0
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
         """Hand rows that a component emitted to all that read them."""
@@ -223,6 +225,7 @@ class Bolts:
             self._fail(bolt, failure)
         if results.raised is not None:
             self.raised[bolt.name] += results.raised
+        self.breaker_trips += results.breaker_trips
         layout = self._spec.layout
         for emission in results.emissions:
             stream = emission.stream

@@ -103,7 +103,9 @@ class Outbox:
         for dest, blob in zip(dests, packed.column(2), strict=True):
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
-    def send_trailers(self, levels: Iterable[int], task_report: bytes) -> None:
+    def send_trailers(
+        self, levels: Iterable[int], task_report: bytes, alike: bytes | None = None
+    ) -> None:
         """End the output: a trailer to every destination at each level that may get rows.
 
         Parameters
@@ -112,8 +114,10 @@ class Outbox:
             Every level at which this task's stage may have something opened.
         task_report : bytes
             For the driver; it goes to one destination of the last level.
+        alike : bytes, optional
+            What of it is the same in each attempt that leaves the same; by default all.
         """
-        self.add_to_fingerprint(task_report)
+        self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
         rows = []
         for level in levels:

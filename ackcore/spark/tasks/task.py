@@ -109,9 +109,12 @@ class Task:
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
+        alike = json.dumps(report, sort_keys=True).encode()
+        # Depends on when a service was out, though this task's answers come from its journal.
+        report["breaker_trips"] = self._bolts.breaker_trips
         task_report = json.dumps(report, sort_keys=True).encode()
         if self.spec.layout.settles:
-            self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report)
+            self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)
             yield from self.outbox.taken()
             return
         rows = [(TASK_REPORT, task_report)]
