@@ -162,23 +162,41 @@ class Endpoints:
                 next_ns = consumer.opens_ns
         return next_ns
 
-    def opens(self, now_ns: int) -> tuple[int, int] | None:
-        """Tell when the first opens, and since when all are closed; None if one is open.
+    def opens(self, now_ns: int, wait_ns: float) -> tuple[int, bool] | None:
+        """Tell when the first opens, and whether that is too late; None if one is open.
+
+        Parameters
+        ----------
+        now_ns : int
+            The time now.
+        wait_ns : float
+            For how long a service that is out is waited for.
 
         Returns
         -------
-        tuple of int, int, or None
+        tuple of int, bool, or None
             Nanoseconds on the clock.  None as well while one is on trial: the end of that call is
             what opens it.
+
+        Notes
+        -----
+        An endpoint that refused once, and serves else, is full, not out: its pause is waited for as
+        room is, whatever ``wait_ns``.  So is one that goes on refusing, for a second: a record that
+        is given back costs more.
         """
         for consumer in self._consumers:
             if consumer.is_open:
                 return None
-        opens_ns = min(consumer.opens_ns for consumer in self._consumers)
-        if opens_ns >= _ON_TRIAL_NS:
+        first = min(self._consumers, key=lambda consumer: consumer.opens_ns)
+        if first.opens_ns >= _ON_TRIAL_NS:
             return None
+        opens_ns = max(first.opens_ns, now_ns + _LOOK_NS)
+        if self._breakers[first.name].opened_ns is None:
+            if self._refusals.get(first.name, (0,))[0] <= 1:
+                return opens_ns, False
+            wait_ns = max(wait_ns, _S)
         since_ns = max(self._closed_since(name, now_ns) for name in self._breakers)
-        return max(opens_ns, now_ns + _LOOK_NS), since_ns
+        return opens_ns, opens_ns - since_ns > wait_ns
 
     def _closed_since(self, name: Hashable, otherwise: int = 0) -> int:
         opened_ns = self._breakers[name].opened_ns

@@ -50,6 +50,8 @@ class CallSettings:
     wait_in_task_s : float, default 5.0
         Seconds that an item waits in the task before it is called again, in all; what would have
         to wait for longer is given back.  So it bounds how often `Retry` is followed in the task.
+        An item that was not called yet waits as well, for an open breaker and for an endpoint that
+        goes on refusing; a single refusal's pause it waits out like a window that is full.
     backoff_s, max_backoff_s : float, default 0.1, 5.0
         The longest wait after an item's first failure, and after any; it doubles in between.  How
         long it is in the end is drawn.

@@ -351,12 +351,12 @@ class Workers:
 
     def _out_for_ns(self, now: int) -> int | None:
         """For how long no endpoint can be called, if that is too long to wait for."""
-        closed = self.endpoints.opens(now)
+        # A pause begins a little after what it is for, by the clock.
+        closed = self.endpoints.opens(now, self._wait_ns + _SHORTEST_WAIT_NS)
         if closed is None:
             return None  # a call that ends makes room
-        opens_ns, since_ns = closed
-        # A pause begins a little after what it is for, by the clock.
-        if opens_ns - since_ns > self._wait_ns + _SHORTEST_WAIT_NS:
+        opens_ns, too_late = closed
+        if too_late:
             return opens_ns - now
         self._wake_at(opens_ns)
         return None

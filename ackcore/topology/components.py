@@ -335,6 +335,8 @@ class AsyncBolt(Component):
     wait_in_task_s : float, default 5.0
         Seconds that an input waits in its task, its place given up meanwhile, if it raises `Retry`
         or no endpoint answers; what would have to wait for longer waits as any other that failed.
+        A single refusal pauses its endpoint for the time of a call: the inputs that were not called
+        yet wait that out besides, like a window that is full.
     breaker_failures : int, optional, default 10
         Failures in a row (what ``retry_on`` names, time-outs, connections) after which an
         endpoint is left alone; its inputs fail with `Unavailable` then, which is no attempt.  None

@@ -127,9 +127,10 @@ class Settings:
         process is ended and the record is looked for as one that crashes it is; None for ever.
         Of a bolt that has several inputs out at once (an `AsyncBolt`, or ``threads``), how long it
         may take until the next of them, in their order, is done.  That is all that one input may
-        wait: ``wait_in_task_s``, a ``timeout_s`` for each time that it is called meanwhile, and
-        its turn at the rate.  Waiting for input does not count.  Storm's message time-out, of a
-        whole tuple tree, has none here: a tree ends with its micro-batch.
+        wait: ``wait_in_task_s``, a ``timeout_s`` for each time that it is called meanwhile, its
+        turn at the rate, and an endpoint's pause after a refusal.  Waiting for input does not
+        count.  Storm's message time-out, of a whole tuple tree, has none here: a tree ends with its
+        micro-batch.
     heartbeat_ms : int, default 200
         How often to look whether a retry is due while no new data arrives.
     restart_attempts : int, default 5

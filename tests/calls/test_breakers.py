@@ -195,6 +195,31 @@ def test_a_record_that_is_refused_by_itself_holds_nothing_up(wait_s):
     assert [n for n, outcome in enumerate(outcomes) if outcome.error] == list(range(7, 1000, 10))
 
 
+@pytest.mark.parametrize("took_s", [0.001, 0.15, 3])
+@pytest.mark.parametrize("window", [1, 4])
+def test_with_no_waits_in_the_task_a_refusal_costs_the_record_that_was_refused(took_s, window):
+    """The others wait out its pause like a window that is full, be the service quick or slow."""
+
+    async def call(item):
+        await asyncio.sleep(took_s)
+        if item % 20 == 10:
+            raise Retry("busy", after_s=30)
+
+    with SimCalls(call, CallSettings(max_concurrency=window, wait_in_task_s=0)) as calls:
+        outcomes = list(calls.run(range(100)))
+    assert [n for n, outcome in enumerate(outcomes) if outcome.error] == list(range(10, 100, 20))
+    assert calls.counts.made == 100
+
+
+def test_with_no_waits_in_the_task_a_service_that_goes_on_refusing_is_out_in_a_second():
+    service = Service([(0, 3600)], Retry)
+    with service(CallSettings(max_concurrency=4, wait_in_task_s=0)) as calls:
+        outcomes = list(calls.run(range(500)))
+        assert 0.2 < calls.now_s < 1.1
+    assert {type(outcome.error) for outcome in outcomes} == {Retry, Unavailable}
+    assert len(service.made) < 30
+
+
 def test_a_chooser_by_key_is_refused():
     async def call(item, endpoint):
         return item
