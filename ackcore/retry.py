@@ -106,24 +106,12 @@ def unavailable_ms(
 
     Parameters
     ----------
-    message_id : str
-        Two messages wait for different times.
     attempt : int
         The attempt that failed, at least 0.
     known_ms : int
         For how long the message has been known.
-    base_ms, cap_ms : int
-        As for `backoff_ms`.
-
-    Returns
-    -------
-    int
-        Between 1 and ``cap_ms``; always the same for the same arguments.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    message_id, base_ms, cap_ms
+        As for `backoff_ms`, and so is what is returned and raised.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ackcore._columns import as_count
-from ackcore.flow.limits import MAX_LIMIT
+from ackcore.flow.limits import limit_bounds
 from ackcore.flow.numbers import milliseconds, positive
 
 
@@ -89,9 +88,8 @@ class DelayTarget:
     ) -> None:
         #: Nanoseconds of queueing to aim at.
         self.threshold_ns = milliseconds(target_ms, "target_ms")
-        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
         #: Tuples that may be outstanding.
-        self.limit = as_count(initial, "initial", 1, self._max_limit)
+        self.limit, self._max_limit, _ = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)
         self._clock = clock
         self._last_ns = clock()

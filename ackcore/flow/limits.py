@@ -21,13 +21,28 @@ from __future__ import annotations
 import enum
 import math
 import random
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count
 from ackcore.flow.numbers import milliseconds, nanoseconds, positive
 
 #: A limit that nothing bounds would put a whole stream before a consumer that answers at once.
 MAX_LIMIT = 1_000_000
+
+
+def limit_bounds(initial: Any, max_limit: Any, min_limit: Any = 1) -> tuple[int, int, int]:
+    """Return the first limit of a law, the largest and the smallest, if they are in that order.
+
+    Raises
+    ------
+    TypeError
+        If one is no whole number.
+    ValueError
+        If one is out of range.
+    """
+    most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
+    least = as_count(min_limit, "min_limit", 1, most)
+    return as_count(initial, "initial", least, most), most, least
 
 
 class Pressure(enum.Enum):
@@ -103,9 +118,8 @@ class Seed004:
     ) -> None:
         self.threshold_ns = milliseconds(threshold_ms, "threshold_ms")
         self._step = positive(step, "step", MAX_LIMIT, "tuples")
-        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
         #: Tuples that may be outstanding.
-        self.limit = as_count(initial, "initial", 1, self._max_limit)
+        self.limit, self._max_limit, _ = limit_bounds(initial, max_limit)
         self._window = float(self.limit)
         self.pressure = Pressure.NORMAL
 
@@ -178,10 +192,9 @@ class Gradient2:
         smoothing: float = 0.2,
         long_window: int = 600,
     ) -> None:
-        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
-        self._min_limit = as_count(min_limit, "min_limit", 1, self._max_limit)
+        bounds = limit_bounds(initial, max_limit, min_limit)
         #: Tuples that may be outstanding.
-        self.limit = as_count(initial, "initial", self._min_limit, self._max_limit)
+        self.limit, self._max_limit, self._min_limit = bounds
         self._estimate = float(self.limit)
         self._queue = as_count(queue, "queue", 0, MAX_LIMIT)
         self._tolerance = positive(tolerance, "tolerance")
@@ -256,9 +269,8 @@ class Vegas:
         probe: int = 30,
         seed: int | None = None,
     ) -> None:
-        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
         #: Tuples that may be outstanding.
-        self.limit = as_count(initial, "initial", 1, self._max_limit)
+        self.limit, self._max_limit, _ = limit_bounds(initial, max_limit)
         self._estimate = float(self.limit)
         self._probe = as_count(probe, "probe", 1)
         self._random = random.Random(seed)
@@ -328,10 +340,9 @@ class AIMD:
         backoff: float = 0.9,
         timeout_s: float = 5.0,
     ) -> None:
-        self._max_limit = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
-        self._min_limit = as_count(min_limit, "min_limit", 1, self._max_limit)
+        bounds = limit_bounds(initial, max_limit, min_limit)
         #: Tuples that may be outstanding.
-        self.limit = as_count(initial, "initial", self._min_limit, self._max_limit)
+        self.limit, self._max_limit, self._min_limit = bounds
         self._backoff = positive(backoff, "backoff")
         if backoff >= 1:
             raise ValueError(f"backoff must be below 1, got {backoff}; 0.9 takes off a tenth")

@@ -15,14 +15,15 @@ from ackcore.topology.components import (
     AsyncCollector,
     BatchBolt,
     BatchOutput,
+    Component,
     Context,
 )
 from ackcore.topology.functions import Answers, Function, columns_of
 from ackcore.topology.tuples import Tuple
 
 
-class RowFunction(AsyncBolt):
-    """Calls a function of a row, plain or async.
+class _Calling(Component):
+    """What both have in common.
 
     Parameters
     ----------
@@ -31,10 +32,9 @@ class RowFunction(AsyncBolt):
     answers : pyarrow.Schema
         What it answers.
     kept : pyarrow.Schema
-        The columns of the inputs, which are emitted in front of the answers.
+        The columns of the inputs, which are emitted in front of the answers; may be none.
     settings : CallSettings
-        How it is called, by all tasks together; a plain function in threads, as many as there are
-        calls at once.
+        How it is called.
     journal, retry_on, reject
         See `Component`.
     """
@@ -55,12 +55,32 @@ class RowFunction(AsyncBolt):
         self.journal = journal
         self.retry_on = retry_on
         self.reject = reject
+        self._function: Any = function
+        self._schema = answers
+        self._kept = kept
+        self._settings = settings
+
+
+class RowFunction(_Calling, AsyncBolt):
+    """Calls a function of a row, plain or async; parameters as of `_Calling`.
+
+    By all tasks together as the settings say; a plain function in threads, as many as there are
+    calls at once.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        answers: pa.Schema,
+        kept: pa.Schema,
+        settings: CallSettings,
+        **told: Any,
+    ) -> None:
+        super().__init__(function, answers, kept, settings, **told)
         self.max_concurrency = settings.max_concurrency
         self.timeout_s = settings.timeout_s
         self.rate_per_s = settings.rate_per_s
         self.wait_in_task_s = settings.wait_in_task_s
-        self._function: Any = function
-        self._schema = answers
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
         """Enter the function, if it is a context manager, and get ready to call it."""
@@ -93,25 +113,12 @@ class RowFunction(AsyncBolt):
             function.__exit__(None, None, None)
 
 
-class BatchFunction(BatchBolt):
-    """Calls a function of batches.
+class BatchFunction(_Calling, BatchBolt):
+    """Calls a function of batches; parameters as of `_Calling`, without a journal.
 
     What it raises is put down to the call if it is `Retry`, a time-out or one of
     ``settings.retry_on``: then all rows of the batch fail.  Anything else is put down to a row, and
     the batch is bisected to those that raise by themselves.
-
-    Parameters
-    ----------
-    function : callable
-        See `ackcore.topology.functions.kind_of`.
-    answers : pyarrow.Schema
-        What it answers.
-    kept : pyarrow.Schema
-        The columns of the inputs, which are emitted in front of the answers; may be none.
-    settings : CallSettings
-        How it is called.
-    retry_on, reject
-        See `Component`.
 
     Attributes
     ----------
@@ -120,26 +127,8 @@ class BatchFunction(BatchBolt):
         the last time that it was called.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        answers: pa.Schema,
-        kept: pa.Schema,
-        settings: CallSettings,
-        *,
-        retry_on: Iterable[type[Exception] | str] | None = None,
-        reject: Iterable[type[Exception] | str] = (),
-    ) -> None:
-        self.outputs = pa.schema([*kept, *answers])
-        self.inputs = kept
-        self.retry_on = retry_on
-        self.reject = reject
-        self.attempts: dict[int, int] | None = None
-        self._function = function
-        self._answers = answers
-        self._kept = kept
-        self._settings = settings
-        self._calls: Calls[pa.RecordBatch, Any] | None = None
+    attempts: dict[int, int] | None = None
+    _calls: Calls[pa.RecordBatch, Any] | None = None
 
     def prepare(self, context: Context) -> None:
         """Get ready to call."""
@@ -153,7 +142,7 @@ class BatchFunction(BatchBolt):
         rows = range(batch.num_rows)
         if error is None:
             try:
-                answers = columns_of(answer, self._answers, batch.num_rows)
+                answers = columns_of(answer, self._schema, batch.num_rows)
             except Exception as misfit:
                 error = misfit
             else:

@@ -9,11 +9,9 @@ import pyarrow as pa
 
 from ackcore.calls import CallSettings
 from ackcore.topology.answers import Answers
-from ackcore.topology.bolt_calls import refuse_returned
 from ackcore.topology.call_executor import CallExecutor, CallInput
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.row_collector import InputCollector
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import ACKED, OPEN, Identity, Origin, Reason, Results, Tuple
 
@@ -106,20 +104,10 @@ class JournaledExecutor(_Journaled):
         self._answers = answers
 
     def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:
-        collector = self.collector
-        execute: Callable[[Tuple, InputCollector], object] = bolt.execute
         for one in tuples:
-            try:
-                result = execute(one, InputCollector(collector, one))
-                if result is not None:
-                    refuse_returned(result, self._emit)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                collector._raised(one, error)
-            self._ack(one)
-            with collector._lock:
-                rows, reason = collector._take(one)
+            super()._execute_basic(bolt, [one])
+            with self.collector._lock:
+                rows, reason = self.collector._take(one)
             if reason is not None:
                 self._answers.failed(self._keys[one._handle], reason)
             else:
