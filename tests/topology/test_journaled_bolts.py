@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from acting import TWO, Basically, batch_of
+from hypothesis import given
+from hypothesis import strategies as st
 from results import emitted, failed
 
 from ackcore._files.journal import Journal
 from ackcore.calls import Reject, Unavailable
+from ackcore.topology import answers as answers_module
 from ackcore.topology.answers import Answers, context_of
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
@@ -93,6 +97,30 @@ def test_a_task_that_runs_again_calls_nobody(task):
     pairs = zip(first.emissions, again.emissions, strict=True)
     # To the byte: else the two would be taken for tasks that do not agree.
     assert all(one.batch.serialize() == two.batch.serialize() for one, two in pairs)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63, 2**64 - 1]), max_size=99))
+def test_what_was_seen_is_known_again(values):
+    seen, model = answers_module._Seen(), set()
+    seen._FEW = 4
+    for value in values:
+        assert seen.add(value) == (value not in model)
+        model.add(value)
+    assert all(not seen.add(value) for value in values)
+
+
+def test_what_was_seen_takes_little_memory():
+    """A task may get millions of inputs in a micro-batch."""
+    rows = np.random.default_rng(1).integers(0, 2**64, 300_000, np.uint64).tolist()
+    tracemalloc.start()
+    try:
+        seen = answers_module._Seen()
+        for row in rows:
+            assert seen.add(row)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 20 * len(rows)
 
 
 def test_it_does_not_matter_how_rows_are_batched_and_which_were_known(task):
