@@ -1,8 +1,9 @@
 """Kafka, by confluent-kafka: ``ackcore[kafka]``.
 
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
-without a group; `Consumer` is a member of a group that commits exactly what is done;
-`ClientSettings` is how a client reaches its brokers.
+without a group; `Consumer` is a member of a group that commits exactly what is done; `Cluster`
+knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
+a client reaches its brokers.
 """
 
 try:
@@ -17,6 +18,16 @@ except ModuleNotFoundError as error:
     ) from None
 
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
+from ackcore.kafka.cluster import (
+    Answers,
+    Cluster,
+    ClusterFailed,
+    Committed,
+    Partition,
+    TopicPartition,
+    UnknownTopics,
+    Watermarks,
+)
 from ackcore.kafka.consumer import Consumer, ConsumerStats
 from ackcore.kafka.dead_letters import DeadLetterLoop
 from ackcore.kafka.errors import OffsetsLost, ReadFailed, ReadTimedOut
@@ -27,7 +38,11 @@ from ackcore.kafka.settings import ClientSettings
 
 __all__ = [
     "RECORD_SCHEMA",
+    "Answers",
     "ClientSettings",
+    "Cluster",
+    "ClusterFailed",
+    "Committed",
     "Consumer",
     "ConsumerCounts",
     "ConsumerError",
@@ -38,10 +53,14 @@ __all__ = [
     "OffsetRange",
     "OffsetsLost",
     "OffsetsOutOfRange",
+    "Partition",
     "PartitionStats",
     "RangeReader",
     "ReadFailed",
     "ReadTimedOut",
+    "TopicPartition",
+    "UnknownTopics",
+    "Watermarks",
     "read_range",
     "split_range",
 ]

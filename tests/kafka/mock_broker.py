@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, list[type]] = {
     "broker_set_rtt": [_INT32, _INT],
     "coordinator_set": [_STR, _STR, _INT32],
     "set_apiversion": [_INT16, _INT16, _INT16],
+    "set_controller_id": [_INT32],
     "clear_request_errors": [_INT16],
     "group_initial_rebalance_delay_ms": [_INT32],
     "set_group_consumer_session_timeout_ms": [_INT],
@@ -48,6 +49,7 @@ FUNCTIONS: dict[str, list[type]] = {
 }
 #: Those that return nothing.
 _VOID = {
+    "set_controller_id",
     "topic_set_error",
     "clear_request_errors",
     "group_initial_rebalance_delay_ms",
@@ -189,6 +191,7 @@ class MockKafka(KafkaServer):
             text=True,
         )
         self.bootstrap_servers = self.ask("bootstrap_servers")
+        self.ask("set_controller_id", 1)  # whom admin clients ask for topics
         # Kafka's own three seconds are for members that start one by one.
         self.ask("group_initial_rebalance_delay_ms", 100)
 

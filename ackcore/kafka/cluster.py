@@ -1,0 +1,431 @@
+"""What is asked of a cluster: its partitions, where they begin and end, a group's offsets.
+
+All is asked for many partitions at once, and answered for each by itself: one that has no leader
+just now keeps none of the others waiting.
+
+Offsets are committed by an admin client's request (`AlterConsumerGroupOffsets`): one for all
+partitions of a group, of no member and no generation, as a consumer's that was only assigned its
+partitions.  A consumer's own commit is the same on the wire, but raises for the whole call where
+one partition is refused though the others were committed, and may not be called while another
+thread polls.  The broker refuses either while the group has members.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from ackcore.flow.numbers import positive
+from ackcore.kafka.errors import error_text, exception_text
+from ackcore.kafka.settings import ClientSettings
+from ackcore.retry import capped_doubling
+
+Answer = TypeVar("Answer")
+
+_DEFAULTS: dict[str, Any] = {
+    "reconnect.backoff.max.ms": 1000,
+    "log.connection.close": False,
+}
+_EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+#: Of a consumer's options, these an admin client does not know, or warns about.
+_CONSUMERS_OWN = re.compile(
+    r"isolation\.level|fetch\.|queued\.|check\.crcs|session\.timeout\.ms|heartbeat\.interval\.ms"
+    r"|max\.poll|partition\.assignment|group\.|message\.max\.bytes|receive\.message\.max\.bytes"
+)
+
+
+class TopicPartition(NamedTuple):
+    """A partition by its name; equal to the plain pair."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Partition(NamedTuple):
+    """A partition that the cluster has."""
+
+    topic: str
+    partition: int
+    topic_id: str | None  # None of a cluster that has none (before Kafka 2.8)
+
+    @property
+    def key(self) -> TopicPartition:
+        """Its name alone."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class Watermarks(NamedTuple):
+    """A partition has offsets from ``low``; the next one that can be read will be ``high``."""
+
+    low: int
+    high: int
+
+
+class Committed(NamedTuple):
+    """What a group has committed of a partition."""
+
+    offset: int
+    metadata: str
+
+
+class PartitionFailure(NamedTuple):
+    """Why one partition has no answer."""
+
+    code: str  # librdkafka's name, as ``UNKNOWN_MEMBER_ID``
+    text: str
+    retriable: bool  # whether to ask again may help
+
+
+class Answers(NamedTuple, Generic[Answer]):
+    """What is known of each partition that was asked for; one that is in neither has nothing."""
+
+    found: dict[TopicPartition, Answer]
+    failed: dict[TopicPartition, PartitionFailure]
+
+
+class UnknownTopics(RuntimeError):
+    """Topics that were named are not there, or may not be seen.
+
+    Attributes
+    ----------
+    topics : dict of str
+        Each with its cause.
+    """
+
+    def __init__(self, topics: dict[str, str]) -> None:
+        super().__init__(topics)
+        self.topics = topics
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{topic!r} ({cause})" for topic, cause in sorted(self.topics.items()))
+        return f"topics cannot be read: {named}"
+
+
+class ClusterFailed(RuntimeError):
+    """A request about the cluster as a whole has failed, or took too long."""
+
+
+class Cluster:
+    """A client that asks; its methods may be called by one thread at a time.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+        How the brokers are reached.
+    timeout_s : float, default 30
+        For each request.
+
+    Raises
+    ------
+    ValueError
+        If librdkafka refuses the settings.
+    """
+
+    def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
+        self._settings = settings
+        self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        made = settings.client({}, _DEFAULTS)
+        level = str(made.get("isolation.level", "read_committed"))
+        self._isolation = (
+            IsolationLevel.READ_UNCOMMITTED
+            if level == "read_uncommitted"
+            else IsolationLevel.READ_COMMITTED
+        )
+        conf = {name: value for name, value in made.items() if not _CONSUMERS_OWN.match(name)}
+        try:
+            self._admin = AdminClient(conf)
+        except KafkaException as error:
+            text = settings.redacted(exception_text(error))
+            raise ValueError(f"options are refused by librdkafka: {text}") from None
+
+    def partitions(
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        missing_ok: bool = False,
+    ) -> list[Partition]:
+        """Return all partitions of topics, by topic and number.
+
+        Parameters
+        ----------
+        topics : iterable of str, optional
+            Their names.
+        pattern : str or re.Pattern, optional
+            In their place: all whose whole name matches, but those that are Kafka's own.
+        missing_ok : bool, default False
+            Whether topics that are not there are left out.
+
+        Raises
+        ------
+        UnknownTopics
+            If topics that were named are not there, unless that is as well.
+        ClusterFailed
+            If no broker answers in time.
+        """
+        if (topics is None) == (pattern is None):
+            raise TypeError("partitions takes topics or a pattern, and one of them")
+        names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
+        if not names:
+            return []
+        asked = self._admin.describe_topics(TopicCollection(names), request_timeout=self._timeout_s)
+        found, missing = [], {}
+        for topic, (described, failure) in self._results(asked).items():
+            if failure is None:
+                topic_id = None if described.topic_id is None else str(described.topic_id)
+                numbers = sorted(partition.id for partition in described.partitions)
+                found += [Partition(topic, number, topic_id) for number in numbers]
+            elif failure.code in _NOT_THERE:
+                missing[topic] = failure.text
+            else:
+                raise ClusterFailed(f"{topic!r} cannot be described: {failure.text}")
+        if missing and not missing_ok and pattern is None:
+            raise UnknownTopics(missing)
+        return sorted(found)
+
+    def _matching(self, pattern: str | re.Pattern[str]) -> list[str]:
+        try:
+            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+        except KafkaException as error:
+            text = self._settings.redacted(exception_text(error))
+            raise ClusterFailed(f"the topics cannot be listed: {text}") from None
+        fits = re.compile(pattern).fullmatch
+        return sorted(name for name in topics if fits(name) and not name.startswith("__"))
+
+    def watermarks(self, partitions: Iterable[tuple[str, int]]) -> Answers[Watermarks]:
+        """Where partitions begin and end: for ``read_committed`` at the first open transaction."""
+        keys = _keys(partitions)
+        lows = self._offsets(keys, _EARLIEST)
+        highs = self._offsets(keys, _LATEST)
+        both = lows.found.keys() & highs.found.keys()
+        found = {key: Watermarks(lows.found[key], highs.found[key]) for key in keys if key in both}
+        return Answers(found, {**lows.failed, **highs.failed})
+
+    def offsets_for_time(
+        self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
+    ) -> Answers[int]:
+        """Return the first offsets whose records are of a time, in ms since 1970, or later.
+
+        Where there is none it is the end of the partition.
+        """
+        keys = _keys(partitions)
+        answers = self._offsets(keys, OffsetSpec.for_timestamp(timestamp_ms))
+        none = [key for key, offset in answers.found.items() if offset < 0]
+        ends = self._offsets(none, _LATEST)
+        found = {**answers.found, **ends.found}
+        for key in ends.failed:
+            del found[key]
+        return Answers(found, {**answers.failed, **ends.failed})
+
+    def _offsets(self, keys: Sequence[TopicPartition], spec: OffsetSpec) -> Answers[int]:
+        if not keys:
+            return Answers({}, {})
+        asked = self._admin.list_offsets(
+            {ClientPartition(*key): spec for key in keys},
+            isolation_level=self._isolation,
+            request_timeout=self._timeout_s,
+        )
+        found, failed = {}, {}
+        for partition, (answer, failure) in self._results(asked).items():
+            key = TopicPartition(partition.topic, partition.partition)
+            if failure is None:
+                found[key] = int(answer.offset)
+            else:
+                failed[key] = failure
+        return Answers(found, failed)
+
+    def committed(self, group: str, partitions: Iterable[tuple[str, int]]) -> Answers[Committed]:
+        """What a group has committed; partitions of which it has nothing are left out."""
+        keys = _keys(partitions)
+        if not keys:
+            return Answers({}, {})
+        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*key) for key in keys])
+        return self._of_group(
+            lambda: self._admin.list_consumer_group_offsets(
+                [asked], request_timeout=self._timeout_s
+            ),
+            keys,
+            lambda one: Committed(one.offset, one.metadata or ""),
+        )
+
+    def commit(
+        self, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]
+    ) -> Answers[Committed]:
+        """Commit offsets of a group that has no members, in one request if they fit into it.
+
+        Parameters
+        ----------
+        group : str
+            Whose they are.
+        offsets : mapping of (topic, partition)
+            The offset, the next to read, and its metadata, as `ackcore.offsets.Commit` has them.
+
+        Returns
+        -------
+        Answers
+            What was committed, and what was not, partition by partition; nothing is raised for
+            what a broker or the network does.
+        """
+        wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
+        found: dict[TopicPartition, Committed] = {}
+        failed: dict[TopicPartition, PartitionFailure] = {}
+        for keys in _requests(group, wanted):
+            partitions = [ClientPartition(*key, *wanted[key]) for key in keys]
+            answers = self._commit(group, keys, partitions, wanted)
+            found.update(answers.found)
+            failed.update(answers.failed)
+        return Answers(found, failed)
+
+    def _commit(
+        self,
+        group: str,
+        keys: Sequence[TopicPartition],
+        partitions: list[ClientPartition],
+        wanted: Mapping[TopicPartition, Committed],
+    ) -> Answers[Committed]:
+        asked = ConsumerGroupTopicPartitions(group, partitions)
+        return self._of_group(
+            lambda: self._admin.alter_consumer_group_offsets(
+                [asked], request_timeout=min(self._timeout_s, _COMMIT_S)
+            ),
+            keys,
+            lambda one: wanted[TopicPartition(one.topic, one.partition)],
+        )
+
+    def _of_group(
+        self,
+        ask: Callable[[], Mapping[str, Future[Any]]],
+        keys: Sequence[TopicPartition],
+        take: Callable[[Any], Committed],
+    ) -> Answers[Committed]:
+        """Ask for the partitions of one group, again for a while if its coordinator moves."""
+        began, asked = time.monotonic(), 0
+        while True:
+            answers = self._once(ask(), keys, take)
+            asked += 1
+            codes = {failure.code for failure in answers.failed.values()}
+            if not codes & _MOVING or time.monotonic() - began > _MOVES_S:
+                return answers
+            time.sleep(capped_doubling(20, asked, 500) / 1000)
+
+    def _once(
+        self,
+        futures: Mapping[str, Future[Any]],
+        keys: Sequence[TopicPartition],
+        take: Callable[[Any], Committed],
+    ) -> Answers[Committed]:
+        ((answer, failure),) = self._results(futures).values()
+        if failure is not None:
+            return Answers({}, dict.fromkeys(keys, failure))
+        found, failed = {}, {}
+        for one in answer.topic_partitions:
+            key = TopicPartition(one.topic, one.partition)
+            if one.error is not None:
+                failed[key] = self._failure(one.error)
+            elif one.offset >= 0:
+                found[key] = take(one)
+        return Answers(found, failed)
+
+    def _results(
+        self, futures: Mapping[Any, Future[Any]]
+    ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
+        """What each future came to: an answer, or why there is none."""
+        results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
+        for key, future in futures.items():
+            try:
+                # The client's own limit comes first.
+                results[key] = future.result(self._timeout_s + 5.0), None
+            except KafkaException as error:
+                results[key] = None, self._failure(error.args[0] if error.args else None)
+            except TimeoutError:
+                text = f"no answer within {self._timeout_s:g} s"
+                results[key] = None, PartitionFailure("_TIMED_OUT", text, True)
+        return results
+
+    def _failure(self, error: Any) -> PartitionFailure:
+        if not isinstance(error, KafkaError):
+            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)), False)
+        retriable = error.retriable() or error.code() in _RETRIABLE
+        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)), retriable)
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        del self._admin
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+#: A topic that is not there, or that we are not to know of.
+_NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
+#: A group has another coordinator, or its first one just now; for so long it is asked again.
+_MOVING = {
+    "NOT_COORDINATOR",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "_TIMED_OUT",
+}
+_MOVES_S = 5.0
+#: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
+_COMMIT_S = 3.0
+#: A request becomes one batch of records in a topic of Kafka's own, which takes at most 1 MiB by
+#: default, and refuses more as an error that is unknown.
+_REQUEST_BYTES = 512 << 10
+_RECORD_BYTES = 100  # beside the names and the metadata
+#: What passes by itself, and confluent-kafka's flag does not say so.
+_RETRIABLE = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._WAIT_COORD,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    # The group has members just now.
+    KafkaError.UNKNOWN_MEMBER_ID,
+}
+
+
+def _requests(
+    group: str, wanted: Mapping[TopicPartition, Committed]
+) -> Iterator[list[TopicPartition]]:
+    """Which partitions go into one request each."""
+    keys: list[TopicPartition] = []
+    size = 0
+    for key, commit in wanted.items():
+        bytes_ = _RECORD_BYTES + len((group + key.topic + commit.metadata).encode())
+        if keys and size + bytes_ > _REQUEST_BYTES:
+            yield keys
+            keys, size = [], 0
+        keys.append(key)
+        size += bytes_
+    if keys:
+        yield keys
+
+
+def _keys(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    return list(dict.fromkeys(TopicPartition(*partition[:2]) for partition in partitions))
