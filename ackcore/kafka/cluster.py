@@ -84,7 +84,7 @@ class Committed(NamedTuple):
     metadata: str
 
 
-class PartitionFailure(NamedTuple):
+class Failure(NamedTuple):
     """Why one partition has no answer."""
 
     code: str  # librdkafka's name, as ``UNKNOWN_MEMBER_ID``
@@ -96,7 +96,7 @@ class Answers(NamedTuple, Generic[Answer]):
     """What is known of each partition that was asked for; one that is in neither has nothing."""
 
     found: dict[TopicPartition, Answer]
-    failed: dict[TopicPartition, PartitionFailure]
+    failed: dict[TopicPartition, Failure]
 
 
 class UnknownTopics(RuntimeError):
@@ -284,7 +284,7 @@ class Cluster:
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
-        failed: dict[TopicPartition, PartitionFailure] = {}
+        failed: dict[TopicPartition, Failure] = {}
         for keys in _requests(group, wanted):
             partitions = [ClientPartition(*key, *wanted[key]) for key in keys]
             answers = self._commit(group, keys, partitions, wanted)
@@ -342,11 +342,9 @@ class Cluster:
                 found[key] = take(one)
         return Answers(found, failed)
 
-    def _results(
-        self, futures: Mapping[Any, Future[Any]]
-    ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
+    def _results(self, futures: Mapping[Any, Future[Any]]) -> dict[Any, tuple[Any, Failure | None]]:
         """What each future came to: an answer, or why there is none."""
-        results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
+        results: dict[Any, tuple[Any, Failure | None]] = {}
         for key, future in futures.items():
             try:
                 # The client's own limit comes first.
@@ -355,14 +353,14 @@ class Cluster:
                 results[key] = None, self._failure(error.args[0] if error.args else None)
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
-                results[key] = None, PartitionFailure("_TIMED_OUT", text, True)
+                results[key] = None, Failure("_TIMED_OUT", text, True)
         return results
 
-    def _failure(self, error: Any) -> PartitionFailure:
+    def _failure(self, error: Any) -> Failure:
         if not isinstance(error, KafkaError):
-            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)), False)
+            return Failure("UNKNOWN", self._settings.redacted(str(error)), False)
         retriable = error.retriable() or error.code() in _RETRIABLE
-        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)), retriable)
+        return Failure(error.name(), self._settings.redacted(error_text(error)), retriable)
 
     def close(self) -> None:
         """Leave the brokers."""
