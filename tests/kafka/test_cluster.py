@@ -260,7 +260,7 @@ def test_a_coordinator_that_moves_takes_the_commit(mock_kafka):
         assert answers.found == {(topic, 0): (broker, "")}, answers
 
 
-def test_all_partitions_of_a_group_are_committed_by_one_request(mock_kafka):
+def test_all_partitions_of_a_group_are_committed_by_as_few_requests_as_can_be(mock_kafka):
     topic, group = mock_kafka.new_topic(partitions=1000), mock_kafka.new_group()
     cluster = cluster_of(mock_kafka)
     mock_kafka.start_request_tracking()
@@ -269,6 +269,12 @@ def test_all_partitions_of_a_group_are_committed_by_one_request(mock_kafka):
     apis = [api for _, api in mock_kafka.requests()]
     assert apis.count(mock_broker.OFFSET_COMMIT) == 1
     assert cluster.committed(group, offsets) == (offsets, {})
+    # A real broker takes a batch of 1 MiB, and refuses a larger one whole.
+    mock_kafka.clear_requests()
+    large = {(topic, number): (number, "x" * 2000) for number in range(1000)}
+    assert cluster.commit(group, large) == (large, {})
+    apis = [api for _, api in mock_kafka.requests()]
+    assert apis.count(mock_broker.OFFSET_COMMIT) == 5
 
 
 def test_partitions_are_pairs_or_what_was_listed(kafka, cluster):
