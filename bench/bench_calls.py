@@ -18,17 +18,20 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from ackcore._files.journal import Journal
 from ackcore.calls import CallSettings
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.attempts import Attempts
 from ackcore.topology import Identity, TopologyBuilder
+from ackcore.topology.answers import Answers
 from ackcore.topology.executors import executor_for
 from ackcore.topology.functions import Kind
 from bench.call_bolts import NUMBERS, BareLoop, Call, NoWait, no_wait
@@ -173,7 +176,10 @@ def bench_throttled_server(
 
 @pytest.mark.benchmark(group="calls: cheap ones")
 def bench_cheap_calls(
-    quick: bool, interleaved: Callable[..., Any], report_ratio: Callable[..., None]
+    quick: bool,
+    tmp_path: Path,
+    interleaved: Callable[..., Any],
+    report_ratio: Callable[..., None],
 ) -> None:
     """Coroutines that never wait, from Arrow batches to Arrow batches, in CPU time of a thread."""
     rows = 10_000 if quick else 100_000
@@ -185,20 +191,32 @@ def bench_cheap_calls(
     identity = Identity(ids, np.zeros(10_000, np.int32), np.arange(10_000))
     task = Attempts(no_wait, Kind.ASYNC, NUMBERS, pa.schema([("m", pa.int64())]), CallSettings())
 
-    def in_bolt() -> None:
-        executor = executor_for("pass", NoWait())
-        done = [executor.process("n", "default", batch, identity) for batch in batches]
+    def in_bolt(answers: Answers | None = None, some: int = rows // 10_000) -> None:
+        bolt = NoWait()
+        bolt.journal = answers is not None
+        executor = executor_for("pass", bolt, answers=answers)
+        done = [executor.process("n", "default", each, identity) for each in batches[:some]]
         done.append(executor.flush())
         executor.cleanup()
-        assert sum(each.batch.num_rows for some in done for each in some.emissions) == rows
-        assert not any(some.failures for some in done)
+        assert sum(len(each.batch) for one in done for each in one.emissions) == 10_000 * some
+        assert not any(one.failures for one in done)
+
+    def in_journaled() -> None:
+        with TemporaryDirectory(dir=tmp_path) as folder, Journal(folder, bytes(16)) as journal:
+            in_bolt(Answers("pass", {"default": NUMBERS}, journal), 1)
 
     def in_attempt() -> None:
         answered = pa.Table.from_batches(task(iter(batches)))
         assert answered["m"].equals(answered["n"])
 
-    seconds = interleaved({"AsyncBolt": in_bolt, "attempt": in_attempt}, 3 if quick else 9)
+    contestants = {
+        "AsyncBolt": in_bolt,
+        "AsyncBolt with a journal": in_journaled,
+        "attempt": in_attempt,
+    }
+    seconds = interleaved(contestants, 3 if quick else 9)
     for name, taken in seconds.items():
-        each = [rows / second / 1000 for second in taken]
+        calls = 10_000 if name == "AsyncBolt with a journal" else rows
+        each = [calls / second / 1000 for second in taken]
         bound = 20 if name == "AsyncBolt" else None
         report_ratio(f"calls that do not wait, {name}, per core", each, bound, unit="k/s")

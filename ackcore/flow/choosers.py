@@ -129,15 +129,6 @@ class Idlest(_ByScore):
             # Several producers must not all begin with the same consumer.
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
-    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """As `Chooser.choose`."""
-        if avoid is not None:
-            return super().choose(key, avoid)
-        # As `_pick`, without the calls: each tuple comes by here.
-        scores = self._scores
-        least = min(scores) if scores else _CLOSED
-        return None if least == _CLOSED else self._consumers[scores.index(least)]
-
     def changed(self, consumer: Consumer) -> None:
         """As `Chooser.changed`."""
         slot = consumer.slot
