@@ -48,6 +48,7 @@ PACKAGES: dict[str, set[str]] = {
     "sinks": {"base", "settle", "tasks"},
     "checkpoint": {"base"},
     "dead_letters": {"base", "checkpoint"},
+    "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
     "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
 }
 
@@ -200,7 +201,8 @@ def test_every_module_can_be_imported_alone(
     answer = loaded[module]
     layer = layer_of(module)
     if isinstance(answer, str):
-        absent = [name for name in LAYERS[layer][1] if find_spec(name) is None]
+        extras = {*LAYERS[layer][1], "confluent_kafka"}
+        absent = [name for name in extras if find_spec(name) is None]
         assert any(name in answer for name in absent), answer
         pytest.skip(f"an extra is not installed: {answer}")
     assert module in answer
@@ -208,6 +210,8 @@ def test_every_module_can_be_imported_alone(
     banned -= LAYERS[layer][1]
     if "pyarrow" in LAYERS[layer][1]:
         banned -= {"pandas"}  # both look whether it is there
+    if module.startswith("ackcore.spark.kafka."):
+        banned -= {"confluent_kafka"}  # they are loaded where a spout reads Kafka
     assert not banned & {name.partition(".")[0] for name in answer}
 
 

@@ -3,7 +3,7 @@
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
 without a group; `Consumer` is a member of a group that commits exactly what is done; `Cluster`
 knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
-a client reaches its brokers.
+a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark.
 """
 
 try:
@@ -35,6 +35,7 @@ from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.spout import KafkaSpout
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -50,6 +51,7 @@ __all__ = [
     "DeadLetterLoop",
     "Failure",
     "KafkaRecord",
+    "KafkaSpout",
     "OffsetRange",
     "OffsetsLost",
     "OffsetsOutOfRange",

@@ -16,6 +16,7 @@ from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
+from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
@@ -29,11 +30,13 @@ TRIGGERS = (
 )
 
 
-def check_trigger(topology: Topology, options: Mapping[str, Any]) -> None:
+def check_trigger(topology: Topology, spark: SparkSession, options: Mapping[str, Any]) -> None:
     """Raise ValueError if Spark does not take a trigger."""
-    source = next(iter(topology.spouts.values())).source
+    source = next((one.source for one in topology.spouts.values() if one.kind is None), None)
     try:
         if options:
+            if source is None:
+                source = spark.readStream.format("rate").load()
             source.writeStream.trigger(**options)
     except PySparkException as error:
         raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
@@ -95,11 +98,17 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         raise ValueError("topology must have a spout, and has none; declare one before build()")
     schemas = {}
     for name, spout in topology.spouts.items():
-        _check_source(spout, streaming)
-        schemas[name] = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
-        _check_case(spout, schemas[name])
-        _check_payload(name, schemas[name], spout.tracked)
-        _check_keys(f"message_id of spout {name!r}", spout.message_id, schemas[name])
+        if spout.kind is None:
+            _check_source(spout, streaming)
+            kept = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
+        else:
+            kept = source_schema(spout)
+            refuse_unpicklable(f"the KafkaSpout of spout {name!r}", spout.source, "prepare()")
+        schemas[name] = kept if spout.kind is None else emitted_schema(spout)
+        session = spark if spout.kind is not None else spout.source.sparkSession
+        _check_case(spout, schemas[name], is_case_sensitive(session))
+        _check_payload(name, kept, spout.tracked)
+        _check_keys(f"message_id of spout {name!r}", spout.message_id, kept)
     for name, bolt in topology.bolts.items():
         for each in bolt.inputs:
             if each.component in schemas:
@@ -132,8 +141,8 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
-def _check_case(spout: Spout, schema: pa.Schema) -> None:
-    if is_case_sensitive(spout.source.sparkSession):
+def _check_case(spout: Spout, schema: pa.Schema, sensitive: bool) -> None:
+    if sensitive:
         return
     for inside, one, other in _alike(schema, ()):
         where = f" in {'.'.join(inside)!r}" if inside else ""

@@ -92,21 +92,24 @@ class Beats:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def with_heartbeat(spark: SparkSession, frame: DataFrame, directory: Path) -> DataFrame:
+def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
     """Return a streaming DataFrame that has a micro-batch for each beat also.
 
     Parameters
     ----------
     spark : SparkSession
         The one that the query will run in.
-    frame : DataFrame
-        Streaming.  Its columns stay as they are, but are nullable in its schema.
+    frame : DataFrame or None
+        Streaming.  Its columns stay as they are, but are nullable in its schema.  Without one
+        there are the beats alone.
     directory : Path
         Of the beats.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
     # Hadoop takes what follows the scheme as it is, but for what a glob is made of.
     beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
+    if frame is None:
+        return beats
     nulls = [_null(field.name, field.dataType) for field in frame.schema.fields]
     # The frame comes first: its partitions keep their numbers, and its sources theirs.
     return frame.union(beats.select(*nulls))

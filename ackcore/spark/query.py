@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.paths import local_path
-from ackcore.spark.base.versions import to_arrow_schema
+from ackcore.spark.base.sources import source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
+from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.max_dead import check_max_dead, close_run
@@ -100,7 +102,7 @@ def start(
     check_options(dead_letters, accept_changes, clock=clock)
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
-    check_trigger(topology, options)
+    check_trigger(topology, spark, options)
     place = local_path(checkpoint, "checkpoint")
     state = State.open(
         place,
@@ -200,22 +202,33 @@ def run_batch(
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
-    with State.open(
-        place,
-        topology,
-        sources=_schemas(topology),
-        kind="batch",
-        accept_changes=accept_changes,
-        clock_ms=read_clock(clock),
-    ) as state:
+    with ExitStack() as stack:
+        state = stack.enter_context(
+            State.open(
+                place,
+                topology,
+                sources=_schemas(topology),
+                kind="batch",
+                accept_changes=accept_changes,
+                clock_ms=read_clock(clock),
+            )
+        )
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
         letters, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
-        engine = Engine(topology, spark, state, write_dead_letters, clock=clock)
+        offsets = kafka_sources(topology, spark, state, ends=True, once=True)
+        if offsets is not None:
+            stack.enter_context(closing(offsets))
+        engine = Engine(topology, spark, state, write_dead_letters, clock=clock, offsets=offsets)
         ran = state.last_done is None
         if ran:
             engine.process(
-                0, [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
+                0,
+                [
+                    InputFrame(spout.source, spout.name)
+                    for spout in topology.spouts.values()
+                    if spout.kind is None
+                ],
             )
         while True:
             unfinished = state.last_plan != state.last_done
@@ -235,7 +248,7 @@ def run_batch(
                 continue
             assert state.last_done is not None
             ran = True
-            engine.process(state.last_done + 1, [_nothing(topology, spark)])
+            engine.process(state.last_done + 1, _nothing(topology, spark))
 
 
 def _claim_sinks(topology: Topology, state: State) -> None:
@@ -245,7 +258,7 @@ def _claim_sinks(topology: Topology, state: State) -> None:
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:
-    return {name: to_arrow_schema(each.source.schema) for name, each in topology.spouts.items()}
+    return {name: source_schema(spout) for name, spout in topology.spouts.items()}
 
 
 def _open_dead_letters(
@@ -267,10 +280,12 @@ def _open_dead_letters(
     return letters, write
 
 
-def _nothing(topology: Topology, spark: SparkSession) -> InputFrame:
+def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
     """No new rows; made only where there are retries to go with them, since it takes its time."""
     first = next(iter(topology.spouts.values()))
-    return InputFrame(spark.createDataFrame([], first.source.schema), first.name)
+    if any(spout.kind is not None for spout in topology.spouts.values()):
+        return []  # those have an input in each micro-batch
+    return [InputFrame(spark.createDataFrame([], first.source.schema), first.name)]
 
 
 class Query:

@@ -36,6 +36,8 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
+from ackcore.spark.kafka import kafka_sources
+from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.protocol.act import DeadLetterWriter, Stopped
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.max_dead import DeathLimit, TooManyDead
@@ -119,6 +121,7 @@ class Stream:
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._offsets = kafka_sources(topology, spark, state, ends=available_now)
         self._engine = Engine(
             topology,
             spark,
@@ -126,6 +129,7 @@ class Stream:
             write_dead_letters,
             clock=clock,
             pause=self._pause,
+            offsets=self._offsets,
         )
         self.books = self._engine.books
         self._limit = DeathLimit(max_dead, self.books, self._engine.clock(), checkpoint)
@@ -133,6 +137,9 @@ class Stream:
         self._spark_checkpoint = checkpoint / "spark"
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
+        self._watch: Watch | None = None
+        if self._offsets is not None and not available_now:
+            self._watch = Watch(self._offsets.has_new, self._beats.advance)
         if not available_now:
             self._pacemaker = Pacemaker(
                 self._beats.advance,
@@ -143,9 +150,10 @@ class Stream:
             self._pacemaker.schedule(self._engine.next_due_ms)
         try:
             frame, self._spout = _united(topology)
-            frame = with_heartbeat(spark, frame, self._beats.directory)
+            self._has_frame = frame is not None
+            beaten = with_heartbeat(spark, frame, self._beats.directory)
             self._writer = (
-                frame.writeStream.foreachBatch(self._each)
+                beaten.writeStream.foreachBatch(self._each)
                 # Hadoop takes what follows the scheme as it is: an escape would be another name.
                 .option("checkpointLocation", f"file://{self._spark_checkpoint}")
             )
@@ -154,9 +162,12 @@ class Stream:
             self.spark_query = self._begin()
         except BaseException:
             self._beats.close()
+            if self._offsets is not None:
+                self._offsets.close()
             raise
-        if self._pacemaker is not None:
-            self._pacemaker.start()
+        for one in (self._pacemaker, self._watch):
+            if one is not None:
+                one.start()
         self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
         self._thread.start()
 
@@ -166,8 +177,10 @@ class Stream:
             # Spark's part is another driver's as well, once that has taken over.
             self._state.check_owner()
             forget_beats(self._spark_checkpoint)
+        if self._watch is not None:
+            self._watch.look_again()
         if self._available_now and self._is_owed():
-            # Retries, which no new data may come with.
+            # Retries, which no new data may come with, and records of Kafka's.
             self._beats.advance()
         return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
 
@@ -185,7 +198,8 @@ class Stream:
                 if log is not None:
                     trim_log(log)
             again = self._state.is_done(number)
-            progress = self._engine.process(number, [InputFrame(frame, self._spout)])
+            inputs = [InputFrame(frame, self._spout)] if self._has_frame else []
+            progress = self._engine.process(number, inputs)
             decision = self._state.decision(number)
             self.recent.append(progress)
             self.books = self._engine.books
@@ -194,6 +208,8 @@ class Stream:
             self._restarts = 0
             if self._pacemaker is not None:
                 self._pacemaker.schedule(self._engine.next_due_ms)
+            if self._watch is not None:
+                self._watch.look_again()
         except BaseException as error:
             # Spark would show it as text in the midst of a Java stack; and wait for ever for an
             # answer, were the thread that called us to end.
@@ -227,8 +243,11 @@ class Stream:
                 self._changed.wait_for(lambda: self._at_work is None)
             if isinstance(self.error, Stopped):
                 self.error = None
-            if self._pacemaker is not None:
-                self._pacemaker.stop()
+            for one in (self._pacemaker, self._watch):
+                if one is not None:
+                    one.stop()
+            if self._offsets is not None:
+                self._offsets.close()
             self._beats.close()
             self._state.close()
             # One that is raised is not logged as well, if all that it says is of dead letters.
@@ -299,15 +318,20 @@ class Stream:
         return not self._leaving.wait(waits / 1000)
 
     def _is_owed(self) -> bool:
-        """Whether a record waits for a retry, or a replay for a micro-batch."""
-        return self._engine.next_due_ms is not None or bool(self._state.pending_replays())
+        """Whether a record waits for a retry, or a replay or records of Kafka's for their turn."""
+        waits = self._engine.next_due_ms is not None or bool(self._state.pending_replays())
+        return waits or self._is_behind()
+
+    def _is_behind(self) -> bool:
+        """Whether it is to take more of Kafka before it ends."""
+        return self._offsets is not None and self._available_now and not self._offsets.is_through
 
     def _wait_until_due(self) -> bool:
         """Wait; True if the query is to stop."""
         while not self._leaving.is_set():
             due = self._engine.next_due_ms
             left = 0 if due is None else due - self._engine.clock()
-            if left <= 0 or self._state.pending_replays():
+            if left <= 0 or self._state.pending_replays() or self._is_behind():
                 return False
             # In steps: the clock may be another than this machine's.
             self._leaving.wait(min(left / 1000, self._poll_s))
@@ -326,9 +350,15 @@ class Stream:
     def process_all_available(self) -> None:
         """Wait until nothing is left to do, as `Query.process_all_available` says."""
         with self._awaiting():
+            reached = None if self._offsets is None else self._offsets.reaching_ends()
             self._read_all_available()
             with self._changed:
-                self._changed.wait_for(lambda: self.ended.is_set() or not self._is_waiting())
+                self._changed.wait_for(
+                    lambda: (
+                        self.ended.is_set()
+                        or ((reached is None or reached()) and not self._is_waiting())
+                    )
+                )
         if self.ended.is_set() and self.error is not None:
             raise self.error
 
@@ -422,9 +452,14 @@ class _SparkQuery(StreamingQuery):
         super().stop()
 
 
-def _united(topology: Topology) -> tuple[DataFrame, str | None]:
-    """Return the sources as one stream: the only one as it is, several side by side as structs."""
-    spouts = list(topology.spouts.values())
+def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
+    """Return the sources as one stream: the only one as it is, several side by side as structs.
+
+    Those that tasks read by themselves are not among them.
+    """
+    spouts = [spout for spout in topology.spouts.values() if spout.kind is None]
+    if not spouts:
+        return None, None
     if len(spouts) == 1:
         return spouts[0].source, spouts[0].name
     frames = []

@@ -28,7 +28,7 @@ from ackcore.topology.groupings import (
     PartialKey,
     Shuffle,
 )
-from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout, kind_of
 from ackcore.topology.settings import Settings, check_keywords
 
 #: What tells a Kafka record from all others, and all columns that Spark's Kafka source has.
@@ -153,12 +153,13 @@ class TopologyBuilder:
         ----------
         name : str
             Of the component; its one stream is ``"default"``.
-        source : DataFrame
-            Streaming or bounded.
+        source : DataFrame or ackcore.kafka.KafkaSpout
+            Streaming or bounded; a `KafkaSpout` is either.
         message_id : str or sequence of str, optional
             The columns that tell one record from all others.  Left out, ids are stamped from
-            positions, unless the columns are those of Spark's Kafka source: then they are
-            ``("topic", "partition", "offset")``, and known to be unique if it has them all.
+            positions, unless it is a `KafkaSpout` or the columns are those of Spark's Kafka
+            source: then they are ``("topic", "partition", "offset")``, and known to be unique if
+            it has them all.
         tracked : bool, default True
             Whether its records are tracked and retried; those of an untracked spout are not.
         unique : bool, default False
@@ -175,7 +176,9 @@ class TopologyBuilder:
         ids = _message_id(message_id)
         if ids is None:
             ids = ()
-            if {*_KAFKA_ID, "value"} <= set(fields):
+            if kind_of(source) == "kafka":
+                ids, unique = _KAFKA_ID, True
+            elif {*_KAFKA_ID, "value"} <= set(fields):
                 # With columns taken away or added it may have been exploded, and is checked.
                 ids, unique = _KAFKA_ID, unique or set(fields) - _KAFKA_OPTIONAL == _KAFKA
         self._spouts.append(Spout(name, source, fields, ids, bool(tracked), bool(unique)))

@@ -35,7 +35,7 @@ class Spout:
     ----------
     name : str
         Of the component.
-    source : DataFrame
+    source : DataFrame or KafkaSpout
         The records.  Only the names of its columns are used in this package.
     fields : tuple of str
         The names of its columns.
@@ -53,6 +53,18 @@ class Spout:
     message_id: tuple[str, ...]
     tracked: bool
     unique: bool
+
+    @property
+    def kind(self) -> str | None:
+        """What its source is if tasks read it by themselves: ``"kafka"``; None for a DataFrame."""
+        return kind_of(self.source)
+
+
+def kind_of(source: Any) -> str | None:
+    """Return what a source is if tasks read it by themselves, None for a DataFrame."""
+    # A DataFrame has each of its columns for an attribute, and its class has not.
+    kind: str | None = getattr(type(source), "source_kind", None)
+    return kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +135,8 @@ class Parts:
                     "fields": list(spout.fields),
                     "message_id": list(spout.message_id),
                     "tracked": spout.tracked,
+                    # Left out for a DataFrame, as checkpoints of before have none.
+                    **({} if spout.kind is None else {"source": spout.kind}),
                 }
                 for spout in self.spouts.values()
             },
@@ -181,7 +195,7 @@ def _difference(kind: str, before: Any, after: Any) -> str:
     if kind == "sinks":
         return f"reads another stream: {'/'.join(after)}, not {'/'.join(before)}"
     words = {"message_id": "message id", "tracked": "tracking"}
-    keys = [key for key in after if before.get(key) != after[key]]
+    keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
     names = " and ".join(words.get(key, key) for key in keys)
-    values = "; ".join(f"{before.get(key)} before, {after[key]} now" for key in keys)
+    values = "; ".join(f"{before.get(key)} before, {after.get(key)} now" for key in keys)
     return f"differs in its {names}: {values}"

@@ -21,6 +21,7 @@ from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
+_SOURCES = {None: "a DataFrame", "kafka": "Kafka"}
 
 
 class Described(Protocol):
@@ -118,6 +119,15 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
 def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, kind: str) -> None:
     """Refuse what `accept_changes` cannot make good: sources that would not be read, or others'."""
     known = meta["spout_order"]
+    before, after = meta["structure"]["spouts"], topology.structure["spouts"]
+    for name in known:
+        sources = [spouts.get(name, {}).get("source") for spouts in (before, after)]
+        if name in topology.spouts and sources[0] != sources[1]:
+            was, now = (_SOURCES[source] for source in sources)
+            raise CheckpointForeign(
+                f"{path}: spout {name!r} read {was}, and reads {now} now: where the one is does "
+                "not say where the other is to begin. Give this topology a checkpoint of its own"
+            )
     new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
     gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
     if kind == "stream" and (new or gone):

@@ -37,10 +37,16 @@ class Plan:
     rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
     time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons of those that hung
     interrupted: bool = False  # its driver was interrupted, and did not die of what it ran
+    #: By spout that reads Kafka: the offsets that it takes, and where the next one begins.
+    offsets: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        body = asdict(self)
+        body = asdict(replace(self, offsets={}))
+        if self.offsets:
+            body["offsets"] = self.offsets
+        else:
+            del body["offsets"]  # a checkpoint without Kafka is what it was before there was any
         # Their names on record.
         body["deaths"], body["condemned"] = body.pop("crashes"), body.pop("rejected")
         return body

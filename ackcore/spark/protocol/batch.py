@@ -18,9 +18,10 @@ rejected records and time-outs.  A decision is never made a second time.  Run an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -47,6 +48,19 @@ from ackcore.spark.run.types import InputFrame
 from ackcore.topology.builder import Topology
 
 
+class OffsetSources(Protocol):
+    """Spouts whose rows are ranges of offsets, which the plan of a micro-batch names."""
+
+    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
+        """Return what a micro-batch takes, given the plan before it: `Plan.offsets`."""
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows that a plan on record names."""
+
+    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
+        """Tell the sources what is done after a micro-batch; return each spout's lag."""
+
+
 class Engine:
     """Takes micro-batches through the protocol, one after the other.
 
@@ -66,6 +80,8 @@ class Engine:
         Waits for so many seconds; returns whether to stop.
     jobs : Jobs, optional
         What runs on Spark.
+    offsets : OffsetSources, optional
+        The spouts whose rows are ranges of offsets.
     """
 
     def __init__(
@@ -78,8 +94,10 @@ class Engine:
         clock: Clock = wall_clock_ms,
         pause: Pause | None = None,
         jobs: Jobs | None = None,
+        offsets: OffsetSources | None = None,
     ) -> None:
         self.topology = topology
+        self._offsets = offsets
         self.state = state
         self._spark = spark
         self._write_dead_letters = write_dead_letters
@@ -125,7 +143,7 @@ class Engine:
         number : int
             Its number: the last one's, or the one after it.
         inputs : sequence of InputFrame
-            Its new rows.
+            Its new rows, but for those whose offsets its plan names.
 
         Returns
         -------
@@ -162,13 +180,15 @@ class Engine:
         done = self.state.is_done(number)
         decision = self.state.decision(number)
         if done and decision is not None:
-            return self._progress(decision, None, 0, watch)
+            return self._progress(decision, None, 0, watch, self._done(decision))
         outcome, runs = None, 0
         age_ms = None if decision is None else max(0, self.clock() - decision.now_ms)
         if decision is None:
             try:
                 plan = self._plan(number)
                 watch.lap("plan")
+                if self._offsets is not None:
+                    inputs = [*inputs, *self._offsets.inputs(plan)]
                 outcome, runs = self._runs.accepted(plan, inputs, watch)
                 decision = self._record_decision(plan, outcome)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
@@ -178,8 +198,9 @@ class Engine:
         self._act(decision, age_ms)
         watch.lap("act")
         self._mark(number)
+        lag = self._done(decision)
         watch.lap("mark")
-        progress = self._progress(decision, outcome, runs, watch)
+        progress = self._progress(decision, outcome, runs, watch, lag)
         progress.log()
         return progress
 
@@ -190,6 +211,9 @@ class Engine:
         # what it ran.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), settings.max_retries_per_batch)
+            if self._offsets is not None:
+                parent = None if plan.parent is None else self.state.plan(plan.parent)
+                plan = replace(plan, offsets=self._offsets.plan(number, parent))
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
             plan = self._bounded(replace(plan, interrupted=False))
@@ -239,6 +263,13 @@ class Engine:
         self.state.prune(number)
         failpoint("pruned", number)
 
+    def _done(self, decision: BatchDecision) -> Mapping[str, int]:
+        """Tell sources of offsets what is done, after the mark; return each spout's lag."""
+        plan = self.state.plan(decision.number)
+        if self._offsets is None or plan is None:
+            return {}
+        return self._offsets.done(plan, decision)
+
     def _record_interrupt(self, number: int, error: BaseException) -> None:
         """Record that the driver was interrupted, so that the next one counts no crash."""
         if isinstance(error, RunCancelled) and error.shut_down:
@@ -249,7 +280,12 @@ class Engine:
     # --------------------------------------------------------------------------------- progress
 
     def _progress(
-        self, decision: BatchDecision, outcome: BatchOutcome | None, runs: int, watch: Stopwatch
+        self,
+        decision: BatchDecision,
+        outcome: BatchOutcome | None,
+        runs: int,
+        watch: Stopwatch,
+        lag: Mapping[str, int],
     ) -> Progress:
         now = self.clock()
         counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
@@ -268,6 +304,7 @@ class Engine:
             records_per_s=(acked + failed) / seconds if runs else 0.0,
             runs=runs,
             steps_ms=watch.laps,
+            lag=lag,
         )
 
 

@@ -187,6 +187,9 @@ class Progress:
         How often it was run; more than 1 if a run died or its parts did not agree.
     steps_ms : mapping from str to float
         What the steps of the protocol took; steps done before a restart are missing.
+    lag : mapping from str to int
+        By spout that reads Kafka: offsets from what its group was told to be done up to the end of
+        each partition, as it was when the micro-batch was planned.
     """
 
     batch_id: int
@@ -205,6 +208,7 @@ class Progress:
     records_per_s: float = 0.0
     runs: int = 0
     steps_ms: Mapping[str, float] = field(default_factory=dict)
+    lag: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         latency = self.latency_ms
@@ -212,11 +216,13 @@ class Progress:
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
+        lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"latency {latency.p50:.0f}/{latency.p95:.0f}/{latency.p99:.0f} ms, "
-            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s{trips}{again}"
+            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s"
+            f"{lag}{trips}{again}"
         )
 
     def log(self) -> None:

@@ -11,8 +11,10 @@ from pyspark.sql.types import StructType
 
 from ackcore.ids import spout_key
 from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
+from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.retry_stage import Slice
 from ackcore.spark.tasks.row_files import read_whole
@@ -49,10 +51,11 @@ class RunSetup:
         self.sources: dict[str, SpoutSpec] = {}
         schemas: dict[tuple[str, str], pa.Schema] = {}
         for number, spout in enumerate(topology.spouts.values()):
-            frames = [one for one in inputs if one.spout in (spout.name, None)]
-            schema = _schema_of(frames, spout.name)
+            shared = None if spout.kind is None else spout.name
+            frames = [one for one in inputs if one.spout in (spout.name, shared)]
+            schema = None if spout.kind is not None else _schema_of(frames, spout.name)
             if schema is None:
-                schema = to_arrow_schema(spout.source.schema)
+                schema = source_schema(spout)
             self.sources[spout.name] = SpoutSpec(
                 name=spout.name,
                 number=number,
@@ -66,8 +69,13 @@ class RunSetup:
                     else spout.name in spilled
                 ),
                 key=spout_key(plan.key, spout.name, "", plan.number),
+                by_tasks=spout.kind is not None,
+                decode=_decoder_of(spout),
+                refused=tuple(one for frame in frames for one in frame.refused),
             )
-            schemas[spout.name, DEFAULT_STREAM] = schema
+            schemas[spout.name, DEFAULT_STREAM] = (
+                schema if spout.kind is None else emitted_schema(spout)
+            )
         for bolt in topology.bolts.values():
             for stream, schema in bolt.schemas.items():
                 schemas[bolt.name, stream] = schema
@@ -106,6 +114,12 @@ class RunSetup:
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
+
+
+def _decoder_of(spout: Spout) -> ValueDecoder | None:
+    if spout.kind is None or spout.source.deserializer is None:
+        return None
+    return ValueDecoder(spout.name, spout.source.deserializer, spout.source.value_type)
 
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:

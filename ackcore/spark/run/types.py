@@ -12,12 +12,13 @@ from pyspark.sql.types import StructType
 
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.tasks.record_ids import Refused
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
 
 class Snapshot(NamedTuple):
-    """Rows in files: ``read`` reads those of the partitions whose numbers ``frame`` has."""
+    """Rows that tasks read: ``read`` reads those of the partitions whose numbers ``frame`` has."""
 
     frame: DataFrame
     read: Callable[[Batches], Batches]
@@ -29,12 +30,14 @@ class InputFrame:
 
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
     order of the topology, and each partition has rows of one of them.  Those of a ``snapshot`` are
-    in files of ours, and there again whatever the source does.
+    in files of ours, or in ranges of offsets, and there again whatever the source does.  Of them
+    ``refused`` ones fail.
     """
 
     frame: DataFrame
     spout: str | None
     snapshot: Snapshot | None = None
+    refused: tuple[Refused, ...] = ()
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """``frame.mapInArrow``, where columns have any names.

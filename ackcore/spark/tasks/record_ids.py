@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.arrow import hash_columns
 from ackcore.ids import edge_ids, root_ids
-from ackcore.topology.tuples import Identity
+from ackcore.topology.tuples import Identity, Reason
 
 #: The partition of records that wait for a retry, whose place is that in the table of those due.
 RETRIES = (1 << 16) - 1
@@ -36,11 +36,34 @@ LAST_ATTEMPT = (1 << 6) - 1
 CLAIM = 1 << 20
 
 
+class Decoder(Protocol):
+    """Makes what a spout emits of its source's rows."""
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
+        """Return the rows to emit, one for each, and why some of them have none, by place."""
+
+
+class Refused(NamedTuple):
+    """Offsets of a partition, from ``start`` up to ``stop``, whose records die when they are read.
+
+    ``reason`` is an encoded `Reason`.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class SpoutSpec:
     """One spout, as the spout stage reads it.
 
-    ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.
+    ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.  Of a source
+    that tasks read by themselves (``by_tasks``) the rows are in an input of their own, and not
+    beside those of others.  ``decode`` makes what is emitted of the rows, in each attempt; what
+    waits, or is dead, is as it came.  New rows at ``refused`` offsets fail.
     """
 
     name: str
@@ -51,6 +74,9 @@ class SpoutSpec:
     claims: bool
     spills: bool
     key: int
+    by_tasks: bool = False
+    decode: Decoder | None = None
+    refused: tuple[Refused, ...] = ()
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as they came from Spark in the types of the schema."""
@@ -84,6 +110,21 @@ class SpoutSpec:
         nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
         found: npt.NDArray[np.bool_] = np.logical_and.reduce(nulls)
         return found if found.any() else None
+
+    def refusals(self, batch: pa.RecordBatch) -> dict[int, Reason]:
+        """Return which new records are refused, by place, and why."""
+        found: dict[int, Reason] = {}
+        if not self.refused:
+            return found
+        offsets = batch.column("offset").to_numpy()
+        partitions = batch.column("partition").to_numpy()
+        for one in self.refused:
+            of = (partitions == one.partition) & (offsets >= one.start) & (offsets < one.stop)
+            if of.any():
+                of &= pc.equal(batch.column("topic"), one.topic).to_numpy(zero_copy_only=False)
+            reason = Reason.decode(one.reason)
+            found.update((place, reason) for place in np.flatnonzero(of).tolist())
+        return found
 
     def message_ids(
         self, batch: pa.RecordBatch, number: int, partition: int, first: int

@@ -21,7 +21,7 @@ from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners, some_rows
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.tuples import Identity
+from ackcore.topology.tuples import Identity, Reason
 
 
 class SourceRecords(NamedTuple):
@@ -58,7 +58,8 @@ class SpoutStage:
             )
         # Small batches make small blobs.  Where nothing is sent they may be as they come.
         rows = self.spec.chunk_rows if self.spec.layout.settles else None
-        places, spouts = Counter[str](), tuple(self.sources)
+        places = Counter[str]()
+        spouts = tuple(name for name, source in self.sources.items() if not source.by_tasks)
         for batch in chunked(batches, rows):
             parts = _by_spout(batch, spouts) if self.spout is None else [(self.spout, batch)]
             for name, some in parts:
@@ -99,10 +100,16 @@ class SpoutStage:
         identity = some.identity
         if identity is None and source.name in spec.layout.needs_identity:
             identity = source.identity(some.batch, spec.number, some.partition, some.first)
+        batch, bad = some.batch, dict[int, Reason]()
+        if some.partition != RETRIES:
+            bad = source.refusals(batch)
+        if source.decode is not None:
+            batch, undecodable = source.decode(batch)
+            bad = {**undecodable, **bad}
         if not source.tracked:
             owners = Owners(np.full(n, NONE, np.int64))
-            rows = AnchoredRows(some.batch, owners, identity)
-            task.bolts.deliver(source.name, DEFAULT_STREAM, rows)
+            rows = AnchoredRows(batch, owners, identity)
+            _deliver(task, source.name, rows, bad)
             return
 
         def load() -> tuple[Int64s, Int64s]:
@@ -114,24 +121,28 @@ class SpoutStage:
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
         owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
-        rows = AnchoredRows(some.batch, owners, identity, chunk)
-        good = np.ones(n, np.bool_)
+        rows = AnchoredRows(batch, owners, identity, chunk)
         nameless = source.nameless(some.batch)
         if nameless is not None:
             reason = null_message_id(source.name, source.message_id)
-            task.ledger_rows.fail(Owners(owners.ids[nameless]), [reason], source.name)
-            good &= ~nameless
+            bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
         if spec.rejected:
-            bad = good & np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
-            if bad.any():
-                reason = killed_worker(final=True)
-                task.ledger_rows.fail(Owners(owners.ids[bad]), [reason], source.name)
-                good &= ~bad
-        if not good.all():
-            rows = some_rows(rows, np.flatnonzero(good))
-        if len(rows):
-            task.bolts.deliver(source.name, DEFAULT_STREAM, rows)
+            crash = np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
+            reason = killed_worker(final=True)
+            bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
+        _deliver(task, source.name, rows, bad)
         task.close(chunk)
+
+
+def _deliver(task: Task, spout: str, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
+    """Hand rows to the bolts, but for those that fail here, by their places."""
+    if bad:
+        places = np.array(sorted(bad), np.int64)
+        reasons = [bad[place] for place in places.tolist()]
+        task.ledger_rows.fail(rows.owners.take(places, None), reasons, spout)
+        rows = some_rows(rows, np.delete(np.arange(len(rows)), places))
+    if len(rows):
+        task.bolts.deliver(spout, DEFAULT_STREAM, rows)
 
 
 def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:

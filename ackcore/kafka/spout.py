@@ -1,0 +1,212 @@
+"""`KafkaSpout`: which records a topology on Spark reads from Kafka, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from ackcore._columns import as_count
+from ackcore.flow.numbers import positive
+from ackcore.kafka.ranges import RECORD_SCHEMA
+from ackcore.kafka.settings import ClientSettings
+
+#: What `KafkaSpout.start` may be beside a time and offsets.
+STARTS = ("group", "earliest", "latest")
+#: What may become of records that were lost upstream, or are too far behind.
+POLICIES = ("dead-letter", "refuse")
+
+
+class KafkaSpout:
+    """Partitions of Kafka, as a source for `TopologyBuilder.spout`.
+
+    It emits ``key, value`` (binary), ``headers`` (a list of key and value), ``topic, partition,
+    offset, timestamp``; (topic, partition, offset) is the message id.  These are settings alone:
+    what reads is made where it runs, by each task.  The checkpoint says what is done; the group is
+    told so after each micro-batch, so that whatever watches its lag is right.
+
+    Parameters
+    ----------
+    topics : str or sequence of str, optional
+        Whose partitions are read, all of them; new ones from their beginning.
+    pattern : str, optional
+        In their place, a regular expression that the whole names of topics match.
+    bootstrap_servers : str
+        ``host:port`` of brokers, with commas between them.
+    group_id : str, optional
+        The consumer group whose offsets are committed; without one none are.  No other consumer
+        may be a member of it meanwhile.
+    start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
+        Where a checkpoint begins that has no position yet: where the group has committed, holes
+        included, and without that at the earliest record; at the earliest, at the latest; at the
+        first record of a time (with its zone); or at offsets by (topic, partition).
+    tasks : int, optional
+        Task i reads the partitions i, i + tasks, ... of the ordered list.  Left out, all offsets of
+        a micro-batch are dealt out evenly, large ranges in several pieces.
+    max_records : int, optional
+        Offsets of a micro-batch, at most, but one of each partition that has any.
+    target_batch_s : float, default 10
+        How long a micro-batch is to take: without `max_records` it takes so many as that allows,
+        by what the ones before took.
+    refresh_s : float, default 60
+        How often new partitions are looked for, in seconds.
+    max_offset_behind : int, optional
+        Records further behind the end of their partition, when the checkpoint begins, are not run.
+    lost : {"dead-letter", "refuse"}, default "dead-letter"
+        What becomes of those, and of offsets that were deleted before they were read: one dead
+        letter for each record that is too far behind, one for each range that is not there any
+        more; or the query ends with an error that names them.
+    deserializer : callable, optional
+        Makes a value of the bytes of one: ``json.loads``, say; one of confluent-kafka's gets its
+        ``SerializationContext`` as well.  A record for which it raises is a failed tuple, kept as
+        it came.  Nulls stay null.  If it has a method ``prepare`` each task calls that first.
+    value_type : pyarrow.DataType, optional
+        What it returns; to be given with it.
+    options : mapping, optional
+        Further settings of librdkafka: security, ``isolation.level`` and others.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+
+    source_kind: ClassVar[str] = "kafka"
+    #: As they are read, and as they are kept.
+    schema: ClassVar[pa.Schema] = RECORD_SCHEMA
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        pattern: str | None = None,
+        bootstrap_servers: str,
+        group_id: str | None = None,
+        start: str | datetime | Mapping[tuple[str, int], int] = "group",
+        tasks: int | None = None,
+        max_records: int | None = None,
+        target_batch_s: float = 10.0,
+        refresh_s: float = 60.0,
+        max_offset_behind: int | None = None,
+        lost: str = "dead-letter",
+        deserializer: Callable[..., Any] | None = None,
+        value_type: pa.DataType | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.topics = _topics(topics, pattern)
+        self.pattern = pattern
+        self.client = ClientSettings(bootstrap_servers, options)
+        if group_id is not None and (not isinstance(group_id, str) or not group_id):
+            raise TypeError(f"group_id must be the name of a group or None, got {group_id!r}")
+        self.group_id = group_id
+        self.start = _start(start, group_id)
+        self.tasks = None if tasks is None else as_count(tasks, "tasks", 1)
+        self.max_records = None if max_records is None else as_count(max_records, "max_records", 1)
+        self.target_batch_s = positive(target_batch_s, "target_batch_s", unit="seconds")
+        self.refresh_s = positive(refresh_s, "refresh_s", unit="seconds")
+        self.max_offset_behind = (
+            None
+            if max_offset_behind is None
+            else as_count(max_offset_behind, "max_offset_behind", 0)
+        )
+        if lost not in POLICIES:
+            raise ValueError(f"lost must be one of {', '.join(map(repr, POLICIES))}, got {lost!r}")
+        self.lost = lost
+        self.deserializer, self.value_type = _deserializer(deserializer, value_type)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of what it emits."""
+        return list(self.schema.names)
+
+    @property
+    def emits(self) -> pa.Schema:
+        """The columns of what it emits: ``value`` is of `value_type` if that is given."""
+        if self.value_type is None:
+            return self.schema
+        place = self.schema.get_field_index("value")
+        return self.schema.set(place, pa.field("value", self.value_type))
+
+    def __repr__(self) -> str:
+        what = f"pattern={self.pattern!r}" if self.topics is None else f"{list(self.topics)}"
+        return f"KafkaSpout({what}, bootstrap_servers={self.client.bootstrap_servers!r})"
+
+
+def value_context(
+    topic: str, headers: list[tuple[str, str | bytes | None]]
+) -> SerializationContext:
+    """Return what one of confluent-kafka's deserializers is told of a value."""
+    return SerializationContext(topic, MessageField.VALUE, headers)
+
+
+def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
+    if (topics is None) == (pattern is None):
+        raise ValueError(
+            "KafkaSpout must have either topics or a pattern, got "
+            + ("neither" if topics is None else "both")
+        )
+    if topics is None:
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be a str, got {type(pattern).__name__} {pattern!r}")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"pattern must be a regular expression: {error}") from None
+        return None
+    names = (topics,) if isinstance(topics, str) else topics
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"topics must be the name of a topic or a list of them, got {topics!r}")
+    if not names or not all(names):
+        raise ValueError(f"topics must name at least one topic, got {topics!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"topics must be named once each, got {topics!r}")
+    return tuple(names)
+
+
+def _start(start: Any, group_id: str | None) -> Any:
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ValueError(
+                f"start must be a time with its zone, got {start!r} without one; "
+                "datetime(..., tzinfo=timezone.utc) has one"
+            )
+        return start
+    if isinstance(start, Mapping):
+        for key, offset in start.items():
+            named = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)
+            if not named or not isinstance(key[1], int) or not isinstance(offset, int):
+                raise TypeError(
+                    "start must map (topic, partition) to an offset, "
+                    f"got {key!r}: {offset!r}; {{('lines', 0): 100}} is one"
+                )
+            as_count(offset, f"start of {key[0]}-{key[1]}", 0)
+        return dict(start)
+    if start not in STARTS:
+        raise ValueError(
+            f"start must be one of {', '.join(map(repr, STARTS))}, a datetime, or offsets by "
+            f"(topic, partition), got {start!r}"
+        )
+    # Without a group there is nothing that it could have committed.
+    return "earliest" if start == "group" and group_id is None else start
+
+
+def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
+    if (deserializer is None) != (value_type is None):
+        raise ValueError(
+            "deserializer and value_type must be given together: what a function returns is "
+            "known when it has run, and the columns of a stream before"
+        )
+    if deserializer is None:
+        return None, None
+    if not callable(deserializer):
+        raise TypeError(f"deserializer must be callable, got {type(deserializer).__name__}")
+    if not isinstance(value_type, pa.DataType):
+        raise TypeError(
+            f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; "
+            "pa.string() is one"
+        )
+    return deserializer, value_type

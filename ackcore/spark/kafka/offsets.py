@@ -1,0 +1,405 @@
+"""One spout that reads Kafka: what its micro-batches take, and what its group is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.kafka.cluster import (
+    Cluster,
+    ClusterFailed,
+    Committed,
+    Failure,
+    TopicPartition,
+)
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.plans import (
+    OffsetPlan,
+    Position,
+    by_partition,
+    evenly,
+    records_in,
+)
+from ackcore.spark.kafka.starts import Found, Start, decide, shares
+from ackcore.spark.tasks.record_ids import Refused
+from ackcore.topology.tuples import Reason
+
+_log = logging.getLogger("ackcore")
+
+#: Offsets of the first micro-batch, before it is known how many a second go through.
+_FIRST = 100_000
+
+Key = tuple[str, int]
+#: Offsets by topic and partition.
+Offsets = Mapping[Key, int]
+
+
+class OffsetsRefused(RuntimeError):
+    """Records were lost upstream, or are too far behind, and the spout refuses to go on."""
+
+
+class SpoutOffsets:
+    """Plans and commits the offsets of one spout.
+
+    Parameters
+    ----------
+    name : str
+        The spout's.
+    spout : KafkaSpout
+        Its source.
+    deployment : int
+        Which checkpoint the commits are of.
+    """
+
+    def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
+        self.name = name
+        self.spout = spout
+        self._deployment = deployment
+        #: The plan of the last micro-batch that is done.
+        self._done: OffsetPlan | None = None
+        self._cluster = Cluster(spout.client)
+        #: Where it ends, if it does.
+        self._until: dict[Key, int] | None = None
+        #: The partitions in order, the ids of their topics, and when that is to be asked again.
+        self._partitions: list[TopicPartition] = []
+        self._topic_ids: dict[str, str] = {}
+        self._refresh_at = 0.0
+        #: What the group was told of each partition.
+        self._told: dict[Key, tuple[int, str]] = {}
+        self._complained = False
+        self.intake = Intake(spout)
+        #: A cluster is asked by one thread at a time.
+        self._asking = threading.Lock()
+        self._refresh()
+        self._tell_of_tasks()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Ask which partitions there are, if that was long ago."""
+        if time.monotonic() < self._refresh_at:
+            return
+        with self._asking:
+            # What was read before may be deleted meanwhile.
+            found = self._cluster.partitions(
+                self.spout.topics, pattern=self.spout.pattern, missing_ok=bool(self._partitions)
+            )
+        self._partitions = [one.key for one in found]
+        self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
+        self._refresh_at = time.monotonic() + self.spout.refresh_s
+
+    def _tell_of_tasks(self) -> None:
+        tasks = self.spout.tasks
+        if tasks is not None and tasks > len(self._partitions):
+            _log.warning(
+                "spout %s has %d tasks and %d partitions: some tasks have none",
+                self.name,
+                tasks,
+                len(self._partitions),
+            )
+
+    def _marks(self, *, all_of_them: bool = False) -> dict[Key, tuple[int, int]]:
+        """Return the first offset and the end of each partition that has a leader, in order.
+
+        Raises `ConnectionError` if all are to be known, and are not.
+        """
+        try:
+            self._refresh()
+        except Exception:
+            self._refresh_at = 0.0
+            raise
+        with self._asking:
+            answers = self._cluster.watermarks(self._partitions)
+        if answers.failed:
+            self._refresh_at = 0.0  # a topic may be gone, or a leader have changed
+            if all_of_them or not answers.found:
+                raise _unanswered("where partitions begin and end", answers.failed)
+        return {each: answers.found[each] for each in self._partitions if each in answers.found}
+
+    def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
+        """Return the end of each partition."""
+        marks = self._marks(all_of_them=all_of_them)
+        return {each: high for each, (_, high) in marks.items()}
+
+    def end_here(self) -> None:
+        """Take nothing beyond what there is now."""
+        self._until = self.ends(all_of_them=True)
+
+    def has_new(self) -> bool:
+        """Whether there is something that no micro-batch is done with."""
+        return not self.reaching(self.ends())()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all is done that there was at `end_here`, but for what waits."""
+        return self._until is not None and self.reaching(self._until)()
+
+    def reaching(self, ends: Offsets) -> Callable[[], bool]:
+        """Return what tells whether micro-batches are done with all below these ends."""
+
+        def reached() -> bool:
+            if self._done is None:
+                return False
+            at = {(topic, partition): each.next for topic, partition, each in self._done.each()}
+            return all(at.get(of, -1) >= end for of, end in ends.items())
+
+        return reached
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def plan(self, before: OffsetPlan | None, tasks: int, *, bounded: bool) -> OffsetPlan:
+        """Return what the next micro-batch takes.
+
+        Parameters
+        ----------
+        before : OffsetPlan or None
+            What the last one took.
+        tasks : int
+            How many run at once.
+        bounded : bool
+            Whether it takes no more than is good for one micro-batch.
+
+        Raises
+        ------
+        OffsetsRefused
+            If records are lost, or too far behind, and that is not to be.
+        """
+        try:
+            # Where a partition begins is decided for all of them at once, or not at all.
+            marks = self._marks(all_of_them=before is None)
+            starts = self._starts(before, marks)
+        except (ClusterFailed, ConnectionError) as error:
+            if before is None:
+                raise
+            # What waits for a retry need not wait for Kafka.
+            _log.warning(
+                "spout %s: Kafka cannot be asked for new records, this micro-batch has none: %s",
+                self.name,
+                error,
+            )
+            return before.carried()
+        self._report(starts)
+        at = {
+            each: starts[each].next if each in starts else _position(before, each).next
+            for each in marks
+        }
+        stops = {each: high for each, (_, high) in marks.items()}
+        if self._until is not None:
+            there_are = {*marks, *self._partitions}
+            self._until = {each: end for each, end in self._until.items() if each in there_are}
+            stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
+        there = {each: max(0, stops[each] - at[each]) for each in marks}
+        takes = shares(there, self.intake.most) if bounded else there
+        ranges = [one for start in starts.values() for one in start.holes]
+        ranges += [
+            OffsetRange(*each, at[each], at[each] + n)
+            for each in marks
+            if (n := takes.get(each, 0))
+        ]
+        positions: dict[str, dict[int, Position]] = {
+            # Of partitions that are not read any more, too: they may be again.
+            topic: dict(found)
+            for topic, found in ({} if before is None else before.positions).items()
+        }
+        for each, (_, high) in marks.items():
+            began = starts[each].why if each in starts else _position(before, each).began
+            topic, partition = each
+            next_ = at[each] + takes.get(each, 0)
+            positions.setdefault(topic, {})[partition] = Position(next_, high, began)
+        if self.spout.tasks is None:
+            dealt = evenly(ranges, tasks)
+        else:
+            dealt = by_partition(ranges, list(marks), self.spout.tasks)
+        gone = [start for start in starts.values() if start.gone is not None]
+        plan = OffsetPlan(
+            positions,
+            {**({} if before is None else before.topic_ids), **self._topic_ids},
+            dealt,
+            tuple(start.gone for start in gone if start.gone is not None),
+            tuple(
+                Refused(*start.gone, Reason(self.name, start.kind, start.message, True).encode())
+                for start in gone
+                if start.gone is not None
+            ),
+        )
+        self.intake.planned(records_in(ranges))
+        return plan
+
+    def _starts(
+        self, before: OffsetPlan | None, marks: Mapping[Key, tuple[int, int]]
+    ) -> dict[Key, Start]:
+        """Decide where partitions begin that do not go on where they are."""
+        first = before is None
+        committed: Mapping[Any, Committed] = {}
+        of_time: Mapping[Any, int] = {}
+        if first and self.spout.start == "group" and self.spout.group_id is not None:
+            with self._asking:
+                groups = self._cluster.committed(self.spout.group_id, marks)
+            if groups.failed:
+                raise _unanswered("what the group has committed", groups.failed)
+            committed = groups.found
+        if first and isinstance(self.spout.start, datetime):
+            ms = round(self.spout.start.timestamp() * 1000)
+            with self._asking:
+                times = self._cluster.offsets_for_time(marks, ms)
+            if times.failed:
+                raise _unanswered("which offsets are of a time", times.failed)
+            of_time = times.found
+        ids = {} if before is None else before.topic_ids
+        found = {}
+        for (topic, partition), (low, high) in marks.items():
+            position = None if before is None else before.positions.get(topic, {}).get(partition)
+            known, now = ids.get(topic), self._topic_ids.get(topic)
+            start = decide(
+                self.spout,
+                Found(
+                    topic,
+                    partition,
+                    low,
+                    high,
+                    position,
+                    is_other=known is not None and now is not None and known != now,
+                    is_first=first,
+                    committed=committed.get((topic, partition)),
+                    of_time=of_time.get((topic, partition)),
+                ),
+            )
+            if start is not None:
+                found[topic, partition] = start
+        return found
+
+    def _report(self, starts: Mapping[Key, Start]) -> None:
+        """Log the decisions; raise if one is not to be."""
+        for (topic, partition), start in starts.items():
+            found_else = start.why in ("out of range", "topic made anew")
+            _log.log(
+                logging.WARNING if found_else or start.gone is not None else logging.INFO,
+                "spout %s: %s-%d begins at offset %d, %s%s",
+                self.name,
+                topic,
+                partition,
+                start.next,
+                start.why,
+                f"; {start.message}" if start.message else "",
+            )
+            if self.spout.lost == "refuse" and (found_else or start.gone is not None):
+                raise OffsetsRefused(
+                    f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
+                    f"{start.message or start.why}, and lost='refuse'. Give the topology a "
+                    "checkpoint of its own to begin as its start says, or go on without what is "
+                    "gone, with lost='dead-letter'"
+                )
+
+    # -- the group --------------------------------------------------------------------------------
+
+    def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
+        """Tell the group what is done after a micro-batch.
+
+        A commit that fails is repeated with the next one: what was told is what arrived.
+
+        Returns
+        -------
+        int
+            The lag: offsets from what the group was told to the end of each partition, or from what
+            is done if there is no group.
+        """
+        self._done = plan
+        after = {}
+        for topic, partition, state in states(plan, waiting):
+            after[topic, partition] = state
+        group = self.spout.group_id
+        if group is None:
+            done = {each: state.committable for each, state in after.items()}
+        else:
+            commits = {
+                each: commit_of(*each, state, self._deployment) for each, state in after.items()
+            }
+            new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+            self._tell(group, new)
+            done = {each: offset for each, (offset, _) in self._told.items()}
+        return sum(
+            max(0, one.end - done.get((topic, partition), 0))
+            for topic, partition, one in plan.each()
+        )
+
+    def _tell(self, group: str, commits: Mapping[Key, tuple[int, str]]) -> None:
+        if not commits:
+            return
+        with self._asking:
+            answers = self._cluster.commit(group, commits)
+        self._told.update({each: commits[each] for each in answers.found})
+        if answers.failed and not self._complained:
+            _log.warning(
+                "spout %s: what is done of %d partitions cannot be committed to group %s, which "
+                "is tried again with the next micro-batch: %s",
+                self.name,
+                len(answers.failed),
+                group,
+                next(iter(answers.failed.values())).text,
+            )
+        self._complained = bool(answers.failed)
+
+
+def _unanswered(what: str, failed: Mapping[Any, Failure]) -> ConnectionError:
+    (topic, partition), why = next(iter(failed.items()))
+    return ConnectionError(f"Kafka does not say {what}: of {topic}-{partition}, {why.text}")
+
+
+def _position(before: OffsetPlan | None, of: Key) -> Position:
+    assert before is not None  # without one each partition has a start
+    return before.positions[of[0]][of[1]]
+
+
+class Intake:
+    """How many offsets a micro-batch takes: ``max_records``, or as many as go through in its time.
+
+    Parameters
+    ----------
+    spout : KafkaSpout
+        Whose settings say that.
+    """
+
+    def __init__(self, spout: KafkaSpout) -> None:
+        self._target_s = spout.target_batch_s
+        self._fixed = spout.max_records
+        self._most = float(_FIRST if spout.max_records is None else spout.max_records)
+        self._room = 1.0
+        self._taken = 0
+        self._began = 0.0
+
+    @property
+    def most(self) -> int:
+        """How many, at most, but for one of each partition."""
+        return int(self._most * self._room)
+
+    def planned(self, records: int) -> None:
+        """Note how many a micro-batch takes, and when it begins."""
+        self._taken, self._began = records, time.monotonic()
+
+    def done(self, waiting: float) -> None:
+        """Go by how long the micro-batch took, and by how full the waiting store is, 0 to 1."""
+        # From half full on it takes less, and at the end what it must.
+        self._room = min(1.0, max(0.0, 2 * (1 - waiting)))
+        if self._fixed is not None or not self._taken:
+            return
+        took_s = max(time.monotonic() - self._began, 1e-3)
+        allowed = self._taken * self._target_s / took_s
+        # One that was slow counts at once; one that was quick doubles what is taken, at most, and
+        # if it was a small one tells nothing.
+        if took_s > self._target_s:
+            self._most = max(1.0, allowed)
+        elif self._taken >= self._most * self._room / 2:
+            self._most = min(allowed, 2 * self._most)
+        self._taken = 0

@@ -1,0 +1,128 @@
+"""What the plan of a micro-batch says of a spout that reads Kafka.
+
+It names each offset that the micro-batch takes, by the task that reads it, and where the next one
+begins: whoever repeats it, however often and on whatever machines, reads the same records in the
+same places.  Nothing else remembers a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.spark.tasks.record_ids import RETRIES, Refused
+
+#: Records that are not worth a task of their own.
+LEAST = 10_000
+
+
+class Position(NamedTuple):
+    """Of a partition: the next offset to take, its end when that was asked, how it began."""
+
+    next: int
+    end: int
+    began: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetPlan:
+    """What a micro-batch takes of one spout.
+
+    Attributes
+    ----------
+    positions : mapping from str to mapping from int to Position
+        By topic and partition: where the next micro-batch begins.
+    topic_ids : mapping from str to str
+        Which topic of that name it is, where the broker tells.
+    tasks : tuple of tuple of OffsetRange
+        What each task reads, one range after the other.
+    lost : tuple of OffsetRange
+        Offsets that were deleted before they were read: one dead record each range, at its start.
+    refused : tuple of Refused
+        Those, and records that are read to be dead.
+    """
+
+    positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    tasks: tuple[tuple[OffsetRange, ...], ...] = ()
+    lost: tuple[OffsetRange, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {
+            "topics": {
+                topic: {
+                    "id": self.topic_ids.get(topic),
+                    "partitions": [[partition, *one] for partition, one in found.items()],
+                }
+                for topic, found in self.positions.items()
+            },
+            "tasks": [[list(one) for one in some] for some in self.tasks],
+            "lost": [list(one) for one in self.lost],
+            "refused": [list(one) for one in self.refused],
+        }
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> OffsetPlan:
+        """Read what `body` returned."""
+        topics = body["topics"]
+        return cls(
+            {
+                topic: {partition: Position(*rest) for partition, *rest in found["partitions"]}
+                for topic, found in topics.items()
+            },
+            {topic: found["id"] for topic, found in topics.items() if found["id"] is not None},
+            tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
+            tuple(OffsetRange(*one) for one in body["lost"]),
+            tuple(Refused(*one) for one in body["refused"]),
+        )
+
+    def carried(self) -> OffsetPlan:
+        """Return the plan of a micro-batch that takes nothing."""
+        return replace(self, tasks=(), lost=(), refused=())
+
+    def each(self) -> Iterator[tuple[str, int, Position]]:
+        """Yield the partitions in their order."""
+        for topic, found in self.positions.items():
+            for partition, position in found.items():
+                yield topic, partition, position
+
+
+def records_in(ranges: Iterable[OffsetRange]) -> int:
+    """Return how many offsets there are in ranges."""
+    return sum(one.size for one in ranges)
+
+
+def by_partition(
+    ranges: Iterable[OffsetRange], partitions: Sequence[tuple[str, int]], tasks: int
+) -> tuple[tuple[OffsetRange, ...], ...]:
+    """Give task i the partitions i, i + tasks, ... of the ordered list; none is left without."""
+    place = {each: i % tasks for i, each in enumerate(partitions)}
+    found: list[list[OffsetRange]] = [[] for _ in range(tasks)]
+    for one in ranges:
+        found[place[one.topic, one.partition]].append(one)
+    return tuple(tuple(some) for some in found if some)
+
+
+def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
+    """Cut ranges into tasks that have about as many offsets each, in order."""
+    ranges = list(ranges)
+    total = records_in(ranges)
+    tasks = max(1, min(tasks, RETRIES - 1, -(-total // LEAST)))
+    size = -(-total // tasks)
+    found: list[list[OffsetRange]] = [[]]
+    left = size
+    for one in ranges:
+        start = one.start
+        while start < one.stop:
+            if not left:
+                found.append([])
+                left = size
+            stop = min(one.stop, start + left)
+            found[-1].append(one._replace(start=start, stop=stop))
+            left -= stop - start
+            start = stop
+    return tuple(tuple(some) for some in found if some)

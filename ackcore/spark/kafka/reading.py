@@ -1,0 +1,57 @@
+"""What reads the offsets of a plan: in each task, without the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.kafka.reading import RangeReader
+from ackcore.kafka.settings import ClientSettings
+from ackcore.spark.base.batches import Batches
+
+
+class ReadOffsets:
+    """Reads what tasks are to read, given their numbers; for ``mapInArrow``.
+
+    Parameters
+    ----------
+    client : ClientSettings
+        How the brokers are reached.
+    tasks : sequence of sequence of OffsetRange
+        By task.
+    lost : sequence of OffsetRange
+        What is not there any more: the last task has a row without key and value for each, at its
+        first offset.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        tasks: Sequence[Sequence[OffsetRange]],
+        lost: Sequence[OffsetRange],
+    ) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._lost = lost
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the records of the tasks."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._of(number)
+
+    def _of(self, number: int) -> Iterator[pa.RecordBatch]:
+        if number == len(self._tasks):
+            yield lost_rows(self._lost)
+            return
+        with RangeReader(self._client) as reader:
+            for one in self._tasks[number]:
+                yield from reader.read(one)
+
+
+def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
+    """Return a row for each range, of its first offset."""
+    rows = [{"topic": one.topic, "partition": one.partition, "offset": one.start} for one in lost]
+    return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)

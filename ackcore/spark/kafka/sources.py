@@ -1,0 +1,140 @@
+"""The spouts of a topology that read Kafka: planned, read and committed for each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ackcore.kafka.ranges import RECORD_SCHEMA
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.kafka.offsets import SpoutOffsets
+from ackcore.spark.kafka.plans import OffsetPlan
+from ackcore.spark.kafka.reading import ReadOffsets
+from ackcore.spark.run.types import InputFrame, Snapshot
+from ackcore.topology.builder import Topology
+
+
+class KafkaSources:
+    """What a query asks about the spouts of a topology that read Kafka.
+
+    Parameters
+    ----------
+    spouts : mapping from str to SpoutOffsets
+        By name.
+    spark : SparkSession
+        Where the query runs.
+    once : bool
+        Whether the first micro-batch takes all that there is, and no other takes anything.
+    max_waiting : int
+        How many records may wait for a retry.
+    """
+
+    def __init__(
+        self,
+        spouts: Mapping[str, SpoutOffsets],
+        spark: SparkSession,
+        once: bool,
+        max_waiting: int,
+    ) -> None:
+        self._spouts = spouts
+        self._spark = spark
+        self._once = once
+        self._max_waiting = max_waiting
+        #: Without rows: what its columns are, and the session.
+        self._empty: DataFrame = spark.createDataFrame([], from_arrow_schema(RECORD_SCHEMA))
+
+    @classmethod
+    def of(
+        cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
+    ) -> KafkaSources:
+        """Return those of a topology, as `kafka_sources` says, and commit what is done of them."""
+        last = None if state.last_plan is None else state.plan(state.last_plan)
+        spouts: dict[str, SpoutOffsets] = {}
+        sources = cls(spouts, spark, once, topology.settings.max_waiting)
+        try:
+            for name, spout in topology.spouts.items():
+                if spout.kind == "kafka":
+                    body = None if last is None else last.offsets.get(name)
+                    one = spouts[name] = SpoutOffsets(name, spout.source, state.deployment_key)
+                    if ends and not (once and body is not None):
+                        one.end_here()
+            sources._commit_last(state)
+        except BaseException:
+            sources.close()
+            raise
+        return sources
+
+    def _commit_last(self, state: State) -> None:
+        """Commit what a driver may have marked that died before it committed."""
+        number = state.last_done
+        plan = None if number is None else state.plan(number)
+        decision = None if number is None else state.decision(number)
+        if plan is not None and decision is not None:
+            self.done(plan, decision)
+
+    # -- for the engine ---------------------------------------------------------------------------
+
+    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
+        """Return what a micro-batch takes, given the plan before it."""
+        found = {}
+        tasks = max(1, self._spark.sparkContext.defaultParallelism)
+        for name, one in self._spouts.items():
+            body = None if parent is None else parent.offsets.get(name)
+            before = None if body is None else OffsetPlan.of(body)
+            if self._once and before is not None:
+                found[name] = before.carried().body()
+            else:
+                found[name] = one.plan(before, tasks, bounded=not self._once).body()
+        return found
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows that a plan on record names, one input for each spout."""
+        found = []
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            planned = OffsetPlan() if body is None else OffsetPlan.of(body)
+            read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
+            tasks = len(planned.tasks) + bool(planned.lost)
+            ids = self._spark.range(0, tasks, 1, max(1, tasks))
+            snapshot = Snapshot(ids, read)
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused))
+        return found
+
+    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
+        """Commit what is done after a micro-batch; return each spout's lag."""
+        found = {}
+        full = decision.waiting.rows() / self._max_waiting
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            if body is not None:
+                one.intake.done(full)
+                found[name] = one.commit(OffsetPlan.of(body), decision.waiting.tables(name))
+        return found
+
+    # -- for the stream ---------------------------------------------------------------------------
+
+    def has_new(self) -> bool:
+        """Whether there is something that no micro-batch has taken.
+
+        Raises what Kafka's client does if that cannot be asked.
+        """
+        return any(one.has_new() for one in self._spouts.values())
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all has been taken that there was when it began."""
+        return all(one.is_through for one in self._spouts.values())
+
+    def reaching_ends(self) -> Callable[[], bool]:
+        """Return what tells whether all has been taken that there is now."""
+        found = [one.reaching(one.ends()) for one in self._spouts.values()]
+        return lambda: all(reached() for reached in found)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for one in self._spouts.values():
+            one.close()

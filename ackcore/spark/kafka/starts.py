@@ -1,0 +1,155 @@
+"""Where a partition begins that has no position yet, or whose position is no more: decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.offsets import decode_metadata
+from ackcore.spark.kafka.plans import Position
+
+
+class Found(NamedTuple):
+    """What is known of a partition.
+
+    Attributes
+    ----------
+    topic, partition : str, int
+        Which.
+    low, high : int
+        Its first offset, and its end.
+    position : Position or None
+        Where the last plan says that it is.
+    is_other : bool
+        Whether its topic is another than the one of that plan, by its id.
+    is_first : bool
+        Whether there is no plan yet.
+    committed : (int, str) or None
+        What the group has committed, if that was asked.
+    of_time : int or None
+        The first offset of the time at which it is to begin, if it is; the end without any.
+    """
+
+    topic: str
+    partition: int
+    low: int
+    high: int
+    position: Position | None = None
+    is_other: bool = False
+    is_first: bool = False
+    committed: tuple[int, str | None] | None = None
+    of_time: int | None = None
+
+
+class Start(NamedTuple):
+    """Where a partition begins.
+
+    Attributes
+    ----------
+    next : int
+        The offset.
+    why : str
+        The decision's name.
+    holes : tuple of OffsetRange
+        Below it, what is not done.
+    gone : OffsetRange or None
+        What is not read: it was deleted, or is too far behind.
+    kind, message : str
+        Why not: the type and the text of a dead letter's reason.
+    """
+
+    next: int
+    why: str
+    holes: tuple[OffsetRange, ...] = ()
+    gone: OffsetRange | None = None
+    kind: str = ""
+    message: str = ""
+
+
+def decide(spout: KafkaSpout, found: Found) -> Start | None:
+    """Return where a partition begins, None if it goes on where it is."""
+    position, low, high = found.position, found.low, found.high
+    if position is None:
+        return _within(spout, found, _first(spout, found))
+    if found.is_other:
+        return Start(low, "topic made anew")
+    if position.next < low:
+        return _lost(found, position.next, position.began)
+    if position.next > high:
+        # What was above is not there any more, and what comes under those offsets is new.
+        return Start(low, "out of range")
+    return None
+
+
+def _first(spout: KafkaSpout, found: Found) -> Start:
+    """Return where it begins by what is asked for, in range or not."""
+    low, high = found.low, found.high
+    if not found.is_first:
+        return Start(low, "new partition")
+    if isinstance(spout.start, Mapping):
+        offset = spout.start.get((found.topic, found.partition))
+        return Start(low, "earliest") if offset is None else Start(offset, "explicit")
+    if isinstance(spout.start, datetime):
+        return Start(high if found.of_time is None else found.of_time, "timestamp")
+    if spout.start == "latest":
+        return Start(high, "latest")
+    if spout.start == "group" and found.committed is not None:
+        offset, metadata = found.committed
+        state = decode_metadata(found.topic, found.partition, offset, metadata).state
+        runs = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+        holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
+        if state.end > high or offset < low:
+            return Start(offset, "group")  # the metadata is of other records
+        return Start(state.end, "group", tuple(holes))
+    return Start(low, "earliest")
+
+
+def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
+    """Return a start that is in range, and not too far behind."""
+    if start.next < found.low:
+        return _lost(found, start.next, start.why)
+    if start.next > found.high:
+        return Start(found.low if start.why == "group" else found.high, "out of range")
+    most = spout.max_offset_behind
+    if most is None or not found.is_first or found.high - start.next <= most:
+        return start
+    near = found.high - most
+    gone = OffsetRange(found.topic, found.partition, start.next, near)
+    said = f"the end of {found.topic}-{found.partition} was {found.high}, more than {most} beyond"
+    return start._replace(
+        next=near, gone=gone, kind="TooFarBehind", message=f"{_named(gone)}: too far behind, {said}"
+    )
+
+
+def _lost(found: Found, offset: int, why: str) -> Start:
+    gone = OffsetRange(found.topic, found.partition, offset, found.low)
+    said = f"{_named(gone)}: lost upstream, deleted before they were read"
+    return Start(found.low, "out of range", gone=gone, kind="LostUpstream", message=said)
+
+
+def _named(gone: OffsetRange) -> str:
+    return f"offsets {gone.start} to {gone.stop - 1} of {gone.topic}-{gone.partition}"
+
+
+def shares(waiting: Mapping[tuple[str, int], int], most: int) -> dict[tuple[str, int], int]:
+    """Return how many offsets of each partition a micro-batch takes.
+
+    As evenly as what there is allows, ``most`` in all, but one of each that has any.
+
+    Parameters
+    ----------
+    waiting : mapping from (str, int) to int
+        How many each partition has.
+    most : int
+        How many in all.
+    """
+    found = {}
+    left, partitions = most, sum(1 for n in waiting.values() if n)
+    for each, n in sorted(waiting.items(), key=lambda one: one[1]):
+        if n:
+            found[each] = min(n, max(1, left // partitions))
+            left, partitions = max(0, left - found[each]), partitions - 1
+    return found

@@ -1,0 +1,98 @@
+"""What a user's deserializer makes of the values of Kafka records, in the task that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.topology.tuples import Reason
+
+_VALUE = "value"
+
+
+class ValueDecoder:
+    """Makes the rows that a spout emits of the records that Kafka has; one per task.
+
+    Parameters
+    ----------
+    spout : str
+        Its name, for reasons.
+    deserializer : callable
+        As `ackcore.kafka.KafkaSpout` says.
+    value_type : pyarrow.DataType
+        Of the column that it makes.
+    """
+
+    def __init__(
+        self, spout: str, deserializer: Callable[..., Any], value_type: pa.DataType
+    ) -> None:
+        self._spout = spout
+        self._deserializer = deserializer
+        self._type = value_type
+        self._is_prepared = False
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
+        """Return the rows, null where there is no value, and why those failed that have none."""
+        values: list[Any] = []
+        failed: dict[int, Reason] = {}
+        unprepared = self._prepared()
+        contexts = self._contexts(batch) if _wants_context(self._deserializer) else None
+        for row, value in enumerate(batch.column(_VALUE).to_pylist()):
+            found = None
+            if value is not None and unprepared is not None:
+                failed[row] = unprepared
+            elif value is not None:
+                try:
+                    context = () if contexts is None else (contexts(row),)
+                    found = self._deserializer(value, *context)
+                except Exception as error:
+                    failed[row] = Reason.of(self._spout, error)
+            values.append(found)
+        place = batch.schema.get_field_index(_VALUE)
+        field = pa.field(_VALUE, self._type)
+        return batch.set_column(place, field, self._column(values, failed)), failed
+
+    def _prepared(self) -> Reason | None:
+        """Have it prepared; return why it is not."""
+        if not self._is_prepared:
+            try:
+                getattr(self._deserializer, "prepare", lambda: None)()
+            except Exception as error:
+                return Reason.of(self._spout, error)
+            self._is_prepared = True
+        return None
+
+    def _column(self, values: list[Any], failed: dict[int, Reason]) -> pa.Array:
+        """Return values as Arrow has them; those that it cannot have fail, too."""
+        try:
+            return pa.array(values, self._type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+        for row, value in enumerate(values):
+            try:
+                pa.array([value], self._type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                failed[row] = Reason.of(self._spout, error)
+                values[row] = None
+        return pa.array(values, self._type)
+
+    def _contexts(self, batch: pa.RecordBatch) -> Callable[[int], Any]:
+        from ackcore.kafka.spout import value_context  # noqa: PLC0415 - it may not be there
+
+        topics, headers = batch.column("topic"), batch.column("headers")
+
+        def of(row: int) -> Any:
+            pairs = [(one["key"], one["value"]) for one in headers[row].as_py() or ()]
+            return value_context(topics[row].as_py(), pairs)
+
+        return of
+
+
+def _wants_context(deserializer: Any) -> bool:
+    """Whether it is one of confluent-kafka's, without importing that."""
+    return any(
+        kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
+        for kind in type(deserializer).__mro__
+    )

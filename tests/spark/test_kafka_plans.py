@@ -1,0 +1,241 @@
+"""What a plan says of a spout that reads Kafka, and what its group is told: without a Kafka."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from ackcore import OffsetTracker
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.offsets import decode_metadata
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.kafka import plans
+from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
+from ackcore.spark.kafka.watch import Watch
+from ackcore.spark.tasks.decoding import ValueDecoder
+from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
+from ackcore.topology.tuples import Reason
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 40)),
+    max_size=6,
+    unique_by=lambda one: one[0],
+)
+
+
+def plan_of(**positions):
+    """A plan of topic t, by partition (``p0=7``) the next offset."""
+    found = {int(name[1:]): Position(next_, next_, "earliest") for name, next_ in positions.items()}
+    return OffsetPlan({"t": found})
+
+
+def waiting(*rows):
+    """Rows that wait: (partition, offset, attempt, replayed)."""
+    names = [*TRACKING.names, *RECORD_SCHEMA.names]
+    columns = {name: [None] * len(rows) for name in names}
+    columns |= {
+        "topic": ["t"] * len(rows),
+        "partition": [row[0] for row in rows],
+        "offset": [row[1] for row in rows],
+        "_ackcore_attempt": [row[2] for row in rows],
+        "_ackcore_replayed": [row[3] for row in rows],
+    }
+    types = {field.name: field.type for field in [*TRACKING, *RECORD_SCHEMA]}
+    return pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
+
+
+def test_a_plan_is_what_is_on_record():
+    plan = OffsetPlan(
+        {"a": {0: Position(7, 9, "earliest"), 3: Position(0, 0, "latest")}, "b": {}},
+        {"a": "id"},
+        ((OffsetRange("a", 0, 0, 5),), (OffsetRange("a", 0, 5, 7), OffsetRange("a", 3, 0, 1))),
+        (OffsetRange("a", 1, 0, 3),),
+        (Refused("a", 1, 0, 3, Reason("s", "LostUpstream", "gone", final=True).encode()),),
+    )
+    assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
+    assert plan.carried().positions == plan.positions
+    assert not plan.carried().tasks
+
+
+@given(RANGES, st.integers(1, 5))
+def test_ranges_are_dealt_out_evenly_and_whole(found, tasks):
+    ranges = [OffsetRange("t", partition, start, start + n) for partition, start, n in found]
+    before, plans.LEAST = plans.LEAST, 1
+    try:
+        dealt = evenly(ranges, tasks)
+    finally:
+        plans.LEAST = before
+    sizes = [records_in(some) for some in dealt]
+    assert all(sizes)
+    assert len(dealt) <= tasks
+    assert max(sizes, default=0) <= -(-sum(sizes) // max(1, min(tasks, sum(sizes))))
+    offsets = [(one.partition, at) for some in dealt for one in some for at in range(*one[2:])]
+    assert offsets == [(one.partition, at) for one in ranges for at in range(*one[2:])]
+
+
+def test_few_records_are_one_task():
+    assert len(evenly([OffsetRange("t", p, 0, 10) for p in range(4)], 4)) == 1
+
+
+def test_task_i_reads_the_partitions_i_and_i_plus_tasks():
+    partitions = [("t", p) for p in range(5)]
+    ranges = [OffsetRange("t", p, 0, 1) for p in (0, 1, 2, 4)]
+    dealt = by_partition(ranges, partitions, 2)
+    assert [[one.partition for one in some] for some in dealt] == [[0, 2, 4], [1]]
+    assert len(by_partition(ranges, partitions, 9)) == 4
+
+
+OFFSETS = st.sets(st.integers(0, 30), max_size=20)
+
+
+@given(st.integers(0, 31), OFFSETS, OFFSETS)
+def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
+    """Of which all below `next_` is emitted, and acked unless it waits."""
+    wait = sorted(offset for offset in wait if offset < next_)
+    replayed = sorted(offset for offset in replayed if offset < next_)
+    oracle = OffsetTracker("t", 0, 0, 0)
+    oracle.emitted(np.arange(next_))
+    oracle.failed(np.array(wait, np.int64))
+    oracle.acked(np.array(sorted({*range(next_)} - {*wait}), np.int64))
+    table = waiting(*((0, at, 1, False) for at in wait), *((0, at, 0, True) for at in replayed))
+    ((topic, partition, state),) = states(plan_of(p0=next_), [table])
+    assert (topic, partition) == ("t", 0)
+    expected = oracle.state()
+    assert [np.asarray(each).tolist() for each in state] == [
+        np.asarray(each).tolist() for each in expected
+    ]
+    commit = commit_of("t", 0, state, 7)
+    restored = decode_metadata("t", 0, *commit)
+    assert restored.deployment == 7
+    assert restored.state.hole_starts.tolist() == expected.hole_starts.tolist()
+
+
+def test_each_partition_has_what_waits_of_it():
+    tables = [waiting((1, 5, 2, False), (0, 3, 0, False)), waiting((1, 4, 1, False))]
+    found = {p: state for _, p, state in states(plan_of(p0=9, p1=6, p2=4), tables)}
+    assert {p: (state.committable, state.end) for p, state in found.items()} == {
+        0: (3, 9),
+        1: (4, 4),
+        2: (4, 4),
+    }
+    assert found[1].failed.tolist() == [4, 5]
+    assert found[1].attempts.tolist() == [1, 2]
+    assert not len(found[0].failed)  # it was no attempt
+
+
+# ---------------------------------------------------------------------------------- what is emitted
+
+
+def records(*values):
+    rows = [{"value": v, "topic": "t", "partition": 0, "offset": i} for i, v in enumerate(values)]
+    return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
+
+
+def test_a_value_is_what_the_deserializer_makes_of_it():
+    decode = ValueDecoder("s", json.loads, pa.int64())
+    batch, failed = decode(records(b"1", None, b"oh", b'"text"', b"5"))
+    assert batch.column("value").to_pylist() == [1, None, None, None, 5]
+    assert batch.column("offset").to_pylist() == [0, 1, 2, 3, 4]
+    assert {row: reason.type for row, reason in failed.items()} == {
+        2: "JSONDecodeError",
+        3: "ArrowInvalid",
+    }
+    assert failed[2].component == "s"
+
+
+class Slow:
+    """A deserializer that has to be prepared, which may fail."""
+
+    def __init__(self, fails):
+        self.fails = fails
+        self.prepared = 0
+
+    def prepare(self):
+        self.prepared += 1
+        if self.prepared <= self.fails:
+            raise ConnectionError("no registry")
+
+    def __call__(self, value):
+        return len(value)
+
+
+def test_a_deserializer_is_prepared_once_it_can_be():
+    slow = Slow(fails=1)
+    decode = ValueDecoder("s", slow, pa.int64())
+    batch, failed = decode(records(b"12", None))
+    assert batch.column("value").to_pylist() == [None, None]
+    assert {row: reason.message for row, reason in failed.items()} == {0: "no registry"}
+    for _ in range(2):
+        assert decode(records(b"12"))[0].column("value").to_pylist() == [2]
+    assert slow.prepared == 2
+
+
+def test_refused_offsets_fail_where_they_are():
+    reason = Reason("s", "TooFarBehind", "late", final=True)
+    spec = SpoutSpec(
+        "s", 0, RECORD_SCHEMA, (), True, False, False, 1,
+        refused=(Refused("t", 0, 1, 3, reason.encode()), Refused("u", 0, 0, 9, reason.encode())),
+    )  # fmt: skip
+    assert spec.refusals(records(b"", b"", b"", b"")) == {1: reason, 2: reason}
+
+
+# ------------------------------------------------------------------------------------- the watch
+
+
+def test_the_watch_beats_once_until_that_was_answered():
+    beats, looks, new = [], threading.Semaphore(0), threading.Event()
+
+    def look():
+        looks.release()
+        return new.is_set()
+
+    beaten = threading.Event()
+    watch = Watch(look, lambda: (beats.append(1), beaten.set()))
+    watch.start()
+    try:
+        assert looks.acquire(timeout=60)
+        assert not beats
+        new.set()
+        assert beaten.wait(60)
+        assert len(beats) == 1
+        beaten.clear()
+        watch.look_again()
+        assert beaten.wait(60)
+        assert len(beats) == 2
+    finally:
+        watch.stop()
+
+
+def test_the_watch_goes_on_when_kafka_cannot_be_asked(caplog):
+    answers = iter([ConnectionError("down"), ConnectionError("down"), True])
+    beaten = threading.Event()
+
+    def look():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    watch = Watch(look, beaten.set)
+    watch.start()
+    try:
+        assert beaten.wait(60)
+    finally:
+        watch.stop()
+    assert caplog.text.count("trying again: down") == 1
+
+
+def test_a_plan_without_kafka_is_on_record_as_before(world):
+    """An ackcore of before reads it, and this one reads what that wrote."""
+    world.process(0, ["a"])
+    (path,) = world.path.rglob("0.plan")
+    assert "offsets" not in json.loads(path.read_text().split("\n")[0])

@@ -1,0 +1,337 @@
+"""`KafkaSpout` on Spark: what is read, read again, restarted and committed, to the offset."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from streams import Folder, until
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from ackcore.kafka import KafkaSpout
+from ackcore.offsets import decode_metadata
+from ackcore.spark import CheckpointForeign, dead_letters, replay, run_batch, start
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.protocol import batch, runs
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Take(BasicBolt):
+    """Fails ``flaky`` at the first attempt, ``bad`` at each."""
+
+    outputs = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("text", pa.string())])
+
+    def execute(self, tuple, collector):
+        text = tuple["value"]
+        if isinstance(text, bytes):
+            text = text.decode()
+        if text == "bad" or (text == "flaky" and tuple.attempt == 0):
+            raise ValueError(f"cannot take {text}")
+        collector.emit((tuple["partition"], tuple["offset"], text))
+
+
+class Kept:
+    """A sink that keeps rows by micro-batch."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def write(self, frame, number):
+        self.rows[number] = sorted(tuple(row) for row in frame.collect())
+
+    @property
+    def texts(self):
+        return sorted(text for rows in self.rows.values() for *_, text in rows)
+
+    @property
+    def offsets(self):
+        return sorted(row[:2] for rows in self.rows.values() for row in rows)
+
+
+@pytest.fixture
+def kept():
+    return Kept()
+
+
+def source(kafka, topics, **settings):
+    return KafkaSpout(
+        topics,
+        bootstrap_servers=kafka.bootstrap_servers,
+        **{"group_id": "g", "start": "earliest", **settings},
+    )
+
+
+def topology(spout, sink, other=None, **settings):
+    builder = TopologyBuilder()
+    builder.spout("lines", spout)
+    builder.bolt("take", Take()).shuffle("lines")
+    if other is not None:
+        builder.spout("files", other)
+        builder.bolt("files_too", Lines()).shuffle("files")
+        builder.sink("files_too", sink, name="of_files")
+    builder.sink("take", sink)
+    return builder.build(**{"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **settings})
+
+
+class Lines(BasicBolt):
+    outputs = Take.outputs
+
+    def execute(self, tuple, collector):
+        collector.emit((-1, -1, tuple["line"]))
+
+
+def plans(checkpoint):
+    """By micro-batch, what is on record of what it takes."""
+    found = {}
+    for path in checkpoint.glob("ackcore/batches/*.plan"):
+        body = json.loads(path.read_text().split("\n")[0])
+        found[int(path.stem)] = body["offsets"]["lines"]["tasks"]
+    return found
+
+
+@pytest.fixture
+def failing_at(monkeypatch):
+    """``failing_at("acted")`` has the driver fail there, ``failing_at()`` nowhere."""
+
+    def failing_at(step=None):
+        def failpoint(name, n=None):
+            if name == step:
+                raise FailpointReached(name)
+
+        for module in (batch, runs):
+            monkeypatch.setattr(module, "failpoint", failpoint)
+
+    return failing_at
+
+
+# -------------------------------------------------------------------------------------- run_batch
+
+
+def test_a_batch_takes_what_there_is_and_no_more(spark, mock_kafka, checkpoint, kept):
+    """Each record ends once, those that cannot be read as dead letters with what they are."""
+    mock_kafka.create_topic("t", 2)
+    mock_kafka.produce("t", [b"a", b"flaky", b"", b"bad"], 0)
+    mock_kafka.produce("t", [b"b", b"\xff"], 1)
+
+    def decode(value):
+        return value.decode()
+
+    spout = source(mock_kafka, "t", deserializer=decode, value_type=pa.string())
+    books = run_batch(topology(spout, kept), spark, checkpoint)
+    assert kept.texts == ["", "a", "b", "flaky"]
+    assert (books.records, books.acked, books.dead) == (6, 4, 2)
+    dead = {row.message_id: row for row in dead_letters(checkpoint).collect()}
+    found = {message: bytes(row.payload.value) for message, row in dead.items()}
+    assert found == {'["t", 0, 3]': b"bad", '["t", 1, 1]': b"\xff"}
+    assert dead['["t", 1, 1]'].error_type == "UnicodeDecodeError"
+    assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
+    mock_kafka.produce("t", [b"late"], 0)
+    assert run_batch(topology(spout, kept), spark, checkpoint) == books
+
+
+def test_null_values_and_headers_are_as_they_came(spark, mock_kafka, checkpoint):
+    mock_kafka.create_topic("t")
+    headers = [("h", b"1"), ("h", None)]
+    mock_kafka.produce("t", [{"value": None, "key": b"k", "headers": headers}])
+    rows = []
+    builder = TopologyBuilder()
+    builder.spout("lines", source(mock_kafka, "t"))
+    builder.sink("lines", lambda frame, number: rows.extend(frame.collect()))
+    run_batch(builder.build(), spark, checkpoint)
+    ((key, value, found, topic, partition, offset, timestamp),) = rows
+    assert (bytes(key), value, topic, partition, offset) == (b"k", None, "t", 0, 0)
+    assert [(one.key, one.value and bytes(one.value)) for one in found] == headers
+    assert timestamp is not None
+
+
+@pytest.mark.parametrize("step", ["planned", "ran", "decided", "acted", "marked"])
+def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
+    spark, mock_kafka, checkpoint, kept, failing_at, step
+):
+    """What was produced since is not among them."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b"])
+    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    failing_at(step)
+    with pytest.raises(Exception, match=step):
+        run_batch(it, spark, checkpoint)
+    failing_at()
+    before = plans(checkpoint)[0]
+    mock_kafka.produce("t", [b"late"])
+    books = run_batch(it, spark, checkpoint)
+    assert before == [[["t", 0, 0, 3]]]
+    assert kept.texts == ["a", "b"]
+    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    assert mock_kafka.committed("g", "t")[0] == 3
+
+
+def test_a_crashed_run_reads_a_snapshot_of_the_same_records(
+    spark, mock_kafka, checkpoint, kept, tmp_path
+):
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b"])
+    it = topology(source(mock_kafka, "t"), kept, careful_after=0)
+    books = run_batch(it, spark, checkpoint)
+    assert kept.offsets == [(0, 0), (0, 2)]
+    assert (books.acked, books.dead) == (2, 1)
+
+
+def test_dead_letters_of_kafka_are_sent_again_and_commit_nothing(
+    spark, mock_kafka, checkpoint, kept
+):
+    """They are done: their offsets are behind the group's, where those must not be again."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"bad", b"a"])
+    it = topology(source(mock_kafka, "t"), kept, max_attempts=1)
+    run_batch(it, spark, checkpoint)
+    replay(checkpoint)
+    books = run_batch(it, spark, checkpoint)
+    assert (books.replayed, books.dead) == (1, 2)
+    assert mock_kafka.committed("g", "t")[0] == 2
+
+
+# ------------------------------------------------------------------------------------------ start
+
+
+def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running):
+    mock_kafka.create_topic("t", 2)
+    on = running(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
+    sent = []
+    for n in range(3):
+        values = [f"{n}".encode(), b"flaky"]
+        mock_kafka.produce("t", values, n % 2)
+        sent += [value.decode() for value in values]
+        on.process_all_available()
+        assert kept.texts == sorted(sent)
+    assert on.progress.lag == {"lines": 0}
+    assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
+    assert on.books.balanced
+
+
+def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
+    """What waits holds the offset back, and what is done above it is in the metadata."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"])
+    it = topology(source(mock_kafka, "t"), kept, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    on = running(it, spark, checkpoint)
+    until(lambda: on.progress is not None and on.progress.acked, on)
+    offset, metadata = mock_kafka.committed("g", "t")
+    assert offset == 1
+    state = decode_metadata("t", 0, offset, metadata).state
+    assert state.hole_starts.tolist() == [1, 3]
+    assert state.hole_ends.tolist() == [2, 4]
+    assert state.end == 5
+    assert on.progress.lag == {"lines": 4}
+
+
+@pytest.mark.parametrize("step", ["planned", "ran", "checked", "decided", "acted", "marked"])
+def test_a_stream_that_died_repeats_the_ranges_on_record(
+    spark, mock_kafka, checkpoint, kept, running, failing_at, step
+):
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"flaky", b"b"])
+    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    failing_at(step)
+    on = running(it, spark, checkpoint)
+    with pytest.raises(Exception, match=step):
+        on.await_termination(300)
+    before = plans(checkpoint)[0]
+    assert before == [[["t", 0, 0, 3]]]
+    failing_at()
+    mock_kafka.produce("t", [b"late"])
+    on = running(it, spark, checkpoint)
+    on.process_all_available()
+    assert plans(checkpoint).get(0, before) == before
+    assert kept.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert on.books.records == 4
+    assert mock_kafka.committed("g", "t")[0] == 4
+
+
+def test_a_stream_that_died_before_its_plan_makes_one(
+    spark, mock_kafka, checkpoint, kept, running, monkeypatch
+):
+    """Spark has the micro-batch in its log, and we have nothing of it: it is planned now."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a"])
+    it = topology(source(mock_kafka, "t"), kept)
+
+    def dies(*_):
+        raise FailpointReached("before the plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch.Engine, "_plan", dies)
+        with pytest.raises(FailpointReached):
+            running(it, spark, checkpoint).await_termination(300)
+    assert (checkpoint / "spark/offsets/0").exists()
+    assert not plans(checkpoint)
+    mock_kafka.produce("t", [b"b"])
+    running(it, spark, checkpoint).process_all_available()
+    assert kept.offsets == [(0, 0), (0, 1)]
+
+
+def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, kept):
+    """In several micro-batches, the retries included."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"flaky", b"b", b"c"])
+    it = topology(source(mock_kafka, "t", max_records=3), kept)
+    on = start(it, spark, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == ["a", "b", "c", "flaky"]
+    assert [progress.records for progress in on.recent_progress][:2] == [3, 1]
+    on = start(it, spark, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert on.books.records == 4
+
+
+def test_kafka_beside_files(spark, mock_kafka, checkpoint, kept, running, tmp_path):
+    mock_kafka.create_topic("t")
+    folder = Folder(spark, tmp_path / "in")
+    on = running(topology(source(mock_kafka, "t"), kept, folder.stream), spark, checkpoint)
+    mock_kafka.produce("t", [b"a"])
+    on.process_all_available()
+    folder.add("from a file")
+    on.process_all_available()
+    mock_kafka.produce("t", [b"flaky"])
+    folder.add("another")
+    on.process_all_available()
+    texts = [text for rows in kept.rows.values() for *_, text in rows]
+    assert on.books.balanced
+    assert on.books.acked == 4, texts
+
+
+def test_new_partitions_are_read_from_their_beginning(
+    spark, kafka_broker, checkpoint, kept, running
+):
+    """Of new topics that match the pattern, too, and without a restart."""
+    topic = kafka_broker.new_topic()
+    other = f"{topic}-more"
+    spout = KafkaSpout(
+        pattern=f"{topic}.*",
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        refresh_s=0.1,
+        start="latest",
+    )
+    kafka_broker.produce(topic, [b"before"])
+    on = running(topology(spout, kept), spark, checkpoint)
+    until(lambda: on.progress is not None, on)
+    kafka_broker.produce(topic, [b"a"])
+    on.process_all_available()
+    kafka_broker.create_topic(other, 2)
+    kafka_broker.produce(other, [b"b"], 1)
+    until(lambda: len(kept.texts) == 2, on)
+    assert kept.texts == ["a", "b"]
+
+
+def test_a_dataframe_does_not_become_a_kafka_spout(spark, mock_kafka, checkpoint, kept, tmp_path):
+    mock_kafka.create_topic("t")
+    run_batch(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
+    columns = "key binary, value binary, topic string, partition int, offset bigint"
+    frame = spark.createDataFrame([], columns)
+    with pytest.raises(CheckpointForeign, match="read Kafka, and reads a DataFrame now"):
+        run_batch(topology(frame, kept), spark, checkpoint, accept_changes=True)

@@ -1,0 +1,383 @@
+"""Where a partition begins, how much of it is taken, and what a spout that reads Kafka refuses."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from ackcore import OffsetTracker
+from ackcore.kafka import KafkaSpout, OffsetRange
+from ackcore.kafka.cluster import Answers, ClusterFailed, Failure, Partition
+from ackcore.offsets import encode_metadata
+from ackcore.spark.kafka import offsets
+from ackcore.spark.kafka.offsets import Intake, OffsetsRefused, SpoutOffsets
+from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.spark.kafka.starts import Found, Start, decide, shares
+from ackcore.topology import TopologyBuilder
+
+
+def spout(**settings):
+    return KafkaSpout("t", bootstrap_servers="nowhere:1", group_id="g", **settings)
+
+
+def first(low=10, high=100, **known):
+    return Found("t", 0, low, high, is_first=True, **known)
+
+
+def later(next_, low=10, high=100, **known):
+    return Found("t", 0, low, high, Position(next_, high, "earliest"), **known)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "start"),
+    [
+        ({"start": "earliest"}, first(), Start(10, "earliest")),
+        ({"start": "latest"}, first(), Start(100, "latest")),
+        ({"start": {("t", 0): 50}}, first(), Start(50, "explicit")),
+        ({"start": {("t", 0): 999}}, first(), Start(100, "out of range")),
+        ({"start": {("t", 1): 50}}, first(), Start(10, "earliest")),
+        ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, first(of_time=30), Start(30, "timestamp")),
+        ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, first(), Start(100, "timestamp")),
+        ({}, first(), Start(10, "earliest")),
+        ({}, first(committed=(40, None)), Start(40, "group")),
+        ({}, first(committed=(40, "of another kind")), Start(40, "group")),
+        ({}, first(committed=(400, None)), Start(10, "out of range")),
+        ({"start": "latest"}, Found("t", 0, 10, 100), Start(10, "new partition")),
+        ({}, later(50), None),
+        ({}, later(100), None),
+        ({}, later(101), Start(10, "out of range")),
+        ({}, later(50, is_other=True), Start(10, "topic made anew")),
+        ({"max_offset_behind": 1}, later(50), None),
+        ({"max_offset_behind": 90}, first(), Start(10, "earliest")),
+    ],
+)
+def test_a_partition_begins(settings, found, start):
+    assert decide(spout(**settings), found) == start
+
+
+@pytest.mark.parametrize("found", [later(4), first(committed=(4, None))], ids=["known", "group"])
+def test_what_was_deleted_is_lost_upstream(found):
+    start = decide(spout(), found)
+    assert (start.next, start.why, start.kind) == (10, "out of range", "LostUpstream")
+    assert start.gone == OffsetRange("t", 0, 4, 10)
+    assert start.message.startswith("offsets 4 to 9 of t-0: lost upstream")
+
+
+def test_what_is_too_far_behind_is_not_read():
+    start = decide(spout(max_offset_behind=20), first())
+    assert (start.next, start.why, start.kind) == (80, "earliest", "TooFarBehind")
+    assert start.gone == OffsetRange("t", 0, 10, 80)
+
+
+def test_a_group_goes_on_with_its_holes():
+    tracker = OffsetTracker("t", 0, 0, 20)
+    tracker.emitted(np.arange(20, 30))
+    tracker.acked(np.array([20, 21, 24, 25, 28]))
+    commit = encode_metadata(tracker, 7)
+    start = decide(spout(), first(committed=tuple(commit)))
+    assert (start.next, start.why) == (29, "group")
+    assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
+    # Of a topic that was made anew its metadata says nothing.
+    assert decide(spout(), first(high=25, committed=tuple(commit))) == Start(22, "group")
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.integers(0, 50)).map(
+        lambda found: {("t", p): n for p, n in found.items()}
+    ),
+    st.integers(0, 200),
+)
+def test_shares_are_even_and_leave_nobody_out(waiting, most):
+    found = shares(waiting, most)
+    there = {each: n for each, n in waiting.items() if n}
+    assert found.keys() == there.keys()
+    assert all(1 <= n <= there[each] for each, n in found.items())
+    assert sum(found.values()) <= max(most, len(there))
+    assert sum(found.values()) >= min(most, sum(there.values()))
+    # Who has less than another has all of his.
+    least = min((n for each, n in found.items() if n < there[each]), default=None)
+    assert least is None or all(n <= least + 1 for n in found.values())
+
+
+def clocked(monkeypatch):
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(offsets.time, "monotonic", lambda: now.s)
+    return now
+
+
+def test_a_slow_micro_batch_shrinks_the_next(monkeypatch):
+    now = clocked(monkeypatch)
+    intake = Intake(spout(target_batch_s=10))
+    assert intake.most == 100_000
+    intake.planned(100_000)
+    now.s += 100
+    intake.done(waiting=0)
+    assert intake.most == 10_000
+    for expected in (20_000, 40_000):
+        intake.planned(intake.most)
+        now.s += 1
+        intake.done(waiting=0)
+        assert intake.most == expected
+    # One that had less than it might have taken tells nothing of what it can take.
+    intake.planned(5)
+    now.s += 0.01
+    intake.done(waiting=0)
+    assert intake.most == 40_000
+
+
+def test_a_full_waiting_store_shrinks_what_is_taken():
+    intake = Intake(spout(max_records=1_000))
+    found = []
+    for waiting in (0, 0.5, 0.75, 1.0, 1.5):
+        intake.planned(1_000)
+        intake.done(waiting)
+        found.append(intake.most)
+    assert found == [1_000, 1_000, 500, 0, 0]
+
+
+class Cluster:
+    """A Kafka that is made up: partitions of topic t by their first offset and their end."""
+
+    def __init__(self, *marks):
+        self.marks = {("t", p): mark for p, mark in enumerate(marks)}
+        self.told = {}
+        self.down = False
+        self.mute = set()
+        self.topic_id = "one"
+
+    def partitions(self, topics, pattern, missing_ok):
+        self.refuse()
+        return [Partition(*each, self.topic_id) for each in self.marks]
+
+    def watermarks(self, partitions):
+        self.refuse()
+        return self.split({each: self.marks[each] for each in partitions})
+
+    def committed(self, group, partitions):
+        return self.split({each: self.told[each] for each in partitions if each in self.told})
+
+    def offsets_for_time(self, partitions, ms):
+        return self.split(dict.fromkeys(partitions, 3))
+
+    def commit(self, group, commits):
+        answers = self.split(commits)
+        self.told.update(answers.found)
+        return answers
+
+    def split(self, found):
+        """Part what is asked of partitions that answer from that of those that are mute."""
+        failure = Failure("NOT_LEADER_FOR_PARTITION", "no leader", True)
+        good = {each: one for each, one in found.items() if each[1] not in self.mute}
+        return Answers(good, dict.fromkeys(found.keys() - good.keys(), failure))
+
+    def refuse(self):
+        if self.down:
+            raise ClusterFailed("no broker")
+
+
+@pytest.fixture
+def of(monkeypatch):
+    """``of(cluster, **settings)`` makes a spout's offsets."""
+
+    def of(cluster, **settings):
+        monkeypatch.setattr(offsets, "Cluster", lambda client: cluster)
+        return SpoutOffsets("s", spout(**settings), 7)
+
+    return of
+
+
+def taken(plan):
+    return [tuple(one[1:]) for some in plan.tasks for one in some]
+
+
+def test_a_plan_goes_on_where_the_one_before_ended(of):
+    cluster = Cluster((0, 5), (0, 1))
+    it = of(cluster, max_records=4)
+    first = it.plan(None, 2, bounded=True)
+    assert taken(first) == [(0, 0, 3), (1, 0, 1)]
+    it.commit(first, [])
+    assert it.has_new()
+    cluster.marks["t", 0] = (0, 6)
+    second = it.plan(OffsetPlan.of(first.body()), 2, bounded=True)
+    assert taken(second) == [(0, 3, 6)]
+    assert it.has_new()  # until it is done
+    it.commit(second, [])
+    assert not it.has_new()
+    cluster.marks["t", 2] = (0, 1)  # a new partition
+    it._refresh_at = 0
+    assert it.has_new()
+    assert taken(it.plan(second, 2, bounded=True)) == [(2, 0, 1)]
+
+
+def test_what_comes_after_it_began_is_not_taken_where_it_ends(of):
+    cluster = Cluster((0, 2))
+    it = of(cluster)
+    it.end_here()
+    cluster.marks["t", 0] = (0, 9)
+    assert not it.is_through
+    plan = it.plan(None, 2, bounded=True)
+    assert taken(plan) == [(0, 0, 2)]
+    assert not it.is_through
+    it.commit(plan, [])
+    assert it.is_through
+
+
+def test_without_kafka_the_plan_is_to_take_nothing(of, caplog):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    cluster.marks["t", 0] = (0, 9)
+    cluster.down = True
+    second = it.plan(first, 1, bounded=True)
+    assert (second.tasks, second.positions) == ((), first.positions)
+    assert "this micro-batch has none: no broker" in caplog.text
+    cluster.down = False
+    assert taken(it.plan(second, 1, bounded=True)) == [(0, 5, 9)]
+
+
+def test_a_partition_without_a_leader_holds_nothing_up(of):
+    cluster = Cluster((0, 5), (0, 5))
+    it = of(cluster)
+    cluster.mute = {1}
+    with pytest.raises(ConnectionError, match="where partitions begin and end: of t-1, no leader"):
+        it.plan(None, 1, bounded=True)  # where it begins would be another decision later
+    with pytest.raises(ConnectionError, match="no leader"):
+        it.end_here()
+    cluster.mute = set()
+    first = it.plan(None, 1, bounded=True)
+    cluster.marks = dict.fromkeys(cluster.marks, (0, 9))
+    cluster.mute = {1}
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == [(0, 5, 9)]
+    cluster.mute = {0, 1}
+    assert it.plan(second, 1, bounded=True).positions == second.positions
+    cluster.mute = set()
+    assert taken(it.plan(second, 1, bounded=True)) == [(1, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({}, "group"), ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "timestamp")],
+)
+def test_where_it_begins_is_asked_of_all(of, settings, why):
+    cluster = Cluster((0, 5), (0, 5))
+    it = of(cluster, **settings)
+    cluster.told = dict.fromkeys(cluster.marks, (3, ""))
+    cluster.mute = {1}
+    with pytest.raises(ConnectionError, match="of t-1, no leader"):
+        it._starts(None, cluster.marks)
+    cluster.mute = set()
+    assert set(it._starts(None, cluster.marks).values()) == {Start(3, why)}
+
+
+def test_lost_offsets_are_one_record_that_dies(of, caplog):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    cluster.marks["t", 0] = (8, 9)
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == [(0, 8, 9)]
+    assert second.lost == (OffsetRange("t", 0, 5, 8),)
+    ((topic, partition, start, stop, reason),) = second.refused
+    assert (topic, partition, start, stop) == ("t", 0, 5, 8)
+    assert "LostUpstream" in reason
+    assert caplog.records[-1].levelno == logging.WARNING
+    with pytest.raises(OffsetsRefused, match="would begin at offset 8, offsets 5 to 7 of t-0"):
+        of(cluster, lost="refuse").plan(first, 1, bounded=True)
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
+    cluster = Cluster((0, 5))
+    first = of(cluster).plan(None, 1, bounded=True)
+    cluster.topic_id = "two"
+    second = of(cluster).plan(first, 1, bounded=True)
+    assert taken(second) == [(0, 0, 5)]
+    assert second.positions["t"][0].began == "topic made anew"
+    assert second.topic_ids == {"t": "two"}
+
+
+def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    cluster.mute = {0}
+    for _ in range(2):
+        assert it.commit(first, []) == 5
+    assert caplog.text.count("of 1 partitions cannot be committed to group g") == 1
+    cluster.mute = set()
+    assert it.commit(first, []) == 0
+    assert cluster.told["t", 0][0] == 5
+
+
+def test_more_tasks_than_partitions_are_told_of(of, caplog):
+    of(Cluster((0, 5), (0, 5)), tasks=3)
+    assert "spout s has 3 tasks and 2 partitions" in caplog.text
+
+
+# --------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"topics": None}, ValueError, "either topics or a pattern, got neither"),
+        ({"pattern": "t.*"}, ValueError, "either topics or a pattern, got both"),
+        ({"topics": None, "pattern": "("}, ValueError, "pattern must be a regular expression"),
+        ({"topics": None, "pattern": 5}, TypeError, "pattern must be a str"),
+        ({"topics": 5}, TypeError, "topics must be the name of a topic or a list"),
+        ({"topics": []}, ValueError, "at least one topic"),
+        ({"topics": ["t", "t"]}, ValueError, "named once each"),
+        ({"start": "now"}, ValueError, "start must be one of 'group', 'earliest', 'latest'"),
+        ({"start": datetime(2026, 1, 1)}, ValueError, "a time with its zone"),
+        ({"start": {"t": 5}}, TypeError, r"start must map \(topic, partition\) to an offset"),
+        ({"start": {("t", 0): -1}}, ValueError, "start of t-0 must be at least 0"),
+        ({"group_id": 5}, TypeError, "group_id must be the name of a group"),
+        ({"tasks": 0}, ValueError, "tasks must be at least 1"),
+        ({"max_records": 0}, ValueError, "max_records must be at least 1"),
+        ({"target_batch_s": 0}, ValueError, "target_batch_s must be above 0"),
+        ({"lost": "ignore"}, ValueError, "lost must be one of 'dead-letter', 'refuse'"),
+        ({"deserializer": len}, ValueError, "must be given together"),
+        ({"deserializer": 5, "value_type": pa.int64()}, TypeError, "must be callable"),
+        ({"deserializer": len, "value_type": int}, TypeError, "must be a pyarrow.DataType"),
+        ({"options": {"group.id": "g"}}, ValueError, "group.id"),
+    ],
+)
+def test_what_a_spout_refuses(settings, error, message):
+    with pytest.raises(error, match=message):
+        KafkaSpout(**{"topics": "t", "bootstrap_servers": "nowhere:1", **settings})
+
+
+def test_a_spout_is_settings_that_can_be_sent():
+    made = KafkaSpout(
+        pattern="t.*", bootstrap_servers="b:1", options={"sasl.password": "s3cret"}, max_records=5
+    )
+    again = pickle.loads(pickle.dumps(made))
+    assert vars(again) == vars(made)
+    assert repr(made) == "KafkaSpout(pattern='t.*', bootstrap_servers='b:1')"
+    assert repr(KafkaSpout("t", bootstrap_servers="b:1")) == (
+        "KafkaSpout(['t'], bootstrap_servers='b:1')"
+    )
+    # Without a group there is nothing that it could go on from.
+    assert made.start == "earliest"
+
+
+def test_a_builder_knows_what_a_spout_emits():
+    builder = TopologyBuilder()
+    builder.spout("s", spout(deserializer=len, value_type=pa.int64()))
+    builder.sink("s", print)
+    one = builder.build().spouts["s"]
+    assert one.fields == ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
+    assert (one.message_id, one.unique) == (("topic", "partition", "offset"), True)
+    assert builder.build().structure["spouts"]["s"]["source"] == "kafka"
+    assert one.source.emits.field("value").type == pa.int64()
+    assert one.source.schema.field("value").type == pa.binary()
