@@ -86,6 +86,18 @@ def check_topic(topic: str) -> None:
         raise ValueError("topic must be the name of a topic, got ''")
 
 
+#: What a coordinator says that moves or has just begun; librdkafka hands it out here.
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+}
+
+
 class DeliveryError(RuntimeError):
     """Kafka did not take what was sent; the message names the topic and the reason."""
 
@@ -306,9 +318,7 @@ class Transactions:
                 )
             )
             self._group = consumer.consumer_group_metadata()
-            (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_MS / 1000)
-            if found.error is not None:
-                raise KafkaException(found.error)
+            found = self._committed(consumer)
         except KafkaException as error:
             self.close()
             reason = self._deliveries._told(error.args[0])
@@ -323,6 +333,21 @@ class Transactions:
         self.last: Mark | None = None
         if found.offset > 0:
             self.last = Mark(found.offset - 1, found.metadata or "")
+
+    def _committed(self, consumer: Consumer) -> TopicPartition:
+        """Return what the group has committed, as soon as its coordinator tells."""
+        until = time.monotonic() + _TIMEOUT_MS / 1000
+        while True:
+            try:
+                (found,) = consumer.committed([TopicPartition(self._topic, 0)], timeout=5.0)
+                if found.error is None:
+                    return found
+                error = found.error
+            except KafkaException as raised:
+                error = raised.args[0]
+            if error.code() not in _PASSING or time.monotonic() > until:
+                raise KafkaException(error)
+            self._producer.poll(_SLICE_S)
 
     @property
     def _producer(self) -> Producer:
