@@ -8,6 +8,10 @@ partitions of a group, of no member and no generation, as a consumer's that was 
 partitions.  A consumer's own commit is the same on the wire, but raises for the whole call where
 one partition is refused though the others were committed, and may not be called while another
 thread polls.  The broker refuses either while the group has members.
+
+What was committed is asked for by a consumer without partitions, and not by that admin client:
+librdkafka 2.16 dereferences the group that a client is a member of when a coordinator answers that
+it is one no more (`rd_kafka_handle_OffsetFetch`), and an admin client has none.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
@@ -255,14 +260,20 @@ class Cluster:
         keys = _keys(partitions)
         if not keys:
             return Answers({}, {})
-        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*key) for key in keys])
-        return self._of_group(
-            lambda: self._admin.list_consumer_group_offsets(
-                [asked], request_timeout=self._timeout_s
-            ),
-            keys,
-            lambda one: Committed(one.offset, one.metadata or ""),
-        )
+        own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
+        consumer = Consumer(self._settings.client(own, _DEFAULTS))
+        try:
+            return self._until_it_stays(lambda: self._committed(consumer, keys))
+        finally:
+            consumer.close()
+
+    def _committed(self, consumer: Consumer, keys: Sequence[TopicPartition]) -> Answers[Committed]:
+        try:
+            answered = consumer.committed([ClientPartition(*key) for key in keys], self._timeout_s)
+        except KafkaException as error:
+            failure = self._failure(error.args[0] if error.args else None)
+            return Answers({}, dict.fromkeys(keys, failure))
+        return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
     def commit(
         self, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]
@@ -300,41 +311,37 @@ class Cluster:
         wanted: Mapping[TopicPartition, Committed],
     ) -> Answers[Committed]:
         asked = ConsumerGroupTopicPartitions(group, partitions)
-        return self._of_group(
-            lambda: self._admin.alter_consumer_group_offsets(
-                [asked], request_timeout=min(self._timeout_s, _COMMIT_S)
-            ),
-            keys,
-            lambda one: wanted[TopicPartition(one.topic, one.partition)],
-        )
 
-    def _of_group(
-        self,
-        ask: Callable[[], Mapping[str, Future[Any]]],
-        keys: Sequence[TopicPartition],
-        take: Callable[[Any], Committed],
-    ) -> Answers[Committed]:
-        """Ask for the partitions of one group, again for a while if its coordinator moves."""
+        def commit() -> Answers[Committed]:
+            futures = self._admin.alter_consumer_group_offsets(
+                [asked], request_timeout=min(self._timeout_s, _COMMIT_S)
+            )
+            ((answer, failure),) = self._results(futures).values()
+            if failure is not None:
+                return Answers({}, dict.fromkeys(keys, failure))
+            return self._by_partition(
+                answer.topic_partitions,
+                lambda one: wanted[TopicPartition(one.topic, one.partition)],
+            )
+
+        return self._until_it_stays(commit)
+
+    def _until_it_stays(self, ask: Callable[[], Answers[Committed]]) -> Answers[Committed]:
+        """Ask of a group, and again for a while if its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
-            answers = self._once(ask(), keys, take)
+            answers = ask()
             asked += 1
             codes = {failure.code for failure in answers.failed.values()}
             if not codes & _MOVING or time.monotonic() - began > _MOVES_S:
                 return answers
             time.sleep(capped_doubling(20, asked, 500) / 1000)
 
-    def _once(
-        self,
-        futures: Mapping[str, Future[Any]],
-        keys: Sequence[TopicPartition],
-        take: Callable[[Any], Committed],
+    def _by_partition(
+        self, answered: Iterable[ClientPartition], take: Callable[[ClientPartition], Committed]
     ) -> Answers[Committed]:
-        ((answer, failure),) = self._results(futures).values()
-        if failure is not None:
-            return Answers({}, dict.fromkeys(keys, failure))
         found, failed = {}, {}
-        for one in answer.topic_partitions:
+        for one in answered:
             key = TopicPartition(one.topic, one.partition)
             if one.error is not None:
                 failed[key] = self._failure(one.error)
@@ -380,7 +387,9 @@ _MOVING = {
     "NOT_COORDINATOR",
     "COORDINATOR_NOT_AVAILABLE",
     "COORDINATOR_LOAD_IN_PROGRESS",
+    "UNSTABLE_OFFSET_COMMIT",
     "_TIMED_OUT",
+    "_WAIT_COORD",
 }
 _MOVES_S = 5.0
 #: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
