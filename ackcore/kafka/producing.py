@@ -7,6 +7,7 @@ who meets one closes it, and begins anew with another.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -45,6 +46,11 @@ _TIMEOUT_MS = 60_000
 _TRANSACTION_MS = 300_000
 #: How long one look lasts: between them Python sees to its signals.
 _SLICE_S = 0.2
+#: How long what may be tried again at once is left alone.
+_PAUSE_S = 0.1
+#: The time-out of a call that may ignore it, and how long after that it is waited for.
+_APART_S = 30.0
+_OVERDUE_S = 5.0
 #: After so many messages reports of failures are looked for.
 _EVERY = 1000
 
@@ -143,11 +149,18 @@ class Deliveries:
             own["transactional.id"] = transactional_id
             defaults = {"transaction.timeout.ms": _TRANSACTION_MS}
         try:
-            self.producer = Producer(settings.client(own, defaults))
+            self._producer: Producer | None = Producer(settings.client(own, defaults))
         except KafkaException as error:
             raise DeliveryError(
                 f"the settings of the producer are refused: {self._told(error.args[0])}"
             ) from None
+
+    @property
+    def producer(self) -> Producer:
+        """What it sends by; raises DeliveryError once it is closed or given up."""
+        if self._producer is None:
+            raise DeliveryError("the producer is closed")
+        return self._producer
 
     def send(
         self,
@@ -198,14 +211,27 @@ class Deliveries:
             self._look(0)
         self._look(0)
 
-    def close(self) -> None:
-        """Give up what is not delivered; once more does no harm."""
+    def close(self, *, in_transaction: bool = False) -> None:
+        """Give up what is not delivered; once more does no harm.
+
+        Parameters
+        ----------
+        in_transaction : bool, default False
+            Whether a transaction may be open: ``Producer.close`` would abort it, and wait for
+            brokers that are away for as long as they are.
+        """
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
         # SystemError: what close() makes of a producer that was shut out by another one.
         with contextlib.suppress(KafkaException, RuntimeError, SystemError):
-            self.producer.purge()
-            self.producer.close()
+            producer.purge()
+            if not in_transaction:
+                producer.close()
 
-    def call(self, what: str, function: Callable[..., object], *args: object) -> None:
+    def call(
+        self, what: str, function: Callable[..., object], *args: object, timeout_s: float = 1.0
+    ) -> None:
         """Call a function of the producer's with a time-out as its last argument, until it is done.
 
         Raises
@@ -216,12 +242,55 @@ class Deliveries:
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
             try:
-                function(*args, 1.0)
+                function(*args, timeout_s)
                 return
             except KafkaException as error:
                 reason = error.args[0]
                 if not reason.retriable() or time.monotonic() > until:
                     raise DeliveryError(f"{what}: {self._told(reason)}") from None
+            time.sleep(_PAUSE_S)  # some say so without having waited
+
+    def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
+        """As `call`, in a thread of its own, of a function that may never return.
+
+        A producer that is left in it is given up, and never closed, which would wait for it; the
+        next one with its transactional id shuts it out.
+
+        Raises
+        ------
+        DeliveryError
+            Also if the function has not returned long after its time-out.
+        """
+        raised: list[BaseException] = []
+        done = threading.Event()
+        timeout_s = _APART_S
+
+        def run() -> None:
+            try:
+                self.call(what, function, *args, timeout_s=timeout_s)
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                done.set()
+
+        until = time.monotonic() + timeout_s + _OVERDUE_S
+        try:
+            threading.Thread(target=run, name="ackcore-transaction", daemon=True).start()
+            while not done.wait(_SLICE_S):
+                if time.monotonic() > until:
+                    cause = f" after {self._cause}" if self._cause else ""
+                    raise DeliveryError(
+                        self._settings.redacted(
+                            f"{what}: librdkafka has not returned within its time-out of "
+                            f"{timeout_s:g} s{cause}; this producer is given up, and the next "
+                            "attempt begins with another"
+                        )
+                    )
+        finally:
+            if not done.is_set():
+                self._producer = None
+        if raised:
+            raise raised[0]
 
     def _look(self, wait_s: float) -> None:
         self._serve(self.producer.poll, wait_s)
@@ -356,6 +425,16 @@ class Transactions:
     def _call(self, what: str, function: Callable[..., object], *args: object) -> None:
         self._deliveries.call(f"{self._of}: {what}", function, *args)
 
+    def is_sound(self) -> bool:
+        """Whether no error was met so far.
+
+        If one was, librdkafka may wait for ever for a group's coordinator that has been away.
+        """
+        with contextlib.suppress(DeliveryError):
+            self._deliveries._look(0)
+            return not self._deliveries._cause
+        return False
+
     def begin(self) -> Deliveries:
         """Begin one, and return what its messages are sent by."""
         try:
@@ -371,7 +450,10 @@ class Transactions:
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)
         send = self._producer.send_offsets_to_transaction
-        self._call(f"no mark of {mark.number}", send, [place], self._group)
+        # Where the group's coordinator is away it ignores its time-out, and one that is short
+        # makes of a coordinator that moves the transaction's end.
+        what = f"{self._of}: no mark of {mark.number}"
+        self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
@@ -382,9 +464,10 @@ class Transactions:
 
     def close(self) -> None:
         """Abort what is open, as far as can be; once more does no harm."""
-        if self._open:
-            self._open = False
+        in_transaction, self._open = self._open, False
+        if in_transaction:
             # Else readers of what is committed would wait until the transaction times out.
             with contextlib.suppress(KafkaException, RuntimeError):
                 self._producer.abort_transaction(2.0)
-        self._deliveries.close()
+                in_transaction = False
+        self._deliveries.close(in_transaction=in_transaction)

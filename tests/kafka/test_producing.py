@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
+from confluent_kafka import KafkaError, KafkaException
 
+from ackcore.kafka import producing
 from ackcore.kafka.producing import Deliveries, DeliveryError, Mark, Transactions
 from ackcore.kafka.settings import ClientSettings
 
@@ -122,6 +127,73 @@ def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing):
     commit(transactions, topic, 3, "row")
     assert transactions.last == Mark(3, "note 3")
     assert values(mock_kafka, topic) == [b"row"]
+
+
+def test_an_open_transaction_is_closed_though_no_broker_is_there(mock_kafka):
+    topic = mock_kafka.new_topic()
+    transactions = Transactions(settings(mock_kafka), "id", topic)
+    deliveries = transactions.begin()
+    deliveries.send(topic, b"x")
+    deliveries.flush()
+    for broker in (1, 2, 3):
+        mock_kafka.broker_set_down(broker)
+    closing = threading.Thread(target=transactions.close, daemon=True)
+    closing.start()
+    closing.join(15)
+    assert not closing.is_alive()
+    transactions.close()
+    with pytest.raises(DeliveryError, match="the producer is closed"):
+        transactions.begin()
+
+
+def test_what_may_be_tried_again_is_tried_at_intervals_and_not_for_ever(
+    mock_kafka, closing, monkeypatch
+):
+    monkeypatch.setattr(producing, "_TIMEOUT_MS", 250)
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    calls = []
+
+    def fails(timeout_s):
+        calls.append(timeout_s)
+        raise KafkaException(KafkaError(NOT_COORDINATOR, "moved", retriable=True))
+
+    with pytest.raises(DeliveryError, match="the end: moved"):
+        deliveries.call("the end", fails)
+    assert 2 <= len(calls) <= 5
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_call_that_does_not_return_is_left_to_itself(
+    mock_kafka, closing, monkeypatch, interrupted
+):
+    monkeypatch.setattr(producing, "_APART_S", 60.0 if interrupted else 0.1)
+    monkeypatch.setattr(producing, "_OVERDUE_S", 0.1)
+    deliveries = closing(Deliveries(settings(mock_kafka)))
+    producer, returns = deliveries.producer, threading.Event()
+
+    def interrupt(number, frame):
+        raise Interrupted("sent")
+
+    def hangs(timeout_s):
+        if interrupted:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        returns.wait(30)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    told = "sent" if interrupted else r"no mark: .*time-out of 0\.1 s.*begins with another"
+    try:
+        with pytest.raises((DeliveryError, Interrupted), match=told) as raised:
+            deliveries.call_apart("no mark", hangs)
+    finally:
+        returns.set()
+        signal.signal(signal.SIGUSR1, before)
+    assert raised.type is (Interrupted if interrupted else DeliveryError)
+    deliveries.close()
+    producer.poll(0)  # which one that is closed refuses
 
 
 # -- transactions: only a real broker hides what is open or aborted --------------------------------

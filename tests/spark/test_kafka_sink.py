@@ -336,6 +336,26 @@ def test_cut_off_in_a_transaction_it_writes_nothing_twice(
     assert words(kafka_broker, topic) == Counter(2 * "acde")
 
 
+@pytest.mark.faults
+def test_a_broker_that_is_killed_in_a_transaction_takes_its_rows_once(
+    own_kafka_broker, sink, files, monkeypatch
+):
+    topic = own_kafka_broker.new_topic()
+    out = sink(own_kafka_broker, topic, transactional=True)
+    original = Transactions.prepare
+
+    def prepare(self, mark):
+        original(self, mark)
+        if mark.number == 1:
+            own_kafka_broker.kill()
+            own_kafka_broker.restart()
+
+    monkeypatch.setattr(Transactions, "prepare", prepare)
+    for number in range(3):
+        out.write_accepted(accepted(files, number))
+    assert words(own_kafka_broker, topic) == Counter(3 * "acde")
+
+
 def test_an_older_checkpoint_is_told_what_was_sent_from_it(kafka_broker, sink, files):
     topic = kafka_broker.new_topic()
     out = sink(kafka_broker, topic, transactional=True)

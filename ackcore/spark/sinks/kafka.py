@@ -278,7 +278,8 @@ class KafkaSink:
 
     def _transactions(self, accepted: Accepted) -> Transactions:
         wanted = _id(accepted.sink, accepted.deployment)
-        if self._live is None or self._live.transactional_id != wanted:
+        live = self._live
+        if live is None or live.transactional_id != wanted or not live.is_sound():
             self.close()
             self._live = _kafka().Transactions(self._settings, wanted, self.topic)
         found: Transactions = self._live
