@@ -6,14 +6,21 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from ackcore.arrow import rebatched
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.reading import RangeReader
+from ackcore.kafka.reading import BATCH_BYTES, RangeReader
 from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.base.batches import Batches
+
+#: Records of a batch, if that is fewer bytes than `BATCH_BYTES`.
+_ROWS = 1 << 14
 
 
 class ReadOffsets:
     """Reads what tasks are to read, given their numbers; for ``mapInArrow``.
+
+    The batches of a task are cut by position and by what the records hold, so that a task that runs
+    again has the same chunks: a reader's go by when the brokers answer.
 
     Parameters
     ----------
@@ -47,8 +54,8 @@ class ReadOffsets:
             yield lost_rows(self._lost)
             return
         with RangeReader(self._client) as reader:
-            for one in self._tasks[number]:
-                yield from reader.read(one)
+            read = (batch for one in self._tasks[number] for batch in reader.read(one))
+            yield from rebatched(read, _ROWS, BATCH_BYTES)
 
 
 def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
