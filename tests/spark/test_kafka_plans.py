@@ -99,14 +99,20 @@ OFFSETS = st.sets(st.integers(0, 30), max_size=20)
 
 @given(st.integers(0, 31), OFFSETS, OFFSETS)
 def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
-    """Of which all below `next_` is emitted, and acked unless it waits."""
+    """Of which all below `next_` is emitted, and acked unless it waits.
+
+    What waits from there on is of a topic that was before.
+    """
+    former = sorted(offset for offset in wait if offset >= next_)
     wait = sorted(offset for offset in wait if offset < next_)
     replayed = sorted(offset for offset in replayed if offset < next_)
     oracle = OffsetTracker("t", 0, 0, 0)
     oracle.emitted(np.arange(next_))
     oracle.failed(np.array(wait, np.int64))
     oracle.acked(np.array(sorted({*range(next_)} - {*wait}), np.int64))
-    table = waiting(*((0, at, 1, False) for at in wait), *((0, at, 0, True) for at in replayed))
+    table = waiting(
+        *((0, at, 1, False) for at in wait + former), *((0, at, 0, True) for at in replayed)
+    )
     ((topic, partition, state),) = states(plan_of(p0=next_), [table])
     assert (topic, partition) == ("t", 0)
     expected = oracle.state()

@@ -22,6 +22,7 @@ from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka import offsets
 from ackcore.spark.kafka.offsets import Intake, OffsetsRefused, SpoutOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.kafka.starts import Found, Start, decide, shares
 from ackcore.topology import TopologyBuilder
 
@@ -304,6 +305,48 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
     assert taken(second) == [(0, 0, 5)]
     assert second.positions["t"][0].began == "topic made anew"
     assert second.topic_ids == {"t": "two"}
+
+
+def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of):
+    cluster = Cluster((0, 100), (0, 100))
+    first = of(cluster).plan(None, 1, bounded=True)
+    cluster.topic_id = "two"
+    cluster.mute = {1}
+    it = of(cluster)
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == [(0, 0, 100)]
+    cluster.mute = set()
+    cluster.marks["t", 1] = (0, 150)
+    third = it.plan(OffsetPlan.of(second.body()), 1, bounded=True)
+    assert taken(third) == [(1, 0, 150)]
+    assert third.positions["t"][1].began == "new partition"
+
+
+def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of):
+    cluster = Cluster((0, 100))
+    first = of(cluster).plan(None, 1, bounded=True)
+    cluster.topic_id = "two"
+    cluster.mute = {0}
+    cluster.marks["u", 1] = (0, 1)  # of another topic, that answers
+    it = of(cluster)
+    second = it.plan(first, 1, bounded=True)
+    assert second.topic_ids["t"] == "one"
+    cluster.mute = set()
+    third = it.plan(second, 1, bounded=True)
+    assert taken(third) == [(0, 0, 100)]
+    assert third.positions["t"][0].began == "topic made anew"
+
+
+@pytest.mark.parametrize("max_waiting", [0, 10])
+def test_a_replay_that_waits_for_its_turn_shrinks_nothing(of, max_waiting):
+    """Nor does a limit of none, while none waits."""
+    one = of(Cluster((0, 5)), max_records=3)
+    plan = SimpleNamespace(offsets={"s": one.plan(None, 1, bounded=True).body()})
+    spark = SimpleNamespace(createDataFrame=lambda *_: None)
+    sources = KafkaSources({"s": one}, spark, False, max_waiting)
+    waiting = SimpleNamespace(rows=lambda: 100, untried=100, tables=lambda _: [])
+    assert sources.done(plan, SimpleNamespace(waiting=waiting)) == {"s": 2}
+    assert one.intake.most == 3
 
 
 def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):

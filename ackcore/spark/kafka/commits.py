@@ -35,6 +35,9 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
 
 def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
     """Return what is done below ``next_``: all that does not wait."""
+    # From there on it is of a topic that was before, or of what a truncation took.
+    below = waiting < next_
+    waiting, attempts = waiting[below], attempts[below]
     starts = waiting[np.diff(waiting, prepend=-2) > 1]
     ends = waiting[np.diff(waiting, append=np.iinfo(np.int64).max) > 1] + 1
     end = next_

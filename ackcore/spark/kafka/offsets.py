@@ -208,11 +208,7 @@ class SpoutOffsets:
             for each in marks
             if (n := takes.get(each, 0))
         ]
-        positions: dict[str, dict[int, Position]] = {
-            # Of partitions that are not read any more, too: they may be again.
-            topic: dict(found)
-            for topic, found in ({} if before is None else before.positions).items()
-        }
+        positions = self._carried(before, marks)
         for each, (_, high) in marks.items():
             began = starts[each].why if each in starts else _position(before, each).began
             topic, partition = each
@@ -225,7 +221,7 @@ class SpoutOffsets:
         gone = [start for start in starts.values() if start.gone is not None]
         plan = OffsetPlan(
             positions,
-            {**({} if before is None else before.topic_ids), **self._topic_ids},
+            self._ids(before, marks),
             dealt,
             tuple(start.gone for start in gone if start.gone is not None),
             tuple(
@@ -236,6 +232,27 @@ class SpoutOffsets:
         )
         self.intake.planned(records_in(ranges))
         return plan
+
+    def _carried(
+        self, before: OffsetPlan | None, marks: Mapping[Key, Any]
+    ) -> dict[str, dict[int, Position]]:
+        """Return the positions that outlast a plan, before those of the marks are put in."""
+        if before is None:
+            return {}
+        now = self._ids(before, marks)
+        # Of partitions that are not read any more, too: they may be again.  But not of a topic that
+        # is another: a partition of it without a leader begins when it has one.
+        return {
+            topic: dict(found)
+            for topic, found in before.positions.items()
+            if before.topic_ids.get(topic, now.get(topic)) == now.get(topic)
+        }
+
+    def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
+        """Return which topics the positions of a plan are of."""
+        answered = {topic for topic, _ in marks}
+        now = {topic: id_ for topic, id_ in self._topic_ids.items() if topic in answered}
+        return {**({} if before is None else before.topic_ids), **now}
 
     def _starts(
         self, before: OffsetPlan | None, marks: Mapping[Key, tuple[int, int]]

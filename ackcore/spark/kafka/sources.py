@@ -107,7 +107,9 @@ class KafkaSources:
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """Commit what is done after a micro-batch; return each spout's lag."""
         found = {}
-        full = decision.waiting.rows() / self._max_waiting
+        # Replays whose turn has not come take no room from what fails.
+        waiting = decision.waiting.rows() - decision.waiting.untried
+        full = waiting / max(1, self._max_waiting)
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             if body is not None:
