@@ -18,9 +18,10 @@ from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
+from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.commits import commit_of, states
 from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
-from ackcore.spark.kafka.watch import Watch
+from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
 from ackcore.topology.tuples import Reason
@@ -238,6 +239,40 @@ def test_the_watch_goes_on_when_kafka_cannot_be_asked(caplog):
     finally:
         watch.stop()
     assert caplog.text.count("trying again: down") == 1
+
+
+@pytest.mark.parametrize(
+    ("took_s", "failures", "pause"),
+    [(0, 0, 0.1), (0.1, 0, 2), (60, 0, 5), (0, 1, 0.1), (60, 1, 0.1), (60, 2, 0.2), (60, 99, 5)],
+)
+def test_the_watch_pauses_for_seconds_at_most(took_s, failures, pause):
+    assert pause_s(took_s, failures) == pause
+
+
+def test_a_micro_batch_ends_the_pause_of_the_watch(monkeypatch):
+    for name in ("POLL_S", "LONGEST_S", "BEAT_S"):
+        monkeypatch.setattr(watches, name, 3600.0)
+    looks = threading.Semaphore(0)
+    watch = Watch(looks.release, lambda: None)
+    watch.start()
+    try:
+        for _ in range(2):
+            assert looks.acquire(timeout=60)
+            watch.look_again()
+    finally:
+        watch.stop()
+
+
+def test_the_watch_beats_again_if_a_beat_was_lost(monkeypatch):
+    monkeypatch.setattr(watches, "BEAT_S", 0.01)
+    beats = threading.Semaphore(0)
+    watch = Watch(lambda: True, beats.release)
+    watch.start()
+    try:
+        for _ in range(3):
+            assert beats.acquire(timeout=60)
+    finally:
+        watch.stop()
 
 
 def test_a_plan_without_kafka_is_on_record_as_before(world):

@@ -349,6 +349,25 @@ def test_a_replay_that_waits_for_its_turn_shrinks_nothing(of, max_waiting):
     assert one.intake.most == 3
 
 
+def test_a_cluster_that_is_away_silences_no_other(of, caplog):
+    clusters = [Cluster((0, 5)), Cluster((0, 5))]
+    one, other = map(of, clusters)
+    spark = SimpleNamespace(createDataFrame=lambda *_: None)
+    sources = KafkaSources({"one": one, "other": other}, spark, False, 9)
+    clusters[0].down = True
+    for _ in range(2):
+        assert sources.has_new()
+    assert caplog.text.count("spout one: Kafka cannot be asked for new records: no broker") == 1
+    other.commit(other.plan(None, 1, bounded=True), [])
+    assert not sources.has_new()
+    clusters[1].down = True
+    with pytest.raises(ClusterFailed, match="no broker"):
+        sources.has_new()
+    for each in clusters:
+        each.down = False
+    assert sources.has_new()
+
+
 def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
     cluster = Cluster((0, 5))
     it = of(cluster)

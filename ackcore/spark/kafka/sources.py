@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from ackcore.spark.kafka.plans import OffsetPlan
 from ackcore.spark.kafka.reading import ReadOffsets
 from ackcore.spark.run.types import InputFrame, Snapshot
 from ackcore.topology.builder import Topology
+
+_log = logging.getLogger("ackcore")
 
 
 class KafkaSources:
@@ -44,6 +47,8 @@ class KafkaSources:
         self._spark = spark
         self._once = once
         self._max_waiting = max_waiting
+        #: The spouts whose cluster did not answer when it was last asked for something new.
+        self._away: set[str] = set()
         #: Without rows: what its columns are, and the session.
         self._empty: DataFrame = spark.createDataFrame([], from_arrow_schema(RECORD_SCHEMA))
 
@@ -122,9 +127,23 @@ class KafkaSources:
     def has_new(self) -> bool:
         """Whether there is something that no micro-batch has taken.
 
-        Raises what Kafka's client does if that cannot be asked.
+        Raises what Kafka's client does if that can be asked of no spout.
         """
-        return any(one.has_new() for one in self._spouts.values())
+        failed = {}
+        # A cluster that is away is asked last: an answer takes its whole timeout.
+        for name in sorted(self._spouts, key=self._away.__contains__):
+            try:
+                if self._spouts[name].has_new():
+                    return True
+                self._away.discard(name)
+            except Exception as error:
+                if name not in self._away and len(self._spouts) > 1:
+                    _log.warning("spout %s: Kafka cannot be asked for new records: %s", name, error)
+                self._away.add(name)
+                failed[name] = error
+        if len(failed) == len(self._spouts):
+            raise next(iter(failed.values()))
+        return False
 
     @property
     def is_through(self) -> bool:

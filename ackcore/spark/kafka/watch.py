@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 
+from ackcore.retry import capped_doubling
+
 _log = logging.getLogger("ackcore")
 
-#: How often Kafka is asked while nothing comes, and how many times longer than the answer took.
-POLL_S, SHARE = 0.1, 20.0
+#: How long it pauses while nothing comes: at least, as a multiple of what the answer took, at most.
+POLL_S, SHARE, LONGEST_S = 0.1, 20.0, 5.0
+#: After so long without a micro-batch it beats again: the file of a beat may have been swept away.
+BEAT_S = 30.0
 
 
 class Watch:
-    """Asks Kafka whether there is something new, and beats once for it.
+    """Asks Kafka whether there is something new, and beats for it: once, if that is not lost.
 
     Parameters
     ----------
@@ -50,10 +54,10 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
-        complained = False
+        failures = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or not self._asked)
+                self._changed.wait_for(lambda: self._stopped or not self._asked, BEAT_S)
                 if self._stopped:
                     return
                 # Before it is looked: a micro-batch that ends meanwhile takes it back.
@@ -63,15 +67,25 @@ class Watch:
                 is_new = self._look()
                 if is_new:
                     self._beat()
-                complained = False
+                failures = 0
             except Exception as error:
                 is_new = False
-                if not complained:
+                if not failures:
                     _log.warning("Kafka cannot be asked for new records, trying again: %s", error)
-                complained = True
+                failures += 1
             if is_new:
                 continue
-            pause = max(POLL_S, SHARE * (time.monotonic() - began))
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped, pause)
+                # A micro-batch that has run may have left something.
+                self._changed.wait_for(
+                    lambda: self._stopped or not self._asked,
+                    pause_s(time.monotonic() - began, failures),
+                )
                 self._asked = False
+
+
+def pause_s(took_s: float, failures: int) -> float:
+    """Return for how long Kafka is not asked, after an answer without news or failures in a row."""
+    if failures:
+        return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
+    return min(LONGEST_S, max(POLL_S, SHARE * took_s))
