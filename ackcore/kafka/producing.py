@@ -400,7 +400,7 @@ class Transactions:
                 consumer.close()
         #: What was committed last; None if nothing is known of it.
         self.last: Mark | None = None
-        if found.offset > 0:
+        if found.offset >= 0:  # 0: as somebody has it who wants micro-batch 0 to be sent
             self.last = Mark(found.offset - 1, found.metadata or "")
 
     def _committed(self, consumer: Consumer) -> TopicPartition:

@@ -33,7 +33,7 @@ from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.max_dead import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.run.types import InputFrame
-from ackcore.spark.sinks.interface import claim_sink
+from ackcore.spark.sinks.interface import claim_sink, release_sinks
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
@@ -214,6 +214,7 @@ def run_batch(
             )
         )
         topology = topology.in_order(state.spout_order)
+        stack.callback(release_sinks, *_writers(topology, state))
         _claim_sinks(topology, state)
         letters, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
         offsets = kafka_sources(topology, spark, state, ends=True, once=True)
@@ -251,10 +252,15 @@ def run_batch(
             engine.process(state.last_done + 1, _nothing(topology, spark))
 
 
+def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
+    writers = {sink.name: sink.writer for sink in topology.sinks.values()}
+    return writers, f"{state.deployment_key:016x}"
+
+
 def _claim_sinks(topology: Topology, state: State) -> None:
-    for sink in topology.sinks.values():
-        deployment, checkpoint = f"{state.deployment_key:016x}", str(state.path.parent)
-        claim_sink(sink.name, sink.writer, deployment, checkpoint)
+    writers, deployment = _writers(topology, state)
+    for name, writer in writers.items():
+        claim_sink(name, writer, deployment, str(state.path.parent))
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:

@@ -45,6 +45,7 @@ from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
 from ackcore.spark.run.types import InputFrame
+from ackcore.spark.sinks.interface import release_sinks
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -121,6 +122,7 @@ class Stream:
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._sinks = tuple(topology.sinks.values())
         self._offsets = kafka_sources(topology, spark, state, ends=available_now)
         self._engine = Engine(
             topology,
@@ -249,6 +251,8 @@ class Stream:
             if self._offsets is not None:
                 self._offsets.close()
             self._beats.close()
+            writers = {sink.name: sink.writer for sink in self._sinks}
+            release_sinks(writers, f"{self._state.deployment_key:016x}")
             self._state.close()
             # One that is raised is not logged as well, if all that it says is of dead letters.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):

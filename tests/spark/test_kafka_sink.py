@@ -25,8 +25,8 @@ import mock_broker
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from servers import raise_errors
 
-from ackcore.kafka.producing import DeliveryError, Transactions
-from ackcore.spark import SinkError, run_batch, to_kafka
+from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
+from ackcore.spark import SinkError, run_batch, start, to_kafka
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -39,6 +39,8 @@ from ackcore.topology import BasicBolt, TopologyBuilder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 QUICK = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
+HEADERS = pa.map_(pa.string(), pa.binary())
+HEADED = pa.schema([("n", pa.int64()), ("headers", HEADERS), (ROOT, pa.int64())])
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 DAY_MS = 86_400_000
 
@@ -46,8 +48,8 @@ DAY_MS = 86_400_000
 def row_file(directory, rows, partition=0):
     schema = WORDS.append(pa.field(ROOT, pa.int64()))
     file = RowFileWriter(str(directory), schema, partition, 0)
-    for start in range(0, len(rows), 2):  # in batches of two
-        columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
+    for at in range(0, len(rows), 2):  # in batches of two
+        columns = [list(column) for column in zip(*rows[at : at + 2], strict=True)]
         file.write(pa.record_batch(columns, schema=schema))
     name, n, _ = file.finish()
     return RowFile(str(directory / name), n)
@@ -158,10 +160,9 @@ def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch
     monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, key="word")
-    monkeypatch.setattr(out, "_live", None)
     out.write_accepted(accepted(files, spark=spark))
     assert words(mock_kafka, topic) == Counter("acde")
-    assert out._live is None  # the driver has sent nothing
+    assert not out._live  # the driver has sent nothing
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29)
     with pytest.raises(DeliveryError, match=rf"topic '{topic}' did not take .*authorization"):
         out.write_accepted(accepted(files, spark=spark))
@@ -227,6 +228,21 @@ def word_count(spark, sink):
     return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
 
 
+class Refuses:
+    """A sink that raises, and tells what it was asked for."""
+
+    def __init__(self, error):
+        self.error, self.calls = error, []
+
+    def write(self, frame, number):
+        self.calls.append(("write", number))
+        raise self.error
+
+    def release(self, *of):
+        self.calls.append(("release", of))
+        raise OSError("gone")
+
+
 STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "marked"]
 
 
@@ -240,7 +256,7 @@ def test_each_row_is_there_once_wherever_the_driver_fails(
         out = sink(kafka_broker, topic, key="word", transactional=True)
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, out), spark, checkpoint)
-        out._live = None  # neither closed nor aborted
+        assert not out._live  # what it had is closed
     monkeypatch.setattr(failpoints, "_POINTS", {})
     out = sink(kafka_broker, topic, key="word", transactional=True)
     run_batch(word_count(spark, out), spark, checkpoint, max_dead=None)
@@ -360,7 +376,7 @@ def test_an_older_checkpoint_is_told_what_was_sent_from_it(kafka_broker, sink, f
     topic = kafka_broker.new_topic()
     out = sink(kafka_broker, topic, transactional=True)
     out.write_accepted(accepted(files, 4))
-    told = rf"'{topic}' has micro-batch 4 of sink 'count'"
+    told = rf"'{topic}' has micro-batch 4 of .*new checkpoint.* from \d to 4 sent again"
     for number, nonacked in ((3, [11]), (4, [10, 11])):
         with pytest.raises(CheckpointForeign, match=told):
             out.write_accepted(accepted(files, number, nonacked=nonacked))
@@ -368,17 +384,21 @@ def test_an_older_checkpoint_is_told_what_was_sent_from_it(kafka_broker, sink, f
     assert words(kafka_broker, topic) == Counter("acde")
 
 
+@pytest.mark.parametrize("number", [0, 7])
 @pytest.mark.parametrize(("there", "left"), [(True, ""), (False, "acde")])
-def test_what_brokers_have_forgotten_is_asked_of_somebody(kafka_broker, sink, files, there, left):
+def test_what_brokers_have_forgotten_is_asked_of_somebody(
+    kafka_broker, sink, files, there, left, number
+):
     """Group offsets are kept for a time only: then nobody knows whether rows were sent."""
     topic = kafka_broker.new_topic()
     out = sink(kafka_broker, topic, transactional=True)
-    with pytest.raises(CheckpointForeign, match=rf"decided 48 hours ago.*{8 if there else 7} "):
-        out.write_accepted(accepted(files, 7, age_ms=2 * DAY_MS))
-    place = TopicPartition(topic, 0, 8 if there else 7)
+    told = number + there
+    with pytest.raises(CheckpointForeign, match=rf"decided 48 hours ago.* {told} "):
+        out.write_accepted(accepted(files, number, age_ms=2 * DAY_MS))
+    place = TopicPartition(topic, 0, told)
     asked = ConsumerGroupTopicPartitions("ackcore-abc-count", [place])
     raise_errors(kafka_broker.admin.alter_consumer_group_offsets([asked]))
-    out.write_accepted(accepted(files, 7, age_ms=2 * DAY_MS))
+    out.write_accepted(accepted(files, number, age_ms=2 * DAY_MS))
     assert words(kafka_broker, topic) == Counter(left)
 
 
@@ -393,4 +413,69 @@ def test_a_young_micro_batch_of_which_nothing_is_known_was_not_sent(kafka_broker
 def test_what_is_connected_does_not_travel(mock_kafka, sink, files):
     out = sink(mock_kafka, mock_kafka.new_topic())
     out.write_accepted(accepted(files))
-    assert pickle.loads(cloudpickle.dumps(out))._live is None
+    assert out._live
+    copy = pickle.loads(cloudpickle.dumps(out))
+    assert not copy._live
+    copy.write_accepted(accepted(files))
+    copy.close()
+
+
+def test_two_queries_with_one_sink_have_a_producer_each(mock_kafka, sink, files, monkeypatch):
+    """One sends its rows and ends, while those of the other are on their way."""
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic)
+    original = Deliveries.flush
+
+    def flush(self):
+        monkeypatch.setattr(Deliveries, "flush", original)
+        other = accepted(files, 3, deployment="def")
+        out.claim("count", "def", "/other")
+        out.write_accepted(other)
+        out.release("count", "def")
+        self.flush()
+
+    monkeypatch.setattr(Deliveries, "flush", flush)
+    out.write_accepted(accepted(files, 4))
+    assert list(out._live) == [("abc", "count")]
+    assert words(mock_kafka, topic) == Counter(2 * "acde")
+
+
+def test_headers_of_rows_that_a_sink_has_written_are_its_own(mock_kafka, sink, tmp_path):
+    names = ("ackcore-batch", "ackcore-row", "ackcore-message-id", "mine")
+    came = [[(name, b"old") for name in names]]
+    rows = RowFileWriter(str(tmp_path), HEADED, 0, 0)
+    rows.write(pa.record_batch([[1], came, [10]], schema=HEADED))
+    name, n, _ = rows.finish()
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, headers="headers")
+    out.write_accepted(accepted((RowFile(str(tmp_path / name), n),), 7))
+    (message,) = messages(mock_kafka, topic)
+    ours = [("ackcore-batch", b"abc/count/7"), ("ackcore-row", b"0.0")]
+    assert message.headers() == [("ackcore-message-id", b"old"), ("mine", b"old"), *ours]
+
+
+@pytest.mark.parametrize("error", [CheckpointForeign, CheckpointInUse])
+def test_what_will_be_no_better_is_not_tried_again_and_the_sink_is_let_go(
+    spark, checkpoint, error, caplog
+):
+    writer = Refuses(error("not yours"))
+    with pytest.raises(error, match="not yours"):
+        run_batch(word_count(spark, writer), spark, checkpoint)
+    assert [what for what, _ in writer.calls] == ["write", "release"]
+    assert writer.calls[1][1][0] == "split"
+    assert "sink 'split' could not be released: gone" in caplog.text
+
+
+def test_a_query_that_has_ended_lets_its_sinks_go(spark, mock_kafka, sink, checkpoint, tmp_path):
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "one.txt").write_text("a b\na\n", encoding="utf-8")
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.readStream.text(str(tmp_path / "lines")).toDF("line"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", out)
+    query = start(builder.build(), spark, checkpoint, trigger={"availableNow": True})
+    query.await_termination()
+    assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
+    assert not out._live

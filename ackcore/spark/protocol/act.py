@@ -66,7 +66,8 @@ def act(
     CheckpointCorrupt
         If a file with the rows is not as the run left it.
     CheckpointForeign
-        If there are rows of a stream that has no sink any more.
+        If there are rows of a stream that has no sink any more, or a sink cannot tell whether it
+        has taken them.
     CheckpointInUse
         If another driver has taken over.
     Stopped
@@ -162,7 +163,7 @@ def _insist(
             with cancelling(spark) as raised:
                 write()
             return
-        except (CheckpointCorrupt, CheckpointInUse):
+        except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse):
             raise  # it will be no better next time
         except (Exception, SystemExit) as error:
             if raised:  # by a signal's handler: that is no failure of the sink

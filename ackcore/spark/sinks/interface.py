@@ -10,15 +10,17 @@ The rows are in files that the run of the micro-batch left in the checkpoint's w
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
 `Accepted`, and no DataFrame: `to_parquet` and `to_kafka` read them where they lie, past the JVM.
 Before anything runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and
-of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.
+of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.  When the query
+or `run_batch` has ended, its method ``release(sink, deployment)`` is called if it has one.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -29,8 +31,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
+from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows, read_schema
+
+_log = logging.getLogger("ackcore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,16 @@ def claim_sink(name: str, writer: Any, deployment: str, checkpoint: str) -> None
     """Have a writer that keeps to itself, as a directory of files does, say so before all runs."""
     if hasattr(writer, "claim"):
         writer.claim(name, deployment, checkpoint)
+
+
+def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
+    """Have writers let go of what they keep open between micro-batches; a failure is logged."""
+    for name, writer in writers.items():
+        if hasattr(writer, "release"):
+            try:
+                writer.release(name, deployment)
+            except Exception as error:
+                _log.warning("sink %r could not be released: %s", name, one_line(error))
 
 
 def write_sink(writer: Any, accepted: Accepted) -> None:

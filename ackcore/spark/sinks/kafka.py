@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -144,15 +145,22 @@ class KafkaSink:
         kafka.check_options(self._settings)
         self._columns: MessageColumns = MessageColumns(key, value, headers)
         self._message_id = message_id
-        #: `Deliveries` or `Transactions`, which outlive a micro-batch in which nothing failed.
-        self._live: Any = None
+        self.__setstate__({})
 
     def __repr__(self) -> str:
         return f"to_kafka({self.topic!r}, {self._settings.bootstrap_servers!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is connected."""
-        return {**self.__dict__, "_live": None}
+        return {name: of for name, of in vars(self).items() if name not in ("_live", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin with nothing that is connected."""
+        vars(self).update(state)
+        # Of each deployment and sink that this object is used for: `Deliveries` or `Transactions`,
+        # which outlive a micro-batch in which nothing failed.
+        self._live: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if a column is not there, or Kafka has no bytes for it."""
@@ -182,7 +190,7 @@ class KafkaSink:
         TypeError
             If a callback among them cannot be pickled.
         """
-        self.close()
+        self.release(sink, deployment)
         if not self.transactional:
             refuse_unpicklable(f"sink {sink!r}", self._settings, "a module that workers import")
         _kafka().Deliveries(
@@ -209,25 +217,41 @@ class KafkaSink:
                 self._send(accepted)
         except BaseException:
             # Whoever comes next begins with a producer that knows nothing of what this one met.
-            self.close()
+            self.release(accepted.sink, accepted.deployment)
             raise
 
+    def release(self, sink: str, deployment: str) -> None:
+        """Give up what is connected for a sink; a micro-batch connects again."""
+        with self._lock:
+            live = self._live.pop((deployment, sink), None)
+        if live is not None:
+            live.close()
+
     def close(self) -> None:
-        """Give up what is connected; a micro-batch connects again."""
-        if self._live is not None:
-            self._live.close()
-        self._live = None
+        """Give up all that is connected."""
+        for deployment, sink in list(self._live):
+            self.release(sink, deployment)
+
+    def _connected(self, accepted: Accepted, connect: Callable[[], Any]) -> Any:
+        """Return what is connected for a sink, of which one micro-batch is written at a time."""
+        of = accepted.deployment, accepted.sink
+        with self._lock:
+            live = self._live.get(of)
+        if live is None:
+            live = connect()
+            with self._lock:
+                self._live[of] = live
+        return live
 
     # ---------------------------------------------------------------------------- at least once
 
     def _send(self, accepted: Accepted) -> None:
         messages = self._messages(accepted)
         if _is_small(accepted):
-            if self._live is None:
-                self._live = _kafka().Deliveries(self._settings)
+            live = self._connected(accepted, lambda: _kafka().Deliveries(self._settings))
             check_fence()
-            messages.send(self._live, enumerate(accepted.files))
-            self._live.flush()
+            messages.send(live, enumerate(accepted.files))
+            live.flush()
             return
         settings, files = self._settings, accepted.files
         tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
@@ -269,7 +293,9 @@ class KafkaSink:
                 f"topic {self.topic!r} has micro-batch {last.number} of sink {accepted.sink!r}, "
                 f"and {number} comes only now{' with other rows' * (last.number == number)}: the "
                 f"checkpoint {accepted.checkpoint} is older than what was sent from it, restored "
-                f"from a backup perhaps. {_way_out(number, live.transactional_id, self.topic)}"
+                f"from a backup perhaps. Start with a new checkpoint; or have micro-batches from "
+                f"{number} to {last.number} sent again, however many of them are in the topic. "
+                f"For that: {_way_out(number, live.transactional_id, self.topic)}"
             )
         self._messages(accepted).send(live.begin(), enumerate(accepted.files))
         live.prepare(_kafka().Mark(number, note))
@@ -278,12 +304,16 @@ class KafkaSink:
 
     def _transactions(self, accepted: Accepted) -> Transactions:
         wanted = _id(accepted.sink, accepted.deployment)
-        live = self._live
-        if live is None or live.transactional_id != wanted or not live.is_sound():
-            self.close()
-            self._live = _kafka().Transactions(self._settings, wanted, self.topic)
-        found: Transactions = self._live
-        return found
+
+        def begin() -> Transactions:
+            made: Transactions = _kafka().Transactions(self._settings, wanted, self.topic)
+            return made
+
+        live: Transactions = self._connected(accepted, begin)
+        if not live.is_sound():
+            self.release(accepted.sink, accepted.deployment)
+            live = self._connected(accepted, begin)
+        return live
 
     def _messages(self, accepted: Accepted) -> _Messages:
         batch = f"{accepted.deployment}/{accepted.sink}/{accepted.batch_id}".encode()
@@ -310,12 +340,16 @@ class _Messages:
     def send(self, deliveries: Deliveries, files: Iterable[tuple[int, RowFile]]) -> None:
         """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
         batch, topic = (BATCH, self._batch), self._topic
+        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
+        of_rows = self._columns.headers is not None
         for number, file in files:
             at = 0
             for rows in read_accepted(file, self._nonacked):
                 ids = None if self._message_id is None else rows.column(self._message_id)
                 contents = self._columns.contents(rows)
                 for place, (key, value, headers) in enumerate(contents, at):
+                    if of_rows:  # as a row came that was read from what a sink had written
+                        headers = [each for each in headers if each[0] not in ours]
                     headers += (batch, (ROW, b"%d.%d" % (number, place)))
                     if ids is not None:
                         headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
