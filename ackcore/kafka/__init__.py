@@ -30,7 +30,7 @@ from ackcore.kafka.cluster import (
 )
 from ackcore.kafka.consumer import Consumer, ConsumerStats
 from ackcore.kafka.dead_letters import DeadLetterLoop
-from ackcore.kafka.errors import OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
@@ -52,6 +52,7 @@ __all__ = [
     "Failure",
     "KafkaRecord",
     "KafkaSpout",
+    "LogTruncated",
     "OffsetRange",
     "OffsetsLost",
     "OffsetsOutOfRange",

@@ -36,6 +36,35 @@ class OffsetsLost(RuntimeError):
         )
 
 
+class LogTruncated(RuntimeError):
+    """The log of a partition was truncated below what was to be read, and written anew.
+
+    Nothing tells which of its records were read before: this is no `OffsetsLost`, whose offsets up
+    to ``low`` are gone and whose others are as they were.
+
+    Attributes
+    ----------
+    range : OffsetRange
+        What was still to be read when it was noticed.
+    low, high : int
+        The partition has offsets from ``low``, and its next record will get ``high``;
+        ``range.start`` is among them.
+    cause : str
+        What librdkafka says.
+    """
+
+    def __init__(self, range: OffsetRange, low: int, high: int, cause: str) -> None:
+        super().__init__(range, low, high, cause)
+        self.range, self.low, self.high, self.cause = range, low, high, cause
+
+    def __str__(self) -> str:
+        return (
+            f"{self.range} cannot be read: offset {self.range.start} was refused, and the "
+            f"partition has offsets [{self.low}, {self.high}); its log was truncated and written "
+            f"anew, so that other records may have the offsets now: {self.cause}"
+        )
+
+
 class ReadTimedOut(TimeoutError):
     """Nothing of a range has come for too long.
 

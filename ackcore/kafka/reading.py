@@ -2,14 +2,15 @@
 
 A range ends where a record at or above its ``stop`` is seen, or where the reader's position has
 come there with nothing left to see: offsets that compaction took away and markers of transactions
-are passed over, and what was deleted is an error, `OffsetsLost`.
+are passed over.  What was deleted is an error, `OffsetsLost`; so is what librdkafka cannot read and
+would skip, `ReadFailed`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from confluent_kafka import (
 from ackcore._columns import as_count
 from ackcore.flow.numbers import positive
 from ackcore.kafka.errors import (
+    LogTruncated,
     OffsetsLost,
     ReadFailed,
     ReadTimedOut,
@@ -38,6 +40,8 @@ from ackcore.kafka.settings import ClientSettings
 
 #: Bytes of a batch.
 BATCH_BYTES = 1 << 20
+#: More would not fit in one Arrow array, which has 2 GiB at most.
+_MOST_BATCH_BYTES = 1 << 30
 
 #: A call that waits for messages waits until it has all that it has asked for, or for so long.
 #: Where offsets are missing at the end of a range it asks for more than there are.
@@ -46,7 +50,8 @@ _POLL_S = 0.02
 _MOST_MESSAGES = 2_500
 #: After so long a silence a broker is asked for its cause.
 _ASK_AFTER_S = 1.0
-#: What waiting does not change; of all else a client says, much is over when it is said.
+#: What waiting does not change; of all else a client says, much is over when it is said.  What it
+#: cannot read (`_BAD_MSG`; `_NOT_IMPLEMENTED` is an unknown magic byte) it says once and skips.
 _REFUSALS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -56,6 +61,7 @@ _REFUSALS = {
     KafkaError.TOPIC_EXCEPTION,
     KafkaError._BAD_MSG,
     KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,
 }
 
 _OWN: dict[str, Any] = {
@@ -72,6 +78,8 @@ _DEFAULTS: dict[str, Any] = {
     # What is read was there when the range was made: nothing is waited for but the last position.
     "fetch.wait.max.ms": 10,
     "log.connection.close": False,
+    # What a disk or a network has changed would be read as it is.
+    "check.crcs": True,
 }
 
 
@@ -83,7 +91,8 @@ class RangeReader:
     settings : ClientSettings
         How the brokers are reached.
     batch_bytes : int, default 1 MiB
-        About so many bytes of keys and values are in a batch; one record may have more.
+        About so many bytes of keys and values are in a batch, 1 GiB at most; one record may have
+        more.
     timeout_s : float, default 60
         For how long nothing may come of what is still to be read.
 
@@ -101,9 +110,10 @@ class RangeReader:
         timeout_s: float = 60.0,
     ) -> None:
         self._settings = settings
-        self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1)
+        self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1, _MOST_BATCH_BYTES)
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
+        self._reading: OffsetRange | None = None
         theirs = settings.options.get("error_cb")
 
         def hear(error: KafkaError) -> None:
@@ -122,21 +132,45 @@ class RangeReader:
 
         Raises
         ------
+        ValueError
+            If the range begins below 0, at once.
+        RuntimeError
+            If another range is not read to its end, nor its iterator closed.
         OffsetsLost
             If offsets of the range were deleted; what came before them was yielded.
+        LogTruncated
+            If the partition's log was truncated and written anew.
         ReadTimedOut
             If nothing came for ``timeout_s``.
         ReadFailed
-            If the brokers refuse.
+            If the brokers refuse, or what they send cannot be read; what came before was yielded.
         """
+        if range_.start < 0:
+            # To librdkafka -1 is the end and -2 the beginning.
+            raise ValueError(
+                f"range_.start must be an offset, 0 or above, got {range_.start}; "
+                "Cluster.watermarks says where a partition begins and ends"
+            )
+        return self._read(range_)
+
+    def _read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         if range_.size == 0:
             return
-        self._heard = ""
-        self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+        if self._reading is not None:
+            raise RuntimeError(
+                f"{range_} cannot be read while {self._reading} is: read that to its end or close "
+                "its iterator, or use a reader for each"
+            )
+        self._reading = range_
         try:
-            yield from self._batches(range_)
+            self._heard = ""
+            self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+            try:
+                yield from self._batches(range_)
+            finally:
+                self._consumer.unassign()
         finally:
-            self._consumer.unassign()
+            self._reading = None
 
     def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         rest, size = range_, 200.0  # bytes of a record, as far as is known
@@ -164,7 +198,7 @@ class RangeReader:
             # Small ones are put together, but do not wait for what is slow to come.
             over = failure is not None or not messages or not rest.size
             if parts and (over or gathered >= self._batch_bytes / 2):
-                yield _joined(parts)
+                yield from _joined(parts)
                 parts, gathered = [], 0
                 last = time.monotonic()  # whoever has the batch takes his time
             if failure is not None:
@@ -175,20 +209,22 @@ class RangeReader:
     ) -> tuple[list[Message], OffsetRange, Exception | None]:
         """Return the next messages of a range, what is left of it, and why that cannot be read."""
         messages = self._consumer.consume(n, _POLL_S)
-        events = [message for message in messages if message.error()] if _any(messages) else []
-        if events:
-            messages = [message for message in messages if not message.error()]
-        if messages:
-            last = messages[-1].offset() or 0
-            if last >= rest.stop:
-                inside = [message for message in messages if (message.offset() or 0) < rest.stop]
-                return inside, rest._replace(start=rest.stop), None
-            rest = rest._replace(start=last + 1)
-        for event in events:
-            rest, failure = self._take(event, rest)
-            if failure is not None:
-                return messages, rest, failure
-        return messages, rest, None
+        if not any(map(Message.error, messages)):
+            return *_inside(messages, rest), None
+        # In order: records behind an event say nothing of what the event stands for.
+        taken: list[Message] = []
+        for is_event, run in groupby(messages, _is_event):
+            if not is_event:
+                found, rest = _inside([*run], rest)
+                taken += found
+                continue
+            for event in run:
+                if rest.size == 0:
+                    return taken, rest, None
+                rest, failure = self._take(event, rest)
+                if failure is not None:
+                    return taken, rest, failure
+        return taken, rest, None
 
     def _take(self, event: Message, rest: OffsetRange) -> tuple[OffsetRange, Exception | None]:
         """Take in what is no record."""
@@ -198,8 +234,8 @@ class RangeReader:
             position = event.offset() or 0
             self._heard = f"the partition ends at offset {position}"
             return rest._replace(start=max(rest.start, min(position, rest.stop))), None
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            return rest, self._lost(rest)
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+            return rest, self._lost(rest, error)
         if error.fatal() or error.code() in _REFUSALS:
             return rest, ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
         # The client goes on by itself; if that does not help, time is up one day.
@@ -218,7 +254,8 @@ class RangeReader:
             return None
         return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
 
-    def _lost(self, rest: OffsetRange) -> Exception:
+    def _lost(self, rest: OffsetRange, why: KafkaError) -> Exception:
+        """Tell apart why the brokers do not have the next offset."""
         partition = TopicPartition(rest.topic, rest.partition)
         try:
             # None if time is up, whatever its stub says.
@@ -228,7 +265,10 @@ class RangeReader:
             return ReadTimedOut(rest, self._timeout_s, text)
         if found is None:
             return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
-        return OffsetsLost(rest, *found)
+        low, high = found
+        if low <= rest.start <= high:
+            return LogTruncated(rest, low, high, self._settings.redacted(error_text(why)))
+        return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
         """Leave the brokers."""
@@ -253,8 +293,19 @@ def read_range(
         yield from reader.read(range_)
 
 
-def _any(messages: list[Message]) -> bool:
-    return any(map(Message.error, messages))
+def _is_event(message: Message) -> bool:
+    return bool(message.error())
+
+
+def _inside(messages: list[Message], rest: OffsetRange) -> tuple[list[Message], OffsetRange]:
+    """Return those of some records that are in a range, and what is left of it behind them."""
+    if not messages:
+        return messages, rest
+    last = messages[-1].offset() or 0
+    if last < rest.stop:
+        return messages, rest._replace(start=last + 1)
+    inside = [message for message in messages if (message.offset() or 0) < rest.stop]
+    return inside, rest._replace(start=rest.stop)
 
 
 def _as_batch(range_: OffsetRange, messages: list[Message]) -> pa.RecordBatch:
@@ -298,7 +349,9 @@ def _headers(headers: list[Any]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind, mask=nulls)
 
 
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Put batches together into one, or into more where an array of one would not hold them."""
     if len(parts) == 1:
-        return parts[0]
-    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        return parts
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return joined

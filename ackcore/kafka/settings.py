@@ -87,8 +87,13 @@ class ClientSettings:
         return text
 
     def _secrets(self) -> set[str]:
-        named = self.options.items()
-        return {str(value) for name, value in named if _is_secret(name)} - {"", "True", "False"}
+        # Most numbers are times and sizes, and would be cut out of whatever has the same digits.
+        return {
+            str(value)
+            for name, value in self.options.items()
+            if (isinstance(value, str) and _is_secret(name))
+            or (type(value) in (int, float) and _names_secret(name))
+        } - {""}
 
     def __repr__(self) -> str:
         shown = {
@@ -141,6 +146,10 @@ def _checked(options: Any) -> dict[str, Value]:
 def _is_secret(name: str) -> bool:
     if name.startswith(_SECURITY):
         return name not in _SHOWN
+    return _names_secret(name)
+
+
+def _names_secret(name: str) -> bool:
     return any(word in name for word in _SECRET_WORDS)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.kafka import ClientSettings, OffsetRange, split_range
-from ackcore.kafka.errors import OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 
 OFFSETS = st.integers(0, 2**62)
 
@@ -44,6 +44,7 @@ def test_what_a_range_cannot_be_split_into():
     [
         (OffsetsLost(OffsetRange("t", 0, 5, 9), 7, 20), "t-0 [5, 9) .* below 7 were deleted"),
         (OffsetsLost(OffsetRange("t", 0, 50, 90), 0, 20), "ends at offset 20; .* truncated"),
+        (LogTruncated(OffsetRange("t", 0, 5, 9), 0, 7, "why"), "5 was refused, .* anew, .*: why"),
         (ReadTimedOut(OffsetRange("t", 0, 5, 9), 3.0, "why"), "for 3 s: why"),
         (ReadFailed(OffsetRange("t", 0, 5, 9), "CODE", "why"), "cannot be read: why"),
     ],
@@ -95,6 +96,19 @@ def test_no_secret_is_shown():
 
 def test_an_empty_secret_redacts_nothing():
     assert ClientSettings("h:1", {"sasl.password": ""}).redacted("text") == "text"
+
+
+def test_numbers_are_cut_out_of_no_text():
+    times = {
+        "sasl.kerberos.min.time.before.relogin": 60000,
+        "sasl.oauthbearer.retries": 5,
+        "ssl.x": 0.5,
+        "ssl.y": True,
+    }
+    settings = ClientSettings("h:1", {**times, "sasl.password": 12345})
+    text = "t-5 [60000, 65000) timed out after 0.5 s: True"
+    assert settings.redacted(text) == text
+    assert settings.redacted("it is 12345") == "it is [redacted]"  # librdkafka takes it for text
 
 
 def test_what_the_client_needs_wins_over_options_and_they_over_defaults():

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import random
+import re
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 from servers import wait_until
 
 from ackcore.kafka import (
     RECORD_SCHEMA,
     ClientSettings,
+    LogTruncated,
     OffsetRange,
     OffsetsLost,
     RangeReader,
     ReadFailed,
     ReadTimedOut,
     read_range,
+    reading,
 )
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
@@ -108,7 +112,47 @@ def test_a_reader_that_was_left_begins_anew(kafka):
         assert offsets_of(reader.read(OffsetRange(topic, 0, 100, 103))) == [100, 101, 102]
 
 
-def test_offsets_without_a_record_are_passed_over(mock_kafka):
+def test_a_reader_reads_one_range_at_a_time(mock_kafka):
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    with RangeReader(settings_of(mock_kafka), batch_bytes=50) as reader:
+        first = reader.read(OffsetRange(topic, 0, 0, 500))
+        found = offsets_of([next(first)])
+        with pytest.raises(
+            RuntimeError, match=rf"\[9, 10\) .* while {topic}-0 \[0, 500\) is: .*close"
+        ):
+            next(reader.read(OffsetRange(topic, 0, 9, 10)))
+        assert found + offsets_of(first) == [*range(500)]  # nothing came between
+        assert offsets_of(reader.read(OffsetRange(topic, 0, 9, 10))) == [9]
+
+
+@pytest.mark.parametrize("start", [-1, -2, -1000, -1001])
+def test_a_range_begins_at_an_offset_and_not_at_a_word_for_one(start):
+    with RangeReader(ClientSettings("h:1")) as reader:
+        with pytest.raises(ValueError, match=f"start must be an offset, 0 or above, got {start};"):
+            reader.read(OffsetRange("t", 0, start, 10))
+        assert [*reader.read(OffsetRange("t", 0, 5, 4))] == []
+
+
+def test_batches_that_do_not_fit_into_one_are_all_handed_out(monkeypatch):
+    parts = [pa.record_batch([pa.array([n])], names=["n"]) for n in range(3)]
+    table = pa.Table.from_batches(parts)
+
+    class TwoGiB:  # combine_chunks leaves several chunks where one would be larger than that
+        @staticmethod
+        def from_batches(_):
+            return SimpleNamespace(combine_chunks=lambda: table)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pa, "Table", TwoGiB)
+        joined = reading._joined(parts)
+    assert joined == parts
+    with pytest.raises(ValueError, match=f"batch_bytes must be in 1..{1 << 30}, got"):
+        RangeReader(ClientSettings("h:1"), batch_bytes=1 << 31)
+
+
+def four_transactions(mock_kafka):
+    """Return a topic: two records each, and a marker, in which the mock cluster has no checksum."""
     topic = mock_kafka.new_topic()
     producer = Producer(mock_kafka.conf(transactional_id=topic))
     producer.init_transactions(30)
@@ -117,14 +161,31 @@ def test_offsets_without_a_record_are_passed_over(mock_kafka):
         producer.produce(topic, b"%d" % n)
         producer.produce(topic, b"%d" % n)
         producer.commit_transaction(30)
+    return topic
+
+
+def test_offsets_without_a_record_are_passed_over(mock_kafka):
+    topic = four_transactions(mock_kafka)
     there = [message.offset() for message in mock_kafka.consume(topic)]
     end = there[-1] + 2
     assert len(there) == 8 < end - 1  # markers are between them, and behind the last
-    with RangeReader(settings_of(mock_kafka), timeout_s=5) as reader:
+    settings = settings_of(mock_kafka, **{"check.crcs": False})
+    with RangeReader(settings, timeout_s=5) as reader:
         for start in range(end):
             for stop in range(start, end + 1):
                 found = offsets_of(reader.read(OffsetRange(topic, 0, start, stop)))
                 assert found == [offset for offset in there if start <= offset < stop]
+
+
+def test_a_wrong_checksum_is_no_gap(mock_kafka):
+    topic = four_transactions(mock_kafka)
+    with RangeReader(settings_of(mock_kafka), timeout_s=5) as reader:
+        for stop in range(3, 12):
+            batches, found = reader.read(OffsetRange(topic, 0, 0, stop)), []
+            with pytest.raises(ReadFailed, match=r"offset 2 .* failed CRC32C") as caught:
+                found.extend(offset for batch in batches for offset in offsets_of([batch]))
+            assert found == [0, 1]
+            assert caught.value.range == OffsetRange(topic, 0, 2, stop)
 
 
 @pytest.mark.broker
@@ -208,8 +269,8 @@ def test_offsets_above_the_end_are_lost_or_waited_for(kafka):
     kafka.produce(topic, [b"x"] * 10)
     with pytest.raises(OffsetsLost, match="ends at offset 10; it was truncated"):
         read(kafka, topic, 11, 20)
-    with pytest.raises(ReadTimedOut, match=r"\[10, 20\) .* 0.3 s: the partition ends at offset 10"):
-        read(kafka, topic, 5, 20, timeout_s=0.3)
+    with pytest.raises(ReadTimedOut, match=r"\[10, 20\) .* 3 s: the partition ends at offset 10"):
+        read(kafka, topic, 5, 20, timeout_s=3)
 
 
 def test_a_topic_that_may_not_be_read_is_an_error(mock_kafka):
@@ -231,16 +292,121 @@ def test_brokers_that_are_not_there_are_named_when_time_is_up(mock_kafka):
     mock_kafka.produce(topic, [b"x"])
     mock_kafka.broker_set_down(-1)
     with pytest.raises(ReadTimedOut, match=r"brokers are down|refused|Disconnected"):
-        read(mock_kafka, topic, 0, 1, timeout_s=0.5)
+        read(mock_kafka, topic, 0, 1, timeout_s=3)
 
 
 def test_settings_that_librdkafka_refuses_show_no_secret():
-    secret = {"sasl.oauthbearer.method": "oidc", "ssl.key.pem": "hunter2"}
-    with pytest.raises(ValueError, match="options are refused by librdkafka: ") as caught:
-        RangeReader(ClientSettings("h:1", {**secret, "security.protocol": "SSL"}))
+    # What librdkafka shows of such settings is a name that it does not know.
+    secret = {"ssl.key.password": "hunter2", "hunter2": "ssl.key.password"}
+    with pytest.raises(ValueError, match=r'librdkafka: .* property: "\[redacted\]"') as caught:
+        RangeReader(ClientSettings("h:1", secret))
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ValueError, match='No such configuration property: "x"'):
         RangeReader(ClientSettings("h:1", {"x": 1}))
+
+
+# What librdkafka says -----------------------------------------------------------------------
+
+
+class Script:
+    """A consumer whose calls return what is scripted: an offset is a record, a pair an event."""
+
+    def __init__(self, calls, watermarks=(0, 0)):
+        self.calls = [[self.message(entry) for entry in call] for call in calls]
+        self.watermarks = watermarks
+
+    def __call__(self, conf):
+        self.conf = conf
+        return self
+
+    @staticmethod
+    def message(entry):
+        if isinstance(entry, int):
+            return Message("t", 0, entry, value=b"%d" % entry, timestamp=(1, 1))
+        code, offset = entry
+        return Message("t", 0, offset, error=KafkaError(code, f"says hunter2 at {offset}"))
+
+    def consume(self, n, timeout):
+        return self.calls.pop(0)
+
+    def get_watermark_offsets(self, partition, timeout):
+        return self.watermarks
+
+    def assign(self, partitions):
+        pass
+
+    unassign = close = lambda self: None
+
+
+def read_script(monkeypatch, script, start, stop, **options):
+    """Return the offsets that are read of a script, and the error at their end."""
+    monkeypatch.setattr(reading, "Consumer", script)
+    settings = ClientSettings("h:1", {"sasl.password": "hunter2", **options})
+    found = []
+    try:
+        for batch in read_range(settings, OffsetRange("t", 0, start, stop)):
+            found += offsets_of([batch])
+    except Exception as error:
+        return found, error
+    return found, None
+
+
+EOF = KafkaError._PARTITION_EOF
+UNREADABLE = [KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED, KafkaError._BAD_COMPRESSION]
+
+
+@pytest.mark.parametrize("code", UNREADABLE)
+@pytest.mark.parametrize("stop", [150, 400])
+@pytest.mark.parametrize("cut", [0, 100, 101, 201])
+def test_what_cannot_be_read_is_no_gap(monkeypatch, code, stop, cut):
+    # 100 to 199 are one batch, which librdkafka skips; it says so once, among the records.
+    there = [*range(100), (code, 100), *range(200, 300)]
+    found, error = read_script(monkeypatch, Script([there[:cut], there[cut:]]), 0, stop)
+    assert found == [*range(100)]
+    assert isinstance(error, ReadFailed)
+    assert error.range == OffsetRange("t", 0, 100, stop)
+    assert error.code == KafkaError(code).name()
+    assert "[redacted] at 100" in str(error)
+
+
+def test_events_that_end_nothing_are_passed_in_order(monkeypatch):
+    lost = KafkaError._TRANSPORT
+    there = [[0, (EOF, 1), 1, 2, (lost, 3), 3], [(EOF, 4), 4, 7, (EOF, 8)]]
+    assert read_script(monkeypatch, Script(there), 0, 8) == ([0, 1, 2, 3, 4, 7], None)
+    # What cannot be read behind the end of a range is nobody's concern here.
+    bad = KafkaError._BAD_MSG
+    for ends in ([0, 1, 2, (bad, 3)], [0, 1, 2, 3, (bad, 4)], [0, 1, 2, 5, (bad, 6)]):
+        assert read_script(monkeypatch, Script([ends]), 0, 3) == ([0, 1, 2], None)
+    assert read_script(monkeypatch, Script([[0, (EOF, 3), (bad, 3)]]), 0, 3) == ([0], None)
+
+
+def test_checksums_are_checked_unless_an_option_says_otherwise(monkeypatch):
+    script = Script([[0], [0]])
+    read_script(monkeypatch, script, 0, 1)
+    assert script.conf["check.crcs"] is True
+    read_script(monkeypatch, script, 0, 1, **{"check.crcs": False})
+    assert script.conf["check.crcs"] is False
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION])
+@pytest.mark.parametrize(
+    ("low", "high", "kind", "says"),
+    [
+        (6, 10, OffsetsLost, "below 6 were deleted"),
+        (0, 4, OffsetsLost, "ends at offset 4; it was truncated"),
+        (0, 5, LogTruncated, r"offset 5 was refused, .* \[0, 5\); its log was truncated"),
+        (5, 9, LogTruncated, r"\[5, 9\); .* written anew, .*: says \[redacted\] at 5"),
+    ],
+)
+def test_a_log_that_was_written_anew_is_told_from_a_deletion(
+    monkeypatch, code, low, high, kind, says
+):
+    script = Script([[4, (code, 5), 7]], watermarks=(low, high))
+    found, error = read_script(monkeypatch, script, 4, 9)
+    assert found == [4]
+    assert type(error) is kind
+    assert (error.range, error.low, error.high) == (OffsetRange("t", 0, 5, 9), low, high)
+    assert re.search(says, str(error))
 
 
 # What happens meanwhile ---------------------------------------------------------------------
