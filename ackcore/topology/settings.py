@@ -125,6 +125,7 @@ class Settings:
         How long one call of a bolt may take (a batch of some `chunk_rows` rows, its `prepare`
         included with the first; one record when records are isolated; or a flush) before its
         process is ended and the record is looked for as one that crashes it is; None for ever.
+        A spout's ``deserializer`` may take as long for what is decoded at a time.
         Of a bolt that has several inputs out at once (an `AsyncBolt`, or ``threads``), how long it
         may take until the next of them, in their order, is done.  That is all that one input may
         wait: ``wait_in_task_s``, a ``timeout_s`` for each time that it is called meanwhile, its

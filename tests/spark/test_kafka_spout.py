@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import sys
+import time
 
 import pyarrow as pa
 import pytest
@@ -133,6 +137,32 @@ def test_a_batch_takes_what_there_is_and_no_more(spark, mock_kafka, checkpoint, 
     assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
     mock_kafka.produce("t", [b"late"], 0)
     assert run_batch(topology(spout, kept), spark, checkpoint) == books
+
+
+def kill_or_hang(value):
+    if value == b"kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while value == b"hang":
+        time.sleep(0.1)
+    return value.decode()
+
+
+def test_a_deserializer_that_kills_its_worker_or_hangs_costs_that_record(
+    spark, mock_kafka, checkpoint, kept
+):
+    """It is isolated in the tries of its task, as one that a bolt crashes of."""
+    mock_kafka.create_topic("t", 2)
+    mock_kafka.produce("t", [b"a", b"kill", b"b"], 0)
+    mock_kafka.produce("t", [b"c", b"hang"], 1)
+    spout = source(mock_kafka, "t", deserializer=kill_or_hang, value_type=pa.string(), tasks=2)
+    it = topology(spout, kept, run_attempts=1, bolt_call_timeout_s=1)
+    books = run_batch(it, spark, checkpoint)
+    assert kept.texts == ["a", "b", "c"]
+    assert (books.records, books.dead) == (5, 2)
+    letters = dead_letters(checkpoint).collect()
+    dead = {bytes(one.payload.value): one.error_message for one in letters}
+    assert dead.pop(b"kill") == "killed its worker"
+    assert re.fullmatch("timed out in lines: File .*kill_or_hang", dead.pop(b"hang"))
 
 
 def test_null_values_and_headers_are_as_they_came(spark, mock_kafka, checkpoint):

@@ -47,6 +47,7 @@ from ackcore.spark.tasks.inflight_markers import (
     crashed,
 )
 from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.record_ids import Decoder
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
 from ackcore.topology.stage_layout import Subscription
@@ -248,10 +249,20 @@ class IsolatedBolts:
         self._chunks = chunks
         self._ledger_rows = ledger_rows
 
-    def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Hand rows of a spout to all that read them."""
+    def deliver(
+        self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
+    ) -> None:
+        """Hand rows of a spout to all that read them; decoding them may crash as well."""
         for part in self._parts(rows):
-            self._bolts.deliver(source, stream, part)
+            some = part if decode is None else self._decoded(source, part, decode)
+            self._bolts.deliver(source, stream, some)
+
+    def _decoded(self, source: str, rows: AnchoredRows, decode: Decoder) -> AnchoredRows:
+        """Return what a spout emits of its source's rows; the others fail."""
+        with self._isolation.time_limit.on(source):
+            batch, undecodable = decode(rows.batch)
+        decoded = AnchoredRows(batch, lambda: rows.owners, rows.identity, rows.only_chunk)
+        return self._ledger_rows.fail_some(decoded, undecodable, source)
 
     def process(self, sub: Subscription, rows: AnchoredRows) -> None:
         """Hand rows that came for a subscription to its target."""

@@ -6,6 +6,8 @@ They leave with the task's output, so that an attempt that is discarded takes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
@@ -16,7 +18,14 @@ from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.tracking import Chunk, Chunks, Owners, running_counts
+from ackcore.spark.tasks.tracking import (
+    AnchoredRows,
+    Chunk,
+    Chunks,
+    Owners,
+    running_counts,
+    some_rows,
+)
 from ackcore.topology.tuples import Reason
 
 
@@ -73,6 +82,17 @@ class LedgerRows:
             self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
             self._reasons.append(found)
         self.untracked_failures += int(len(owners) - tracked.sum())
+
+    def fail_some(
+        self, rows: AnchoredRows, bad: Mapping[int, Reason], component: str
+    ) -> AnchoredRows:
+        """Fail some of the rows, by their places; return the others."""
+        if not bad:
+            return rows
+        places = np.array(sorted(bad), np.int64)
+        reasons = [bad[place] for place in places.tolist()]
+        self.fail(rows.owners.take(places, None), reasons, component)
+        return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, roots: Int64s, vals: Int64s) -> None:
         """Ack for groups whose ledger rows have left."""

@@ -19,7 +19,7 @@ from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
-from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners, some_rows
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Identity, Reason
 
@@ -100,16 +100,11 @@ class SpoutStage:
         identity = some.identity
         if identity is None and source.name in spec.layout.needs_identity:
             identity = source.identity(some.batch, spec.number, some.partition, some.first)
-        batch, bad = some.batch, dict[int, Reason]()
-        if some.partition != RETRIES:
-            bad = source.refusals(batch)
-        if source.decode is not None:
-            batch, undecodable = source.decode(batch)
-            bad = {**undecodable, **bad}
+        bad = {} if some.partition == RETRIES else source.refusals(some.batch)
         if not source.tracked:
             owners = Owners(np.full(n, NONE, np.int64))
-            rows = AnchoredRows(batch, owners, identity)
-            _deliver(task, source.name, rows, bad)
+            rows = AnchoredRows(some.batch, owners, identity)
+            _deliver(task, source, rows, bad)
             return
 
         def load() -> tuple[Int64s, Int64s]:
@@ -121,7 +116,7 @@ class SpoutStage:
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
         owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
-        rows = AnchoredRows(batch, owners, identity, chunk)
+        rows = AnchoredRows(some.batch, owners, identity, chunk)
         nameless = source.nameless(some.batch)
         if nameless is not None:
             reason = null_message_id(source.name, source.message_id)
@@ -130,19 +125,15 @@ class SpoutStage:
             crash = np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
             reason = killed_worker(final=True)
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
-        _deliver(task, source.name, rows, bad)
+        _deliver(task, source, rows, bad)
         task.close(chunk)
 
 
-def _deliver(task: Task, spout: str, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
+def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
     """Hand rows to the bolts, but for those that fail here, by their places."""
-    if bad:
-        places = np.array(sorted(bad), np.int64)
-        reasons = [bad[place] for place in places.tolist()]
-        task.ledger_rows.fail(rows.owners.take(places, None), reasons, spout)
-        rows = some_rows(rows, np.delete(np.arange(len(rows)), places))
+    rows = task.ledger_rows.fail_some(rows, bad, source.name)
     if len(rows):
-        task.bolts.deliver(spout, DEFAULT_STREAM, rows)
+        task.bolts.deliver(source.name, DEFAULT_STREAM, rows, source.decode)
 
 
 def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:

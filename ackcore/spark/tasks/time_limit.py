@@ -1,4 +1,4 @@
-"""The time limit of a bolt: it ends the process, and leaves a file with a traceback.
+"""The time limit of a bolt or deserializer: it ends the process and leaves a file with a traceback.
 
 The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
 is ended as well.  The traceback that it leaves is read when the attempt is found to have crashed.
@@ -90,7 +90,7 @@ def read_time_out(path: str) -> Reason | None:
 
 
 def _innermost(trace: str) -> str:
-    """Return the innermost line of the bolt's own code, from faulthandler's traceback."""
+    """Return the innermost line of the component's own code, from faulthandler's traceback."""
     frames: list[str] = []
     waits = False
     for line in map(str.strip, trace.splitlines()):
@@ -98,7 +98,7 @@ def _innermost(trace: str) -> str:
             frames, waits = [], False  # of another thread
         elif line.startswith("File "):
             waits = waits or _WAITS in line
-            if _CALLS_BOLTS in line and not waits:
+            if any(one in line for one in _CALLERS) and not waits:
                 break
             frames.append(line)
     else:
@@ -111,7 +111,10 @@ def _innermost(trace: str) -> str:
     return f": {inner}"
 
 
-#: In which files bolts are called.
-_CALLS_BOLTS = f"{os.sep}ackcore{os.sep}topology{os.sep}"
+#: In which files bolts are called, and deserializers.
+_CALLERS = (
+    f"{os.sep}ackcore{os.sep}topology{os.sep}",
+    os.path.join(f"{os.sep}ackcore", "spark", "tasks", "decoding.py"),
+)
 #: In which files the answers to many calls at once are waited for.
 _WAITS = f"{os.sep}ackcore{os.sep}calls{os.sep}"
