@@ -51,7 +51,7 @@ class KafkaSpout:
         Offsets of a micro-batch, at most, but one of each partition that has any.
     target_batch_s : float, default 10
         How long a micro-batch is to take: without `max_records` it takes so many as that allows,
-        by what the ones before took.
+        by what the ones before took; twice what one takes without a record, if that is longer.
     refresh_s : float, default 60
         How often new partitions are looked for, in seconds.
     max_offset_behind : int, optional

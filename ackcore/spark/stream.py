@@ -333,9 +333,13 @@ class Stream:
     def _wait_until_due(self) -> bool:
         """Wait; True if the query is to stop."""
         while not self._leaving.is_set():
+            if self._is_behind():
+                # What does not answer is not asked without a pause.
+                took = not self.recent or self.recent[-1].records
+                return not took and self._leaving.wait(self._poll_s)
             due = self._engine.next_due_ms
             left = 0 if due is None else due - self._engine.clock()
-            if left <= 0 or self._state.pending_replays() or self._is_behind():
+            if left <= 0 or self._state.pending_replays():
                 return False
             # In steps: the clock may be another than this machine's.
             self._leaving.wait(min(left / 1000, self._poll_s))

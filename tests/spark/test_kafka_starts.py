@@ -17,13 +17,14 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaSpout, OffsetRange
-from ackcore.kafka.cluster import Answers, ClusterFailed, Failure, Partition
+from ackcore.kafka.cluster import Answers, ClusterFailed, Failure, Partition, UnknownTopics
 from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka import offsets
 from ackcore.spark.kafka.offsets import Intake, OffsetsRefused, SpoutOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.kafka.starts import Found, Start, decide, shares
+from ackcore.spark.stream import Stream
 from ackcore.topology import TopologyBuilder
 
 
@@ -57,6 +58,7 @@ def later(next_, low=10, high=100, **known):
         ({}, later(50), None),
         ({}, later(100), None),
         ({}, later(101), Start(10, "out of range")),
+        ({}, later(101, is_same=True), Start(100, "truncated")),
         ({}, later(50, is_other=True), Start(10, "topic made anew")),
         ({"max_offset_behind": 1}, later(50), None),
         ({"max_offset_behind": 90}, first(), Start(10, "earliest")),
@@ -136,6 +138,21 @@ def test_a_slow_micro_batch_shrinks_the_next(monkeypatch):
     assert intake.most == 40_000
 
 
+@pytest.mark.parametrize(
+    ("fixed_s", "each_s", "batch_s"),
+    [(0, 1e-3, 10), (6, 1e-4, 12), (15, 1e-4, 30), (10.5, 1e-3, 21)],
+)
+def test_what_a_micro_batch_costs_by_itself_shrinks_nothing(monkeypatch, fixed_s, each_s, batch_s):
+    """It takes its time, or twice what it costs without a record: not one record for ever."""
+    now = clocked(monkeypatch)
+    intake = Intake(spout(target_batch_s=10))
+    for _ in range(60):
+        intake.planned(intake.most)
+        now.s += fixed_s + each_s * intake.most
+        intake.done(waiting=0)
+    assert fixed_s + each_s * intake.most == pytest.approx(batch_s, rel=0.1)
+
+
 def test_a_full_waiting_store_shrinks_what_is_taken():
     intake = Intake(spout(max_records=1_000))
     found = []
@@ -158,6 +175,8 @@ class Cluster:
 
     def partitions(self, topics, pattern, missing_ok):
         self.refuse()
+        if not self.marks and not missing_ok:
+            raise UnknownTopics({"t": "deleted"})
         return [Partition(*each, self.topic_id) for each in self.marks]
 
     def watermarks(self, partitions):
@@ -366,6 +385,70 @@ def test_a_cluster_that_is_away_silences_no_other(of, caplog):
     for each in clusters:
         each.down = False
     assert sources.has_new()
+
+
+def test_a_truncated_partition_goes_on_at_its_end(of):
+    cluster = Cluster((0, 100))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    cluster.marks["t", 0] = (0, 98)
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == []
+    assert second.positions["t"][0] == (98, 98, "truncated")
+    with pytest.raises(OffsetsRefused, match="would begin at offset 98, truncated"):
+        of(cluster, lost="refuse").plan(first, 1, bounded=True)
+    # One that was made anew since its id was asked for is not taken for it.
+    cluster.topic_id = "two"
+    assert it.plan(first, 1, bounded=True).positions["t"][0] == (98, 98, "topic made anew")
+
+
+def test_a_topic_that_was_deleted_ends_nothing(of):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    plan = first = it.plan(None, 1, bounded=True)
+    cluster.marks = {}
+    for _ in range(3):
+        it._refresh_at = 0
+        plan = it.plan(plan, 1, bounded=True)
+    assert (plan.tasks, plan.positions) == ((), first.positions)
+    with pytest.raises(UnknownTopics):
+        of(cluster)
+
+
+@pytest.mark.parametrize("high", [2, 6])
+def test_what_was_truncated_is_not_waited_for(of, high):
+    cluster = Cluster((0, 10))
+    it = of(cluster, max_records=4)
+    it.end_here()
+    first = it.plan(None, 1, bounded=True)
+    cluster.marks["t", 0] = (0, high)
+    second = it.plan(first, 1, bounded=True)
+    it.commit(second, [])
+    assert it.is_through
+
+
+@pytest.mark.parametrize(("records", "pauses"), [(0, [0.5]), (3, [])])
+def test_a_stream_that_is_behind_pauses_after_it_took_nothing(records, pauses):
+    found = []
+    leaving = SimpleNamespace(is_set=lambda: False, wait=found.append)
+    stream = SimpleNamespace(
+        _leaving=leaving,
+        _engine=SimpleNamespace(next_due_ms=None, clock=int),
+        _state=SimpleNamespace(pending_replays=list),
+        _is_behind=lambda: True,
+        _poll_s=0.5,
+        recent=[SimpleNamespace(records=records)],
+    )
+    assert not Stream._wait_until_due(stream)
+    assert found == pauses
+
+
+def test_the_first_plan_without_kafka_may_be_tried_again(of):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    cluster.down = True
+    with pytest.raises(ConnectionError, match="no broker"):
+        it.plan(None, 1, bounded=True)
 
 
 def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):

@@ -17,6 +17,7 @@ from ackcore.kafka.cluster import (
     Committed,
     Failure,
     TopicPartition,
+    UnknownTopics,
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
@@ -72,6 +73,7 @@ class SpoutOffsets:
         self._partitions: list[TopicPartition] = []
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
+        self._was_read = False
         #: What the group was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
         self._complained = False
@@ -94,8 +96,9 @@ class SpoutOffsets:
         with self._asking:
             # What was read before may be deleted meanwhile.
             found = self._cluster.partitions(
-                self.spout.topics, pattern=self.spout.pattern, missing_ok=bool(self._partitions)
+                self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
             )
+        self._was_read = True
         self._partitions = [one.key for one in found]
         self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
         self._refresh_at = time.monotonic() + self.spout.refresh_s
@@ -179,8 +182,15 @@ class SpoutOffsets:
         try:
             # Where a partition begins is decided for all of them at once, or not at all.
             marks = self._marks(all_of_them=before is None)
+            if before is not None and any(
+                _next(before, each, high) > high for each, (_, high) in marks.items()
+            ):
+                self._refresh_at = 0.0  # the topic may have been made anew just now
+                marks = self._marks()
             starts = self._starts(before, marks)
-        except (ClusterFailed, ConnectionError) as error:
+        except (ClusterFailed, UnknownTopics, ConnectionError) as error:
+            if before is None and isinstance(error, ClusterFailed):
+                raise ConnectionError(str(error)) from error  # it may pass, too
             if before is None:
                 raise
             # What waits for a retry need not wait for Kafka.
@@ -198,7 +208,12 @@ class SpoutOffsets:
         stops = {each: high for each, (_, high) in marks.items()}
         if self._until is not None:
             there_are = {*marks, *self._partitions}
-            self._until = {each: end for each, end in self._until.items() if each in there_are}
+            # Nor is what it was truncated by waited for.
+            self._until = {
+                each: min(end, marks[each][1]) if each in marks else end
+                for each, end in self._until.items()
+                if each in there_are
+            }
             stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
         there = {each: max(0, stops[each] - at[each]) for each in marks}
         takes = shares(there, self.intake.most) if bounded else there
@@ -288,6 +303,7 @@ class SpoutOffsets:
                     high,
                     position,
                     is_other=known is not None and now is not None and known != now,
+                    is_same=known is not None and known == now,
                     is_first=first,
                     committed=committed.get((topic, partition)),
                     of_time=of_time.get((topic, partition)),
@@ -300,7 +316,7 @@ class SpoutOffsets:
     def _report(self, starts: Mapping[Key, Start]) -> None:
         """Log the decisions; raise if one is not to be."""
         for (topic, partition), start in starts.items():
-            found_else = start.why in ("out of range", "topic made anew")
+            found_else = start.why in ("out of range", "truncated", "topic made anew")
             _log.log(
                 logging.WARNING if found_else or start.gone is not None else logging.INFO,
                 "spout %s: %s-%d begins at offset %d, %s%s",
@@ -374,6 +390,11 @@ def _unanswered(what: str, failed: Mapping[Any, Failure]) -> ConnectionError:
     return ConnectionError(f"Kafka does not say {what}: of {topic}-{partition}, {why.text}")
 
 
+def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
+    position = before.positions.get(of[0], {}).get(of[1])
+    return otherwise if position is None else position.next
+
+
 def _position(before: OffsetPlan | None, of: Key) -> Position:
     assert before is not None  # without one each partition has a start
     return before.positions[of[0]][of[1]]
@@ -393,6 +414,9 @@ class Intake:
         self._fixed = spout.max_records
         self._most = float(_FIRST if spout.max_records is None else spout.max_records)
         self._room = 1.0
+        #: Of a micro-batch before: how many it took, and how long that took.
+        self._before: tuple[int, float] | None = None
+        self._overhead_s = 0.0
         self._taken = 0
         self._began = 0.0
 
@@ -412,11 +436,28 @@ class Intake:
         if self._fixed is not None or not self._taken:
             return
         took_s = max(time.monotonic() - self._began, 1e-3)
-        allowed = self._taken * self._target_s / took_s
+        over_s = self._overhead(took_s)
+        # Where most of the time goes whatever is taken, to take less would only be slower.
+        target_s = max(self._target_s, 2 * over_s)
+        allowed = self._taken * (target_s - over_s) / max(took_s - over_s, 1e-3)
         # One that was slow counts at once; one that was quick doubles what is taken, at most, and
         # if it was a small one tells nothing.
-        if took_s > self._target_s:
+        if took_s > target_s:
             self._most = max(1.0, allowed)
         elif self._taken >= self._most * self._room / 2:
             self._most = min(allowed, 2 * self._most)
         self._taken = 0
+
+    def _overhead(self, took_s: float) -> float:
+        """Return how many seconds a micro-batch takes whatever is in it: by this and one before."""
+        taken = self._taken
+        before, before_s = self._before or (taken, took_s)
+        if abs(taken - before) < max(taken, before) / 4:  # too much alike to tell
+            self._overhead_s = min(self._overhead_s, took_s)
+            if taken >= before:
+                self._before = taken, took_s
+            return self._overhead_s
+        each_s = max(0.0, (took_s - before_s) / (taken - before))
+        self._overhead_s = max(0.0, min(took_s, before_s) - each_s * min(taken, before))
+        self._before = taken, took_s
+        return self._overhead_s

@@ -23,8 +23,9 @@ class Found(NamedTuple):
         Its first offset, and its end.
     position : Position or None
         Where the last plan says that it is.
-    is_other : bool
-        Whether its topic is another than the one of that plan, by its id.
+    is_other, is_same : bool
+        Whether its topic is another than the one of that plan, and whether it is that, by its id;
+        neither where a broker tells none.
     is_first : bool
         Whether there is no plan yet.
     committed : (int, str) or None
@@ -39,6 +40,7 @@ class Found(NamedTuple):
     high: int
     position: Position | None = None
     is_other: bool = False
+    is_same: bool = False
     is_first: bool = False
     committed: tuple[int, str | None] | None = None
     of_time: int | None = None
@@ -79,8 +81,9 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
     if position.next < low:
         return _lost(found, position.next, position.began)
     if position.next > high:
-        # What was above is not there any more, and what comes under those offsets is new.
-        return Start(low, "out of range")
+        # What was above is not there any more, and what comes under those offsets is new.  What is
+        # there of the same topic was taken; of one that cannot be told from it, nothing was.
+        return Start(high, "truncated") if found.is_same else Start(low, "out of range")
     return None
 
 
