@@ -54,14 +54,24 @@ _OVERDUE_S = 5.0
 #: After so many messages reports of failures are looked for.
 _EVERY = 1000
 
+_SHUT_OUT = (
+    "another driver has taken over, or the transaction took longer than transaction.timeout.ms: "
+    "raise that in options, or have a micro-batch take fewer records"
+)
+
 _WAYS_OUT = {
+    KafkaError._FENCED: _SHUT_OUT,
+    KafkaError.INVALID_PRODUCER_EPOCH: _SHUT_OUT,
+    KafkaError.PRODUCER_FENCED: _SHUT_OUT,
     KafkaError.MSG_SIZE_TOO_LARGE: (
         "raise message.max.bytes in options, and max.message.bytes of the topic; or send less"
     ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
     KafkaError._UNKNOWN_TOPIC: "make the topic",
     KafkaError._UNKNOWN_PARTITION: "make the topic",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let this user write to the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (
+        "let this user write to the topic, and for transactions read it as well"
+    ),
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
         "let this user write under transactional ids and groups that begin with 'ackcore-'"
     ),
@@ -317,7 +327,9 @@ class Deliveries:
             self._first = self._first or (topic, error)
 
     def _on_error(self, error: KafkaError) -> None:
-        self._cause = error.str()
+        # That all are down says less than why one is.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._cause:
+            self._cause = error.str()
 
     def _told(self, error: KafkaError) -> str:
         """Return what an error says, what librdkafka met before, and the way out."""

@@ -173,10 +173,11 @@ def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(
 ):
     topic = mock_kafka.new_topic()
     topology = word_count(spark, sink(mock_kafka, topic))
-    mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29)
+    mock_kafka.fail_requests(mock_broker.PRODUCE, *[29] * 50)
     told = rf"sink 'split' failed 2 times with micro-batch 0.*'{topic}' did not take.*authorization"
     with pytest.raises(SinkError, match=told):
         run_batch(topology, spark, checkpoint)
+    mock_kafka.clear_request_errors(mock_broker.PRODUCE)
     run_batch(topology, spark, checkpoint)
     assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
 
@@ -195,7 +196,7 @@ def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
 
     monkeypatch.setattr(type(spark.range(1)), "mapInArrow", map_in_arrow)
     out = sink(mock_kafka, mock_kafka.new_topic(), options={"sasl.password": "hunter2"})
-    mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29, 29, 29)
+    mock_kafka.fail_requests(mock_broker.PRODUCE, *[29] * 50)
     with caplog.at_level(logging.DEBUG), pytest.raises(SinkError) as raised:
         run_batch(word_count(spark, out), spark, checkpoint)
     assert any("MapInArrow" in plan for plan in plans)
@@ -291,7 +292,8 @@ def test_each_row_is_there_once_whenever_the_driver_is_killed(kafka_broker, file
 
     def run(failpoints):
         environment = {**os.environ, "ACKCORE_FAILPOINTS": failpoints}
-        return subprocess.run([sys.executable, "-c", job], env=environment).returncode
+        command = [sys.executable, "-c", job]
+        return subprocess.run(command, env=environment, timeout=120).returncode
 
     assert run("in-transaction:0") == -signal.SIGKILL
     assert words(kafka_broker, topic) == Counter()
