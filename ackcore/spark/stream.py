@@ -358,7 +358,7 @@ class Stream:
     def process_all_available(self) -> None:
         """Wait until nothing is left to do, as `Query.process_all_available` says."""
         with self._awaiting():
-            reached = None if self._offsets is None else self._offsets.reaching_ends()
+            reached = self._reaching_ends()
             self._read_all_available()
             with self._changed:
                 self._changed.wait_for(
@@ -369,6 +369,16 @@ class Stream:
                 )
         if self.ended.is_set() and self.error is not None:
             raise self.error
+
+    def _reaching_ends(self) -> Callable[[], bool] | None:
+        """Return what tells whether all of Kafka's has been taken, None if there is none."""
+        offsets = self._offsets
+        try:
+            return None if offsets is None or offsets.is_closed else offsets.reaching_ends()
+        except Exception:
+            if offsets is None or not offsets.is_closed:
+                raise
+            return None  # it has ended meanwhile
 
     def _read_all_available(self) -> None:
         """Wait until Spark has taken in what its sources have now."""

@@ -72,14 +72,14 @@ def test_a_partition_begins(settings, found, start):
 def test_what_was_deleted_is_lost_upstream(found):
     start = decide(spout(), found)
     assert (start.next, start.why, start.kind) == (10, "out of range", "LostUpstream")
-    assert start.gone == OffsetRange("t", 0, 4, 10)
-    assert start.message.startswith("offsets 4 to 9 of t-0: lost upstream")
+    assert start.gone == (OffsetRange("t", 0, 4, 10),)
+    assert start.message(*start.gone).startswith("offsets 4 to 9 of t-0: lost upstream")
 
 
 def test_what_is_too_far_behind_is_not_read():
     start = decide(spout(max_offset_behind=20), first())
     assert (start.next, start.why, start.kind) == (80, "earliest", "TooFarBehind")
-    assert start.gone == OffsetRange("t", 0, 10, 80)
+    assert start.gone == (OffsetRange("t", 0, 10, 80),)
 
 
 def test_a_group_goes_on_with_its_holes():
@@ -90,6 +90,21 @@ def test_a_group_goes_on_with_its_holes():
     start = decide(spout(), first(committed=tuple(commit)))
     assert (start.next, start.why) == (29, "group")
     assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
+    # Of what was deleted meanwhile only what was not done is lost.
+    at = first(low=27, committed=tuple(commit))
+    assert decide(spout(), at)[:4] == (
+        29,
+        "out of range",
+        (OffsetRange("t", 0, 27, 28),),
+        (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 27)),
+    )
+    at = first(low=40, committed=tuple(commit))
+    assert decide(spout(), at)[:4] == (
+        40,
+        "out of range",
+        (),
+        tuple(OffsetRange("t", 0, *run) for run in ((22, 24), (26, 28), (29, 40))),
+    )
     # Of a topic that was made anew its metadata says nothing.
     assert decide(spout(), first(high=25, committed=tuple(commit))) == Start(22, "group")
 
@@ -462,6 +477,46 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
     cluster.mute = set()
     assert it.commit(first, []) == 0
     assert cluster.told["t", 0][0] == 5
+
+
+def test_a_group_is_told_again_what_its_brokers_may_have_forgotten(of, monkeypatch):
+    now = clocked(monkeypatch)
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    plan = it.plan(None, 1, bounded=True)
+    for s, known in ((0, 1), (3599, 0), (3601, 1)):
+        now.s = s
+        it.commit(plan, [])
+        assert len(cluster.told) == known
+        cluster.told.clear()
+
+
+def test_the_lag_of_what_no_group_was_told_is_from_where_it_began(of):
+    cluster = Cluster((10, 1_000))
+    it = of(cluster, start="latest")
+    plan = None
+    for high in (1_000, 1_005):
+        cluster.marks["t", 0] = (10, high)
+        cluster.mute = set()
+        plan = it.plan(plan, 1, bounded=True)
+        cluster.mute = {0}
+        assert it.commit(plan, []) == high - 1_000
+
+
+def test_the_end_of_a_query_is_what_is_raised_when_its_cluster_is_closed():
+    def reaching_ends():
+        closing.is_closed = closing.is_closed or closes
+        raise AttributeError("_admin")
+
+    closing = SimpleNamespace(is_closed=False, reaching_ends=reaching_ends)
+    stream = SimpleNamespace(_offsets=closing)
+    closes = False
+    with pytest.raises(AttributeError):
+        Stream._reaching_ends(stream)
+    closes = True
+    assert Stream._reaching_ends(stream) is None
+    closing.reaching_ends = None
+    assert Stream._reaching_ends(stream) is None
 
 
 def test_more_tasks_than_partitions_are_told_of(of, caplog):

@@ -37,6 +37,8 @@ _log = logging.getLogger("ackcore")
 
 #: Offsets of the first micro-batch, before it is known how many a second go through.
 _FIRST = 100_000
+#: After so long the group is told what it was told before, too: brokers forget offsets in time.
+_REPEAT_S = 3600.0
 
 Key = tuple[str, int]
 #: Offsets by topic and partition.
@@ -76,6 +78,9 @@ class SpoutOffsets:
         self._was_read = False
         #: What the group was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
+        self._repeat_at = 0.0
+        #: Where it was not told yet what is done from there on.
+        self._untold: dict[Key, int] = {}
         self._complained = False
         self.intake = Intake(spout)
         #: A cluster is asked by one thread at a time.
@@ -201,6 +206,8 @@ class SpoutOffsets:
             )
             return before.carried()
         self._report(starts)
+        for each, start in starts.items():
+            self._untold[each] = min([start.next, *(hole.start for hole in start.holes)])
         at = {
             each: starts[each].next if each in starts else _position(before, each).next
             for each in marks
@@ -233,16 +240,15 @@ class SpoutOffsets:
             dealt = evenly(ranges, tasks)
         else:
             dealt = by_partition(ranges, list(marks), self.spout.tasks)
-        gone = [start for start in starts.values() if start.gone is not None]
+        gone = [(start, one) for start in starts.values() for one in start.gone]
         plan = OffsetPlan(
             positions,
             self._ids(before, marks),
             dealt,
-            tuple(start.gone for start in gone if start.gone is not None),
+            tuple(one for _, one in gone),
             tuple(
-                Refused(*start.gone, Reason(self.name, start.kind, start.message, True).encode())
-                for start in gone
-                if start.gone is not None
+                Refused(*one, Reason(self.name, start.kind, start.message(one), True).encode())
+                for start, one in gone
             ),
         )
         self.intake.planned(records_in(ranges))
@@ -316,21 +322,22 @@ class SpoutOffsets:
     def _report(self, starts: Mapping[Key, Start]) -> None:
         """Log the decisions; raise if one is not to be."""
         for (topic, partition), start in starts.items():
+            message = "; ".join(start.message(one) for one in start.gone)
             found_else = start.why in ("out of range", "truncated", "topic made anew")
             _log.log(
-                logging.WARNING if found_else or start.gone is not None else logging.INFO,
+                logging.WARNING if found_else or start.gone else logging.INFO,
                 "spout %s: %s-%d begins at offset %d, %s%s",
                 self.name,
                 topic,
                 partition,
                 start.next,
                 start.why,
-                f"; {start.message}" if start.message else "",
+                f"; {message}" if message else "",
             )
-            if self.spout.lost == "refuse" and (found_else or start.gone is not None):
+            if self.spout.lost == "refuse" and (found_else or start.gone):
                 raise OffsetsRefused(
                     f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
-                    f"{start.message or start.why}, and lost='refuse'. Give the topology a "
+                    f"{message or start.why}, and lost='refuse'. Give the topology a "
                     "checkpoint of its own to begin as its start says, or go on without what is "
                     "gone, with lost='dead-letter'"
                 )
@@ -345,8 +352,8 @@ class SpoutOffsets:
         Returns
         -------
         int
-            The lag: offsets from what the group was told to the end of each partition, or from what
-            is done if there is no group.
+            The lag: offsets to the end of each partition, from what the group was told, or from
+            where it began if it was told nothing yet; from what is done if there is no group.
         """
         self._done = plan
         after = {}
@@ -360,11 +367,15 @@ class SpoutOffsets:
                 each: commit_of(*each, state, self._deployment) for each, state in after.items()
             }
             new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+            now = time.monotonic()
+            if now >= self._repeat_at:
+                new, self._repeat_at = commits, now + _REPEAT_S
             self._tell(group, new)
-            done = {each: offset for each, (offset, _) in self._told.items()}
+            for each, state in after.items():
+                self._untold.setdefault(each, state.committable)
+            done = {**self._untold, **{each: offset for each, (offset, _) in self._told.items()}}
         return sum(
-            max(0, one.end - done.get((topic, partition), 0))
-            for topic, partition, one in plan.each()
+            max(0, one.end - done[topic, partition]) for topic, partition, one in plan.each()
         )
 
     def _tell(self, group: str, commits: Mapping[Key, tuple[int, str]]) -> None:

@@ -47,6 +47,7 @@ class KafkaSources:
         self._spark = spark
         self._once = once
         self._max_waiting = max_waiting
+        self.is_closed = False
         #: The spouts whose cluster did not answer when it was last asked for something new.
         self._away: set[str] = set()
         #: Without rows: what its columns are, and the session.
@@ -156,6 +157,7 @@ class KafkaSources:
         return lambda: all(reached() for reached in found)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; nothing can be asked of Kafka from now on."""
+        self.is_closed = True
         for one in self._spouts.values():
             one.close()

@@ -57,18 +57,23 @@ class Start(NamedTuple):
         The decision's name.
     holes : tuple of OffsetRange
         Below it, what is not done.
-    gone : OffsetRange or None
+    gone : tuple of OffsetRange
         What is not read: it was deleted, or is too far behind.
-    kind, message : str
-        Why not: the type and the text of a dead letter's reason.
+    kind, said : str
+        Why not: the type of a dead letter's reason, and its text but for the offsets.
     """
 
     next: int
     why: str
     holes: tuple[OffsetRange, ...] = ()
-    gone: OffsetRange | None = None
+    gone: tuple[OffsetRange, ...] = ()
     kind: str = ""
-    message: str = ""
+    said: str = ""
+
+    def message(self, gone: OffsetRange) -> str:
+        """Return the text of the reason for which a range of what is gone is not read."""
+        where = f"{gone.topic}-{gone.partition}"
+        return f"offsets {gone.start} to {gone.stop - 1} of {where}: {self.said}"
 
 
 def decide(spout: KafkaSpout, found: Found) -> Start | None:
@@ -79,7 +84,7 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
     if found.is_other:
         return Start(low, "topic made anew")
     if position.next < low:
-        return _lost(found, position.next, position.began)
+        return _lost(found, Start(position.next, position.began))
     if position.next > high:
         # What was above is not there any more, and what comes under those offsets is new.  What is
         # there of the same topic was taken; of one that cannot be told from it, nothing was.
@@ -104,7 +109,7 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
         state = decode_metadata(found.topic, found.partition, offset, metadata).state
         runs = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
         holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
-        if state.end > high or offset < low:
+        if state.end > high:
             return Start(offset, "group")  # the metadata is of other records
         return Start(state.end, "group", tuple(holes))
     return Start(low, "earliest")
@@ -112,8 +117,8 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
 
 def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
     """Return a start that is in range, and not too far behind."""
-    if start.next < found.low:
-        return _lost(found, start.next, start.why)
+    if min([start.next, *(hole.start for hole in start.holes)]) < found.low:
+        return _lost(found, start)
     if start.next > found.high:
         return Start(found.low if start.why == "group" else found.high, "out of range")
     most = spout.max_offset_behind
@@ -121,20 +126,27 @@ def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
         return start
     near = found.high - most
     gone = OffsetRange(found.topic, found.partition, start.next, near)
-    said = f"the end of {found.topic}-{found.partition} was {found.high}, more than {most} beyond"
+    end = f"the end of {found.topic}-{found.partition} was {found.high}, more than {most} beyond"
     return start._replace(
-        next=near, gone=gone, kind="TooFarBehind", message=f"{_named(gone)}: too far behind, {said}"
+        next=near, gone=(gone,), kind="TooFarBehind", said=f"too far behind, {end}"
     )
 
 
-def _lost(found: Found, offset: int, why: str) -> Start:
-    gone = OffsetRange(found.topic, found.partition, offset, found.low)
-    said = f"{_named(gone)}: lost upstream, deleted before they were read"
-    return Start(found.low, "out of range", gone=gone, kind="LostUpstream", message=said)
-
-
-def _named(gone: OffsetRange) -> str:
-    return f"offsets {gone.start} to {gone.stop - 1} of {gone.topic}-{gone.partition}"
+def _lost(found: Found, start: Start) -> Start:
+    """Return a start without what of it is below the first offset."""
+    low = found.low
+    gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
+    if start.next < low:
+        gone.append(OffsetRange(found.topic, found.partition, start.next, low))
+    holes = [hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low]
+    return Start(
+        max(start.next, low),
+        "out of range",
+        tuple(holes),
+        tuple(gone),
+        "LostUpstream",
+        "lost upstream, deleted before they were read",
+    )
 
 
 def shares(waiting: Mapping[tuple[str, int], int], most: int) -> dict[tuple[str, int], int]:
