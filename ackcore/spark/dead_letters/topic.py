@@ -28,9 +28,6 @@ _log = logging.getLogger("ackcore")
 _KAFKA = {"key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType"}
 #: Those that go into headers.
 _POSITION = ("topic", "partition", "offset")
-#: A record that died so often comes back to a topic that is read.
-_MAX_DEATHS = 20
-_DEATHS = "ackcore-deaths"
 
 
 class DeadLetterTopic:
@@ -164,6 +161,8 @@ class TopicWriter:
         return self._open
 
     def _send(self, deliveries: Deliveries, spout: str, number: int, dead: pa.Table) -> None:
+        from ackcore.kafka.dead_letters import MAX_DEATHS, deaths  # noqa: PLC0415
+
         letters = as_letters(dead, number).select(LETTER.names)
         payload = dead.select(dead.column_names[len(TRACKING) :]).combine_chunks()
         columns = _columns(payload.schema)
@@ -176,12 +175,12 @@ class TopicWriter:
         for row, ((letter, place), (key, value, came)) in enumerate(
             zip(about, contents, strict=True)
         ):
-            deaths = _deaths(came) + 1
-            if deaths > _MAX_DEATHS:
+            died = deaths(came) + 1
+            if died > MAX_DEATHS:
                 _log.warning(
                     "record %s of spout %r has died %d times and does not go to topic %r any more: "
                     "its letters come back; it is in the store",
-                    letter["message_id"], spout, deaths, self._to.topic,
+                    letter["message_id"], spout, died, self._to.topic,
                 )  # fmt: skip
                 continue
             told = {
@@ -191,7 +190,7 @@ class TopicWriter:
                 "message-id": letter["message_id"],
                 **place,
                 "attempts": letter["attempts"],
-                "deaths": deaths,
+                "deaths": died,
             }
             ours = {f"ackcore-{name}": _text(of) for name, of in told.items()}
             ours |= {"ackcore-batch": batch, "ackcore-row": b"%d" % row}
@@ -209,11 +208,6 @@ def _columns(schema: pa.Schema) -> MessageColumns:
     if not all(is_text_or_bytes(schema.field(name).type) for name in names & {"key", "value"}):
         return MessageColumns()
     return MessageColumns(*(name if name in names else None for name in MessageColumns._fields))
-
-
-def _deaths(headers: list[tuple[str, bytes | None]]) -> int:
-    found = [value for name, value in headers if name == _DEATHS]
-    return int(found[-1]) if found and found[-1] is not None and found[-1].isdigit() else 0
 
 
 def _text(value: Any) -> bytes | None:
