@@ -92,7 +92,9 @@ class MessageColumns(NamedTuple):
         n, schema = len(batch), batch.schema
         keys = [None] * n if self.key is None else batch.column(self.key).to_pylist()
         fields = self._in_json(schema)
-        if self.value is None:
+        if self.value is None and not fields:
+            values: Any = ["{}"] * n  # a struct array without fields has no length
+        elif self.value is None:
             rows = pa.StructArray.from_arrays(
                 [batch.column(field.name) for field in fields], fields=fields
             )

@@ -54,6 +54,12 @@ def test_a_struct_and_a_whole_row_go_as_json():
     assert two == {"k": None, "v": None, "n": 2, "s": None, "m": {"r": "s", "t": None}}
 
 
+def test_a_row_of_headers_alone_is_an_empty_object():
+    rows = ROWS.select(["m"])
+    found = list(MessageColumns(headers="m").contents(rows))
+    assert found == [(None, "{}", []), (None, "{}", [("r", "s"), ("t", None)])]
+
+
 @pytest.mark.parametrize(
     ("columns", "error", "says"),
     [
