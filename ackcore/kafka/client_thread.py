@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from confluent_kafka import (
     Consumer,
     KafkaError,
-    KafkaException,
     Message,
     TopicPartition,
 )
@@ -30,10 +29,12 @@ from ackcore.kafka.client import (
     record_of,
     watermarks,
 )
+from ackcore.kafka.commits import Commits
 from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.held_partition import Key, PartitionCommit
+from ackcore.kafka.held_partition import Key
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
+from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +42,9 @@ _log = logging.getLogger(__name__)
 _BATCH = 500
 #: How long one look lasts: at the broker, and at the answers where a partition is paused.
 _LOOK_S, _SHORT_LOOK_S = 0.1, 0.01
-#: How long a member (KIP-848) waits to be told its epoch before its last commit is given up.
-_STALE_S = 2.0
+#: How long a partition is left alone that is in range, and was refused as out of it.
+_FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
 
-#: The group took this member for dead, or has given its partitions to others.
-_FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
 #: Nothing gets better by itself.
 _FINAL = frozenset(
     (
@@ -87,13 +86,18 @@ class ClientThread:
         self._stopping = self._closing = False
         self._incremental = settings.protocol != "eager"
         self._generation = 0
-        self._committing: dict[Key, PartitionCommit] | None = None
+        self._commits = Commits(settings.group_id, held, changed, self._fatal)
         self._next_commit_ms = 0
         self._paused = 0
         self._assigned_now: set[Key] = set()
         self._unpositioned: set[Key] = set()  # whose position may be of the assignment before
+        # Partitions that were refused as out of range: how often in a row, when they are read
+        # again, and those whose log is another one, and from where it is read.
+        self._resets: dict[Key, int] = {}
+        self._read_again: dict[Key, int] = {}
+        self._other_logs: dict[Key, int] = {}
         self._dead_letters = dead_letters_of(settings)
-        self._client = make_client(settings, self._on_commit)
+        self._client = make_client(settings, self._commits.answered)
         name = f"ackcore-kafka-{settings.group_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -145,7 +149,7 @@ class ClientThread:
         try:
             keys = self._held.assigned
             self._drain(keys)
-            self._commit_now(keys)
+            self._commits.send_last(self._client, keys)
             with self._changed:
                 for key in keys:
                     self._held.forget(key)
@@ -158,6 +162,7 @@ class ClientThread:
                     self._dead_letters.close()
 
     def _turn(self) -> None:
+        self._go_on()
         self._pause_and_resume()
         self._see_to_records()
         if now_ms() >= self._next_commit_ms:
@@ -217,11 +222,12 @@ class ClientThread:
         n = min(room, _BATCH) - 1
         messages = [first, *(self._client.consume(n, 0) if n > 0 else ())]
         read: defaultdict[Key, list[Message]] = defaultdict(list)
+        errors = []
         for message in messages:
             if (error := message.error()) is not None:
-                self._read_error(message, error)
-                continue
-            read[_key(message)].append(message)
+                errors.append((message, error))
+            else:
+                read[_key(message)].append(message)
         for key, some in read.items():
             if key in self._assigned_now:
                 # They may be of the assignment before, and are further on: gaps count as done.
@@ -231,6 +237,9 @@ class ClientThread:
                     self._read_from(key, position)
             else:
                 self._take_in(key, some)
+        # Behind the records that came before them: a partition is read on from the last of those.
+        for message, error in errors:
+            self._read_error(message, error)
 
     def _take_in(self, key: Key, messages: list[Message]) -> None:
         records, sizes = [], []
@@ -238,6 +247,7 @@ class ClientThread:
             records.append(record_of(key, message))
             sizes.append(len(message))
         self._unpositioned.discard(key)
+        self._resets.pop(key, None)
         with self._changed:
             self._held.read(key, records, sizes, now_ms())
 
@@ -262,22 +272,30 @@ class ClientThread:
     def _read_error(self, message: Message, error: KafkaError) -> None:
         code = error.code()
         if code == KafkaError._AUTO_OFFSET_RESET:
-            self._out_of_range(_key(message), message.offset())
+            self._out_of_range(_key(message))
         elif error.fatal() or code in _FINAL:
             raise ConsumerError(f"the consumer cannot go on: {error.str()}")
         elif code != KafkaError._PARTITION_EOF:
             _log.warning("Kafka says: %s", error.str())
 
-    def _out_of_range(self, key: Key, asked: int | None) -> None:
+    def _out_of_range(self, key: Key) -> None:
+        """Go on: the client reads nothing more of a partition after this error."""
         with self._changed:
             position = self._held.position(key)
-        if position is None or position != asked:
+        if position is None:
             return  # of an assignment that is over
         low, high = self._watermarks(key)
         policy = self.settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
         if low <= position <= high:
-            self._read_from(key, position)
+            self._resets[key] = times = self._resets.get(key, 0) + 1
+            wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
+            _log.warning(
+                "%s was refused as out of range, and has %d to %d: it is read again from %d in "
+                "%d ms",
+                *(name, low, high, position, wait_ms),
+            )
+            self._read_again[key] = now_ms() + wait_ms
             return
         what = f"{name} is to be read from {position}, and there is {low} to {high}"
         if policy == "fail":
@@ -289,14 +307,31 @@ class ClientThread:
         if position > high:
             # Not the log that was read: it was made anew, or lost its end.
             _log.warning("%s: it is another log, and read from %d", what, target)
-            state = decode_metadata(*key, target, None).state
-            with self._changed:
-                self._held.assign(*key, self._next_generation(), state, committed=False)
-        else:
-            with self._changed:
-                lost = self._held.lose(key, target, now_ms(), self._dead_letters is not None)
-            _log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+            self._other_logs[key] = target
+            return
+        with self._changed:
+            lost = self._held.lose(key, target, now_ms(), self._dead_letters is not None)
+        _log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
         self._read_from(key, target)
+
+    def _go_on(self) -> None:
+        """Read on where a partition was refused a while ago, or is another log."""
+        now = now_ms()
+        for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
+            del self._read_again[key]
+            with self._changed:
+                position = self._held.position(key)
+            if position is not None:
+                self._read_from(key, position)
+        for key, target in list(self._other_logs.items()):
+            with self._changed:
+                if not self._held.is_idle(key):
+                    continue  # the log before has those no more, so they are done first
+                state = decode_metadata(*key, target, None).state
+                self._held.assign(*key, self._next_generation(), state, committed=False)
+            del self._other_logs[key]
+            self._read_from(key, target)
+            self._client.resume([TopicPartition(*key)])
 
     def _watermarks(self, key: Key) -> tuple[int, int]:
         low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
@@ -339,7 +374,7 @@ class ClientThread:
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._drain(keys)
-        self._commit_now(keys)
+        self._commits.send_last(self._client, keys)
         self._forget(keys)
 
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
@@ -351,7 +386,8 @@ class ClientThread:
         with self._changed:
             for key in keys:
                 self._held.forget(key)
-                self.ends.pop(key, None)
+                for known in (self.ends, self._resets, self._read_again, self._other_logs):
+                    known.pop(key, None)
             self._changed.notify_all()
 
     def _drain(self, keys: list[Key]) -> None:
@@ -374,7 +410,7 @@ class ClientThread:
                 return
             try:
                 self._see_to_records()
-            except RecordDead as error:
+            except Exception as error:  # what is done is committed all the same
                 self.error = self.error or error
                 self._stopping = True
                 return
@@ -385,23 +421,14 @@ class ClientThread:
     # Commits.
 
     def _commit(self) -> None:
-        """Send what has changed, unless the commit before is not answered yet."""
-        if self._committing is not None:
-            return
-        self._pass_markers()
-        commits = self._to_commit(None)
-        if not commits:
-            return
-        self._committing = {(one.topic, one.partition): one for one in commits}
-        try:
-            self._client.commit(offsets=_offsets(commits), asynchronous=True)
-        except KafkaException as error:
-            self._committing = None
-            self._rejected(error.args[0], len(commits))
+        """Send what has changed, unless the commits before are not answered yet."""
+        if not self._commits.under_way:
+            self._pass_markers()
+            self._commits.send(self._client)
 
-    def _to_commit(self, keys: Iterable[Key] | None) -> list[PartitionCommit]:
-        with self._changed:
-            return self._held.commits(keys)
+    def _fatal(self, error: ConsumerError) -> None:
+        self.error = self.error or error
+        self._stopping = True
 
     def _pass_markers(self) -> None:
         """Where all is done, what the client has passed is, too: transactions' markers."""
@@ -421,67 +448,9 @@ class ClientThread:
             if high >= 0:
                 self.ends[key] = high
 
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        sent, self._committing = self._committing or {}, None
-        self._committed_or_not(error, partitions, sent)
-
-    def _committed_or_not(
-        self,
-        error: KafkaError | None,
-        partitions: list[TopicPartition],
-        sent: dict[Key, PartitionCommit],
-    ) -> None:
-        for found in partitions:
-            one = sent.get((found.topic, found.partition))
-            if one is None or one.commit.offset != found.offset:
-                continue  # of an assignment that is over
-            if (refused := error or found.error) is not None:
-                self._rejected(refused, 1)
-                continue
-            with self._changed:
-                self._held.committed(one)
-
-    def _rejected(self, error: KafkaError, n: int) -> None:
-        """A commit was not taken; what it said is said again with the next."""
-        with self._changed:
-            self._held.counts.rejected += n
-            if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
-                self._held.shorten_metadata()
-        if error.fatal():
-            self.error = self.error or ConsumerError(f"the consumer cannot commit: {error.str()}")
-            self._stopping = True
-        what = "fenced" if error.code() in _FENCED else "refused"
-        _log.warning("a commit of %d partitions was %s: %s", n, what, error.str())
-
-    def _commit_now(self, keys: list[Key]) -> None:
-        """Commit before partitions go, and wait for the answer."""
-        until = time.monotonic() + _STALE_S
-        while commits := self._to_commit(keys):
-            sent = {(one.topic, one.partition): one for one in commits}
-            try:
-                answer = self._client.commit(offsets=_offsets(commits), asynchronous=False)
-            except KafkaException as raised:
-                error = raised.args[0]
-                if error.code() == KafkaError.STALE_MEMBER_EPOCH and time.monotonic() < until:
-                    time.sleep(_SHORT_LOOK_S)  # a heartbeat brings the new one
-                    continue
-                self._rejected(error, len(commits))
-                if error.code() != KafkaError.OFFSET_METADATA_TOO_LARGE:
-                    return
-            else:
-                self._committed_or_not(None, answer or [], sent)
-                return
-
 
 def _key(message: Message) -> Key:
     topic, partition = message.topic(), message.partition()
     assert topic is not None
     assert partition is not None
     return topic, partition
-
-
-def _offsets(commits: list[PartitionCommit]) -> list[TopicPartition]:
-    return [
-        TopicPartition(one.topic, one.partition, one.commit.offset, metadata=one.commit.metadata)
-        for one in commits
-    ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,6 +34,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from ackcore.flow.numbers import positive
+from ackcore.kafka.commit_requests import commit_requests
 from ackcore.kafka.errors import error_text, exception_text
 from ackcore.kafka.settings import ClientSettings
 from ackcore.retry import capped_doubling
@@ -296,7 +297,8 @@ class Cluster:
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
         failed: dict[TopicPartition, Failure] = {}
-        for keys in _requests(group, wanted):
+        metadata = {key: commit.metadata for key, commit in wanted.items()}
+        for keys in commit_requests(group, metadata):
             partitions = [ClientPartition(*key, *wanted[key]) for key in keys]
             answers = self._commit(group, keys, partitions, wanted)
             found.update(answers.found)
@@ -394,10 +396,6 @@ _MOVING = {
 _MOVES_S = 5.0
 #: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
 _COMMIT_S = 3.0
-#: A request becomes one batch of records in a topic of Kafka's own, which takes at most 1 MiB by
-#: default, and refuses more as an error that is unknown.
-_REQUEST_BYTES = 512 << 10
-_RECORD_BYTES = 100  # beside the names and the metadata
 #: What passes by itself, and confluent-kafka's flag does not say so.
 _RETRIABLE = {
     KafkaError._TIMED_OUT,
@@ -415,23 +413,6 @@ _RETRIABLE = {
     # The group has members just now.
     KafkaError.UNKNOWN_MEMBER_ID,
 }
-
-
-def _requests(
-    group: str, wanted: Mapping[TopicPartition, Committed]
-) -> Iterator[list[TopicPartition]]:
-    """Which partitions go into one request each."""
-    keys: list[TopicPartition] = []
-    size = 0
-    for key, commit in wanted.items():
-        bytes_ = _RECORD_BYTES + len((group + key.topic + commit.metadata).encode())
-        if keys and size + bytes_ > _REQUEST_BYTES:
-            yield keys
-            keys, size = [], 0
-        keys.append(key)
-        size += bytes_
-    if keys:
-        yield keys
 
 
 def _keys(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:

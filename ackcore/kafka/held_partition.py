@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ackcore._backend import OffsetTracker
@@ -42,6 +44,7 @@ class PartitionCommit(NamedTuple):
     generation: int
     commit: Commit
     changes: int
+    form: int  # the `MetadataForm.version` that its metadata has
 
 
 class Held:
@@ -68,6 +71,10 @@ class Held:
         self.in_tracker = True  # whether the tracker takes it for one that is out
         self.timed_out = False  # it waits, and its last delivery may yet be acked
 
+    def is_out(self, delivery: int) -> bool:
+        """Whether it is out, in that delivery of it."""
+        return self.status == OUT and self.delivery == delivery
+
 
 class HeldPartition:
     """A partition in one generation of its assignment."""
@@ -81,7 +88,7 @@ class HeldPartition:
         self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
         self.sizes = [0] * 4  # bytes, by status
         self.numbers = [0] * 4
-        self.closing = False
+        self.closing = self.sealed = False
         self.gone = False
         self.cause = ""  # why it is paused
         # Where none was committed, a start at the end would be another one after a crash.
@@ -110,12 +117,20 @@ class HeldPartition:
         """Their bytes."""
         return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
 
-    def is_full(self, limits: Limits, part: int) -> bool:
-        """Whether a part of what may be in flight is: 1 for all of it, 2 for half."""
-        return (
+    def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
+        """Why nothing more of it is to be read now, with so much waiting in all; or ""."""
+        if self.closing:
+            return "revoked"
+        # Half of it free again: each pause drops what the client has read ahead.
+        part = 2 if self.cause else 1
+        if (
             self.in_flight * part >= limits.in_flight
             or self.in_flight_bytes * part >= limits.in_flight_bytes
-        )
+        ):
+            return "in flight"
+        if waiting * part >= limits.waiting or waiting_bytes * part >= limits.waiting_bytes:
+            return "waiting"
+        return ""
 
     def stats(self, now_ms: int) -> PartitionStats:
         """The partition as it is; its lag is not known here."""
@@ -136,6 +151,37 @@ class HeldPartition:
         )
 
 
+class TakenAt:
+    """Deliveries that may time out, in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[int, HeldPartition, Held, int]] = deque()
+
+    def add(self, now_ms: int, found: HeldPartition, held: Held) -> None:
+        """A record has just been taken."""
+        self._taken.append((now_ms, found, held, held.delivery))
+
+    def up_to(self, taken_ms: int) -> Iterator[tuple[HeldPartition, Held]]:
+        """Remove those that were taken by then, and yield what is still out of them."""
+        while self._taken and (self._taken[0][0] <= taken_ms or not self._is_out(self._taken[0])):
+            each = self._taken.popleft()
+            if self._is_out(each):
+                yield each[1], each[2]
+
+    @staticmethod
+    def _is_out(each: tuple[int, HeldPartition, Held, int]) -> bool:
+        _, found, held, delivery = each
+        return found.held.get(held.record.offset) is held and held.is_out(delivery)
+
+    def trim(self, n_out: int) -> None:
+        """Forget what is answered behind one that is not, once it is more than what is out."""
+        if len(self._taken) > 2 * n_out + 64:
+            self._taken = deque(each for each in self._taken if self._is_out(each))
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+
 class MetadataForm:
     """How much metadata a broker takes, as far as it has said so.
 
@@ -148,6 +194,7 @@ class MetadataForm:
     def __init__(self, deployment: int) -> None:
         self._deployment = deployment
         self._limit, self._wide = KAFKA_LIMIT, True
+        self.version = 0
 
     def encode(self, tracker: OffsetTracker) -> Commit:
         """What to commit of a partition."""
@@ -155,9 +202,12 @@ class MetadataForm:
             return Commit(tracker.committable, "")
         return encode_metadata(tracker, self._deployment, limit=self._limit, wide=self._wide)
 
-    def shorten(self) -> None:
-        """Take in that it was too large."""
-        if self._wide:
-            self._wide = False  # it may count bytes, of which a character then is one
-        else:
-            self._limit //= 2
+    def shorten(self, version: int) -> bool:
+        """Take in that it was too large as it was then; whether it is shorter now."""
+        if version == self.version and self._limit >= _LEAST_METADATA:
+            self.version += 1
+            if self._wide:
+                self._wide = False  # it may count bytes, of which a character then is one
+            else:
+                self._limit //= 2
+        return version < self.version

@@ -27,6 +27,7 @@ from ackcore.kafka.held_partition import (
     Limits,
     MetadataForm,
     PartitionCommit,
+    TakenAt,
 )
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.retry import Policy
@@ -69,10 +70,9 @@ class HeldRecords:
         self._wake = wake
         self._partitions: dict[Key, HeldPartition] = {}
         self._fresh: deque[tuple[HeldPartition, int]] = deque()
-        self._waiting: list[
-            tuple[int, int, HeldPartition, int]
-        ] = []  # a heap, by when they are due
-        self._out: deque[tuple[int, HeldPartition, int, int]] = deque()  # by when they were taken
+        # A heap, by when they are due.
+        self._waiting: list[tuple[int, int, HeldPartition, int]] = []
+        self._taken_at = TakenAt()
         self._dying: deque[DeadLetter] = deque()
         self._sequence = 0
         self._metadata = MetadataForm(deployment)
@@ -114,6 +114,11 @@ class HeldRecords:
             for offset in [o for o, held in found.held.items() if held.status == FRESH]:
                 found.count(found.held.pop(offset), -1)
                 self.counts.dropped += 1
+
+    def seal(self, keys: Iterable[Key]) -> None:
+        """Take no answers of partitions any more: what is done of them is being committed."""
+        for found in filter(None, map(self._partitions.get, keys)):
+            found.sealed = True
 
     def forget(self, key: Key) -> None:
         """Let a partition go; what is said of its records from now on is late."""
@@ -161,6 +166,8 @@ class HeldRecords:
         tracker, n = found.tracker, 0
         for record, size in zip(records, sizes, strict=True):
             offset = record.offset
+            if offset in found.held:  # read again, as the client had to go back
+                continue
             if not tracker.emitted(offset):  # done before a restart
                 self.counts.skipped += 1
                 continue
@@ -251,7 +258,7 @@ class HeldRecords:
         found.move(held, OUT)
         held.record = held.record._replace(delivery=held.delivery)
         if self._timeout_ms is not None:
-            self._out.append((now_ms, found, held.record.offset, held.delivery))
+            self._taken_at.add(now_ms, found, held)
         return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
@@ -259,7 +266,7 @@ class HeldRecords:
         for record in reversed(list(records)):
             found = self._of(record)
             held = None if found is None else found.held.get(record.offset)
-            if found is None or held is None or held.status != OUT:
+            if found is None or held is None or not held.is_out(record.delivery):
                 continue
             if found.closing:
                 found.count(found.held.pop(record.offset), -1)
@@ -326,20 +333,17 @@ class HeldRecords:
         if self._timeout_ms is None:
             return 0
         n = 0
-        while self._out and self._out[0][0] + self._timeout_ms <= now_ms:
-            _, found, offset, delivery = self._out.popleft()
-            held = found.held.get(offset)
-            if held is None or held.status != OUT or held.delivery != delivery:
-                continue
+        for found, held in self._taken_at.up_to(now_ms - self._timeout_ms):
             n += 1
-            self.counts.timed_out += 1
             self._failed(found, held, _TIMED_OUT, now_ms)
             held.timed_out = True
+        self.counts.timed_out += n
+        self._taken_at.trim(sum(each.numbers[OUT] for each in self._partitions.values()))
         return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
         found = self._partitions.get((record.topic, record.partition))
-        if found is None or found.generation != record.generation:
+        if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1
             return None
         return found
@@ -435,9 +439,9 @@ class HeldRecords:
         """What to commit of those partitions that have changed since it was."""
         some = self._partitions if keys is None else keys
         found = [self._partitions[key] for key in some if key in self._partitions]
-        form = self._metadata
+        encode, form = self._metadata.encode, self._metadata.version
         return [
-            PartitionCommit(*each.key, each.generation, form.encode(each.tracker), each.changes)
+            PartitionCommit(*each.key, each.generation, encode(each.tracker), each.changes, form)
             for each in found
             if each.changes != each.committed_changes
         ]
@@ -450,9 +454,9 @@ class HeldRecords:
             found.committed = max(found.committed or 0, done.commit.offset)
             self.counts.committed += 1
 
-    def shorten_metadata(self) -> None:
-        """Make metadata smaller, as a broker said that it was too large."""
-        self._metadata.shorten()
+    def shorten_metadata(self, form: int) -> bool:
+        """Take in that a broker found a commit's metadata too large; whether it is shorter now."""
+        return self._metadata.shorten(form)
 
     # How much may be read.
 
@@ -470,19 +474,10 @@ class HeldRecords:
         """Which partitions are to be paused now, and which resumed: the changes since."""
         waiting = sum(each.numbers[WAITING] for each in self._partitions.values())
         waiting_bytes = sum(each.sizes[WAITING] for each in self._partitions.values())
-        limits = self._limits
         pause: list[Key] = []
         resume: list[Key] = []
         for key, each in self._partitions.items():
-            # Half of it free again: each pause drops what the client has read ahead.
-            part = 2 if each.cause else 1
-            cause = ""
-            if each.closing:
-                cause = "revoked"
-            elif each.is_full(limits, part):
-                cause = "in flight"
-            elif waiting * part >= limits.waiting or waiting_bytes * part >= limits.waiting_bytes:
-                cause = "waiting"
+            cause = each.cause_of_pause(self._limits, waiting, waiting_bytes)
             if bool(cause) != bool(each.cause):
                 (pause if cause else resume).append(key)
             each.cause = cause

@@ -1,20 +1,30 @@
 """What a consumer makes of a client's answers that no broker gives on demand: a scripted client."""
 
+import threading
+from contextlib import contextmanager
+
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from consumer_books import take
+from servers import wait_until
 
 from ackcore.kafka import Consumer, client_thread
+from ackcore.kafka.commits import Commits
+from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.records import KafkaRecord
+from ackcore.offsets import decode_metadata
+from ackcore.retry import Policy
 
 
 class Message:
-    def __init__(self, offset, value=b"x"):
-        self._offset, self._value = offset, value
+    def __init__(self, offset, value=b"x", error=None):
+        self._offset, self._value, self._error = offset, value, error
 
     def error(self):
-        return None
+        return self._error
 
     def topic(self):
         return "t"
@@ -48,6 +58,10 @@ class Client:
         self.script = []
         self.committed_offset = 0
         self.app_position = -1001
+        self.behind = []  # what comes together with the next message
+        self.ends = 0, 10
+        self.resumed = 0
+        self.assigned = []
 
     def subscribe(self, topics, on_assign, on_revoke, on_lost):
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
@@ -56,13 +70,14 @@ class Client:
         return self.script.pop(0)() if self.script else None
 
     def consume(self, n, timeout):
-        return []
+        behind, self.behind = self.behind, []
+        return behind
 
     def committed(self, partitions, timeout):
         return [TopicPartition("t", 0, self.committed_offset, metadata="")]
 
     def get_watermark_offsets(self, partition, timeout=None, cached=False):
-        return 0, 10
+        return self.ends
 
     def position(self, partitions):
         return [TopicPartition("t", 0, self.app_position) for _ in partitions]
@@ -82,8 +97,11 @@ class Client:
     def incremental_unassign(self, partitions):
         pass
 
-    def resume(self, partitions):
+    def pause(self, partitions):
         pass
+
+    def resume(self, partitions):
+        self.resumed += 1
 
     def close(self):
         pass
@@ -139,5 +157,186 @@ def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
             return [TopicPartition("t", 0, -1001 if len(asked) < 3 else 4)]
 
         client.position = position
-        while client.committed_offset != 4:
-            assert consumer.poll(1, 0.01) == []
+        wait_until(
+            lambda: consumer.poll(1, 0.01) == [] and client.committed_offset == 4, "it is committed"
+        )
+
+
+@contextmanager
+def consuming(monkeypatch, client, **arguments):
+    def make_client(settings, on_commit):
+        client.on_commit = on_commit
+        return client
+
+    monkeypatch.setattr(client_thread, "make_client", make_client)
+    arguments = {"commit_interval_s": 1e-9, "dead_letters": lambda *_: None, **arguments}
+    consumer = Consumer("t", bootstrap_servers="x", group_id="g", **arguments)
+    try:
+        yield consumer
+    finally:
+        consumer.close(0)
+
+
+def out_of_range(offset):
+    return Message(offset, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
+
+
+def assigned(client):
+    client.on_assign(client, [TopicPartition("t", 0)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [(1, []), (3, [1, 2]), (7, [])],
+    ids=["as it was", "behind records", "behind markers"],
+)
+def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, asked, before):
+    """Whatever was asked for, and whatever came with the error; the client reads no more of it."""
+    client = Client()
+    read = [0, *before]
+
+    def refused():
+        first, *client.behind = [*map(Message, before), out_of_range(asked)]
+        return first
+
+    client.script = [lambda: assigned(client), lambda: Message(0), refused]
+    with consuming(monkeypatch, client) as consumer:
+        wait_until(lambda: client.assigned == [(0, len(read))], "it is read from where it was")
+        assert [one.offset for one in consumer.poll(5, 20.0)] == read
+        client.script.append(lambda: Message(len(read)))
+        assert [one.offset for one in consumer.poll(1, 20.0)] == [len(read)]
+    assert "refused as out of range" in caplog.text
+
+
+def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch):
+    client = Client()
+
+    def refused():
+        client.ends = 5, 10
+        client.behind = [out_of_range(2)]
+        return Message(1)
+
+    client.script = [lambda: assigned(client), lambda: Message(0), refused]
+    with consuming(monkeypatch, client) as consumer:
+        wait_until(lambda: client.assigned == [(0, 5)], "it is read from where there is something")
+        assert [one.offset for one in take(consumer, 2)] == [0, 1]
+        assert consumer.stats().counts.lost == 3
+
+
+def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkeypatch):
+    client = Client()
+
+    def refused():
+        client.ends = 0, 1
+        return out_of_range(3)
+
+    records = [lambda n=n: Message(n) for n in range(3)]
+    client.script = [lambda: assigned(client), *records, refused]
+    with consuming(monkeypatch, client, max_in_flight=3, out_of_range="latest") as consumer:
+        wait_until(lambda: not client.script, "it is known that it is another log")
+        taken = take(consumer, 3)
+        resumed = client.resumed
+        assert consumer.ack_many(taken) == 3
+        wait_until(lambda: client.assigned == [(0, 1)], "the other log is read from its end")
+        wait_until(lambda: client.resumed > resumed, "it may have been paused")
+        client.script.append(lambda: Message(1, b"new"))
+        (record,) = consumer.poll(1, 20.0)
+        assert (record.offset, record.value) == (1, b"new")
+
+
+# Commits.
+
+
+def held_partitions(n, records=10, done=lambda offset: offset == 0):
+    held = HeldRecords(Policy(3, 1, 1))
+    for key in [("t" * 200, partition) for partition in range(n)]:
+        held.assign(*key, 1, decode_metadata(*key, 0, None).state)
+        some = [KafkaRecord(*key, offset, None, b"", [], None) for offset in range(records)]
+        held.read(key, some, [1] * records, 0)
+    for record in held.take(records * n, 0):
+        if done(record.offset):
+            held.ack(record)
+    return held
+
+
+def size_of(offsets):
+    return sum(len((each.topic + each.metadata).encode()) for each in offsets)
+
+
+class Committer:
+    """Commits up to so many bytes in all, and of metadata that is not larger than so."""
+
+    def __init__(self, most=1 << 20, most_metadata=4096):
+        self.most, self.most_metadata = most, most_metadata
+        self.requests = []
+        self.done = {}
+        self.meanwhile = lambda: None
+
+    def commit(self, offsets, asynchronous):
+        self.meanwhile()
+        self.requests.append((offsets, asynchronous))
+        if asynchronous:
+            return None
+        error = self.answer(offsets)[0]
+        if error is not None:
+            raise KafkaException(error)
+        return offsets
+
+    def answer(self, offsets):
+        error = None
+        if size_of(offsets) > self.most:
+            error = KafkaError(KafkaError.UNKNOWN)
+        elif any(len(each.metadata.encode()) > self.most_metadata for each in offsets):
+            error = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+        else:
+            self.done.update((each.partition, each.offset) for each in offsets)
+        return error, offsets
+
+
+def commits_of(held):
+    return Commits("g", held, threading.Condition(), lambda error: None)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
+def test_no_commit_request_is_larger_than_a_broker_takes(monkeypatch, last):
+    monkeypatch.setattr("ackcore.kafka.commit_requests._REQUEST_BYTES", 2000)
+    held, client = held_partitions(20), Committer(most=2000)
+    commits = commits_of(held)
+    if last:
+        commits.send_last(client, held.assigned)
+    else:
+        commits.send(client)
+        assert commits.under_way
+        for offsets, _ in client.requests:
+            commits.answered(*client.answer(offsets))
+        assert not commits.under_way
+    assert client.done == dict.fromkeys(range(20), 1)
+    assert 2 < len(client.requests) < 20
+    assert held.commits() == []
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
+def test_metadata_that_is_refused_is_shortened_once_for_all_partitions(last, caplog):
+    held = held_partitions(9, 4000, lambda offset: offset * 7919 % 11 in (1, 4, 5))
+    sizes = [len(one.commit.metadata.encode()) for one in held.commits()]
+    client = Committer(most_metadata=min(sizes) - 1)
+    commits = commits_of(held)
+    if last:
+        commits.send_last(client, held.assigned)
+    else:
+        while len(client.done) < 9:
+            commits.send(client)
+            commits.answered(*client.answer(client.requests[-1][0]))
+    assert all(len(each.metadata) > 500 for each in client.requests[-1][0])
+    assert caplog.text.count("was refused") == len(client.requests) - 1 == 1
+
+
+def test_no_answer_counts_once_the_last_commit_is_sent():
+    held, client = held_partitions(1), Committer()
+    record = KafkaRecord("t" * 200, 0, 1, None, b"", [], None, generation=1, delivery=1)
+    said = []
+    client.meanwhile = lambda: said.append(held.ack(record))
+    commits_of(held).send_last(client, held.assigned)
+    assert said == [False]
+    assert held.counts.stale == 1
+    assert client.done == {0: 1}

@@ -254,7 +254,7 @@ def test_metadata_that_is_too_large_gets_shorter():
         state = decode_metadata(*KEY, *one.commit).state
         assert one.commit.offset == state.committable == 0
         sizes.append(len(one.commit.metadata.encode()))
-        held.shorten_metadata()
+        held.shorten_metadata(one.form)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 0
 
@@ -360,6 +360,86 @@ def test_the_age_of_the_oldest():
     assert held.partition_stats(4000)[0].oldest_s == 3.0
     held.ack(first)
     assert held.partition_stats(4000)[0].oldest_s == 1.0
+
+
+def test_what_is_read_again_while_it_is_held_is_there_once():
+    held = holder(limits=Limits(waiting=2))
+    for offset in (0, 1):
+        read(held, offset)
+        (record,) = held.take(1, 0)
+        assert read(held, offset) == 0  # it is out
+        held.fail(record, NO, 0)
+        assert read(held, offset) == 0  # it waits
+    assert held.pauses() == ([KEY], [])
+    assert held.take(2, 0) == []
+    again = held.take(3, 1000)
+    assert sorted(offsets(again)) == [0, 1]
+    for record in again:
+        assert held.ack(record)
+    assert held.pauses() == ([], [KEY])
+    (stats,) = held.partition_stats(0)
+    assert (stats.fresh, stats.out, stats.waiting, stats.bytes) == (0, 0, 0, 0)
+    assert committed(held) == [2]
+
+
+def test_of_an_older_delivery_nothing_is_taken_back():
+    held = holder(timeout_ms=100)
+    read(held, 0)
+    old = held.take(1, 0)
+    held.expire(100)
+    (new,) = held.take(1, 5000)
+    held.give_back(old)
+    assert held.take(1, 5000) == []
+    assert held.ack(new)
+
+
+def test_what_was_taken_and_answered_is_not_kept_until_it_would_have_timed_out():
+    held = holder(timeout_ms=300_000)
+    read(held, 0)
+    slow = held.take(1, 0)
+    for offset in range(1, 1000):
+        read(held, offset)
+        held.ack(held.take(1, offset)[0])
+        held.expire(offset)
+        assert len(held._taken_at) < 200
+    held.ack(slow[0])
+    held.expire(1000)
+    assert len(held._taken_at) == 0
+    read(held, 1000, now=1000)
+    assert len(held.take(1, 1000)) == 1
+    held.forget(KEY)
+    held.expire(1000)
+    assert len(held._taken_at) == 0
+
+
+def test_an_answer_after_the_last_commit_is_late():
+    held = holder()
+    read(held, 0, 1)
+    first, second = held.take(2, 0)
+    assert held.ack(first)
+    held.seal([KEY])
+    assert not held.ack(second)
+    assert not held.fail(second, NO, 0)
+    assert held.counts.stale == 2
+    assert committed(held) == [1]
+
+
+def test_metadata_is_shortened_once_for_all_that_was_refused_in_one_form():
+    held = holder()
+    for partition in range(1, 9):
+        held.assign("t", partition, 1, decode_metadata("t", partition, 0, None).state)
+    for partition in range(9):
+        read(held, *range(0, 4000), key=("t", partition))
+        for record in held.take(4000, 0)[1::7]:
+            held.ack(record)
+    for one in held.commits():
+        assert held.shorten_metadata(one.form)
+    shorter = held.commits()
+    assert all(len(one.commit.metadata) > 500 for one in shorter)
+    assert held.shorten_metadata(shorter[0].form)
+    while held.shorten_metadata(held.commits()[0].form):
+        pass
+    assert {one.commit.metadata for one in held.commits()} == {""}
 
 
 # A group's life: readers come, crash and go; what is committed is held to what was done.
@@ -524,6 +604,10 @@ class Life:
             if at[0] == key and b % 2:
                 assert self.held.ack(record)
                 self.done[key].add(record.offset)
+                del self.out[at]
+        self.held.seal([key])
+        for at, record in self.out.items():
+            assert not (at[0] == key and self.held.ack(record))
         for one in self.held.commits([key]):
             self.hold_to(one)
             if b % 3:

@@ -1,0 +1,147 @@
+"""A consumer's commits: what is done, in requests that a broker takes, and what it says of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from ackcore.kafka.client import ConsumerError
+from ackcore.kafka.commit_requests import commit_requests
+from ackcore.kafka.held_partition import Key, PartitionCommit
+from ackcore.kafka.held_records import HeldRecords
+
+_log = logging.getLogger(__name__)
+
+#: How long a member (KIP-848) waits to be told its epoch before its last commit is given up.
+_STALE_S = 2.0
+_LOOK_S = 0.01
+#: The group took this member for dead, or has given its partitions to others.
+_FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
+
+_Refused = list[tuple[KafkaError, PartitionCommit]]
+
+
+class Commits:
+    """Sends what is done, by the client's thread.
+
+    Parameters
+    ----------
+    group_id : str
+    held : HeldRecords
+        Touched under ``changed`` only.
+    changed : threading.Condition
+    fatal : callable
+        Told of an error after which nothing can be committed.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        held: HeldRecords,
+        changed: threading.Condition,
+        fatal: Callable[[ConsumerError], object],
+    ) -> None:
+        self._group_id = group_id
+        self._held = held
+        self._changed = changed
+        self._fatal = fatal
+        self._sent: dict[Key, PartitionCommit] = {}
+        self._unanswered = 0  # requests
+
+    @property
+    def under_way(self) -> bool:
+        """Whether requests are not answered yet."""
+        return self._unanswered > 0
+
+    def send(self, client: Consumer) -> None:
+        """Send what has changed; `answered` is told what became of each request."""
+        self._sent = {}
+        for some in self._requests(None):
+            self._sent.update(_by_key(some))
+            self._unanswered += 1
+            try:
+                client.commit(offsets=_offsets(some), asynchronous=True)
+            except KafkaException as error:
+                self._unanswered -= 1
+                self._refused([(error.args[0], one) for one in some])
+
+    def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Take in the answer to a request."""
+        self._unanswered = max(0, self._unanswered - 1)
+        self._take_in(error, partitions, self._sent)
+
+    def send_last(self, client: Consumer, keys: list[Key]) -> None:
+        """Commit before partitions go, and wait; what is said of their records after is late."""
+        until = time.monotonic() + _STALE_S
+        with self._changed:
+            self._held.seal(keys)
+        again = True
+        while again:
+            again = False
+            for some in self._requests(keys):
+                try:
+                    answer = client.commit(offsets=_offsets(some), asynchronous=False)
+                except KafkaException as raised:
+                    error = raised.args[0]
+                    if error.code() == KafkaError.STALE_MEMBER_EPOCH and time.monotonic() < until:
+                        time.sleep(_LOOK_S)  # a heartbeat brings the new one
+                        again = True
+                        break
+                    again |= self._refused([(error, one) for one in some])
+                else:
+                    again |= self._take_in(None, answer or [], _by_key(some))
+
+    def _requests(self, keys: Iterable[Key] | None) -> Iterator[list[PartitionCommit]]:
+        with self._changed:
+            commits = _by_key(self._held.commits(keys))
+        metadata = {key: one.commit.metadata for key, one in commits.items()}
+        for some in commit_requests(self._group_id, metadata):
+            yield [commits[key] for key in some]
+
+    def _take_in(
+        self,
+        error: KafkaError | None,
+        partitions: list[TopicPartition],
+        sent: Mapping[Key, PartitionCommit],
+    ) -> bool:
+        """Take in an answer; whether what was refused may be taken in the form that it has now."""
+        refused: _Refused = []
+        for found in partitions:
+            one = sent.get((found.topic, found.partition))
+            if one is None or one.commit.offset != found.offset:
+                continue  # of an assignment that is over
+            if (why := error or found.error) is not None:
+                refused.append((why, one))
+                continue
+            with self._changed:
+                self._held.committed(one)
+        return bool(refused) and self._refused(refused)
+
+    def _refused(self, refused: _Refused) -> bool:
+        """Commits were not taken; what they said is said again with the next."""
+        error = refused[0][0]
+        code = KafkaError.OFFSET_METADATA_TOO_LARGE
+        too_large = [one.form for why, one in refused if why.code() == code]
+        with self._changed:
+            self._held.counts.rejected += len(refused)
+            shorter = bool(too_large) and self._held.shorten_metadata(max(too_large))
+        if error.fatal():
+            self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
+        what = "fenced" if error.code() in _FENCED else "refused"
+        _log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
+        return shorter
+
+
+def _by_key(commits: Iterable[PartitionCommit]) -> dict[Key, PartitionCommit]:
+    return {(one.topic, one.partition): one for one in commits}
+
+
+def _offsets(commits: Iterable[PartitionCommit]) -> list[TopicPartition]:
+    return [
+        TopicPartition(one.topic, one.partition, one.commit.offset, metadata=one.commit.metadata)
+        for one in commits
+    ]
