@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore import OffsetTracker
+from ackcore.kafka import KafkaSpout
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
 from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
 from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
@@ -280,3 +282,36 @@ def test_a_plan_without_kafka_is_on_record_as_before(world):
     world.process(0, ["a"])
     (path,) = world.path.rglob("0.plan")
     assert "offsets" not in json.loads(path.read_text().split("\n")[0])
+
+
+@given(
+    ranges=RANGES,
+    tasks=st.integers(1, 5),
+    lows=st.dictionaries(st.integers(0, 5), st.integers(0, 100)),
+    anew=st.booleans(),
+)
+def test_of_a_plan_what_is_gone_is_lost_and_the_rest_is_read(ranges, tasks, lows, anew):
+    """Each offset once: read, or in the one range of its partition that is lost."""
+    planned = [OffsetRange("tu"[one[0] % 2], one[0], one[1], one[1] + one[2]) for one in ranges]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "LEAST", 1)
+        before = OffsetPlan(tasks=evenly(planned, tasks))
+    marks = {("tu"[p % 2], p): (low, 200) for p, low in lows.items()}
+    spout = KafkaSpout(["t", "u"], bootstrap_servers="nowhere:9092")
+    others = {"u"} if anew else set()
+    lost = lost_since(spout, before, marks, others)
+    after = without(before, "lines", lost)
+
+    def offsets(ranges):
+        return [(one.topic, one.partition, n) for one in ranges for n in range(one.start, one.stop)]
+
+    def is_gone(topic, partition, offset):
+        return topic in others or offset < marks.get((topic, partition), (0, 0))[0]
+
+    read = [one for some in after.tasks for one in some]
+    assert all(after.tasks)
+    assert sorted(offsets(read)) == sorted(o for o in offsets(planned) if not is_gone(*o))
+    assert sorted(offsets(after.lost)) == sorted(o for o in offsets(planned) if is_gone(*o))
+    assert len({one[:2] for one in after.lost}) == len(after.lost)
+    assert [tuple(one[:4]) for one in after.refused] == [tuple(one) for one in after.lost]
+    assert {start.kind for start in lost} <= {"LostUpstream"}

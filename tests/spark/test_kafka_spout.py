@@ -20,6 +20,7 @@ from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.kafka.offsets import OffsetsRefused
 from ackcore.spark.protocol import batch, runs
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -224,6 +225,72 @@ def test_dead_letters_of_kafka_are_sent_again_and_commit_nothing(
     books = run_batch(it, spark, checkpoint)
     assert (books.replayed, books.dead) == (1, 2)
     assert mock_kafka.committed("g", "t")[0] == 2
+
+
+@pytest.mark.parametrize("step", ["planned", "ran"])
+def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
+    spark, mock_kafka, checkpoint, kept, failing_at, step
+):
+    """Once, as one dead letter; the rest of the micro-batch is read."""
+    mock_kafka.create_topic("t", 2)
+    mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"], 0)
+    mock_kafka.produce("t", [b"d"], 1)
+    it = topology(source(mock_kafka, "t"), kept, run_attempts=1, max_attempts=1)
+    failing_at(step)
+    with pytest.raises(Exception, match=step):
+        run_batch(it, spark, checkpoint)
+    failing_at()
+    mock_kafka.delete_records("t", 3, 0)
+    mock_kafka.delete_records("t", 1, 1)
+    refusing = topology(source(mock_kafka, "t", lost="refuse"), kept)
+    with pytest.raises(OffsetsRefused, match=r"t-0 would begin at offset 3, offsets 0 to 2 of t-0"):
+        run_batch(refusing, spark, checkpoint)
+    books = run_batch(it, spark, checkpoint)
+    assert kept.texts == ["c"]
+    assert (books.records, books.acked, books.dead) == (4, 1, 3)
+    assert books.balanced
+    dead = {one.message_id: one for one in dead_letters(checkpoint).collect()}
+    assert dead.keys() == {'["t", 0, 0]', '["t", 0, 3]', '["t", 1, 0]'}
+    lost = dead['["t", 0, 0]']
+    assert lost.error_type == "LostUpstream"
+    assert lost.error_message.startswith("offsets 0 to 2 of t-0: lost upstream")
+    assert dead['["t", 0, 3]'].error_type == "ValueError"
+    assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [5, 1]
+
+
+def test_offsets_that_are_deleted_while_their_micro_batch_runs_are_lost(
+    spark, mock_kafka, checkpoint, kept, monkeypatch
+):
+    """Before the payloads of what failed are read again."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b"])
+
+    def failpoint(name, n=None):
+        if name == "ran":
+            mock_kafka.delete_records("t", 2)
+
+    monkeypatch.setattr(runs, "failpoint", failpoint)
+    books = run_batch(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
+    assert kept.texts == ["b"]
+    assert (books.records, books.acked, books.dead) == (2, 1, 1)
+    (letter,) = dead_letters(checkpoint).collect()
+    assert (letter.error_type, letter.message_id) == ("LostUpstream", '["t", 0, 0]')
+
+
+def test_a_snapshot_outlasts_the_offsets_that_it_has(
+    spark, mock_kafka, checkpoint, kept, failing_at
+):
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b"])
+    it = topology(source(mock_kafka, "t"), kept, careful_after=0, run_attempts=1)
+    failing_at("ran")
+    with pytest.raises(Exception, match="ran"):
+        run_batch(it, spark, checkpoint)
+    failing_at()
+    mock_kafka.delete_records("t", 3)
+    books = run_batch(it, spark, checkpoint)
+    assert kept.texts == ["a", "b"]
+    assert (books.acked, books.dead) == (2, 1)
 
 
 # ------------------------------------------------------------------------------------------ start

@@ -22,6 +22,7 @@ from ackcore.kafka.cluster import (
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import (
     OffsetPlan,
     Position,
@@ -253,6 +254,37 @@ class SpoutOffsets:
         )
         self.intake.planned(records_in(ranges))
         return plan
+
+    def mended(self, plan: OffsetPlan) -> OffsetPlan:
+        """Return a plan that is not decided without what was deleted since: that is lost now.
+
+        The same plan if there is no such thing, or Kafka does not say.
+
+        Raises
+        ------
+        OffsetsRefused
+            If records are lost, and that is not to be.
+        """
+        keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
+        if not keys:
+            return plan
+        try:
+            with self._asking:
+                topics = self._cluster.partitions({topic for topic, _ in keys}, missing_ok=True)
+                found = self._cluster.watermarks(keys).found
+        except (ClusterFailed, ConnectionError) as error:
+            _log.warning(
+                "spout %s: Kafka does not say what is left of its offsets: %s", self.name, error
+            )
+            return plan
+        ids = {one.topic: one.topic_id for one in topics if one.topic_id is not None}
+        others = {topic for topic, now in ids.items() if plan.topic_ids.get(topic, now) != now}
+        marks: Mapping[Key, tuple[int, int]] = {each: found[each] for each in found}
+        lost = lost_since(self.spout, plan, marks, others)
+        for start in lost:
+            (one,) = start.gone
+            self._report({(one.topic, one.partition): start})
+        return without(plan, self.name, lost) if lost else plan
 
     def _carried(
         self, before: OffsetPlan | None, marks: Mapping[Key, Any]

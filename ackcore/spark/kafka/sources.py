@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -96,6 +97,23 @@ class KafkaSources:
             else:
                 found[name] = one.plan(before, tasks, bounded=not self._once).body()
         return found
+
+    def mended(self, plan: Plan) -> Plan:
+        """Return a plan that is not decided without the offsets that were deleted since.
+
+        They are lost in it; the same plan if there are none.
+        """
+        found = {}
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            before = OffsetPlan() if body is None else OffsetPlan.of(body)
+            now = one.mended(before)
+            if now is not before:
+                found[name] = now.body()
+        if not found:
+            return plan
+        # Root ids go by a record's place in its task, so they are of other records now.
+        return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return the rows that a plan on record names, one input for each spout."""

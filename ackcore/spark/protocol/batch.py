@@ -42,20 +42,17 @@ from ackcore.spark.protocol.progress import (
     Stopwatch,
     percentiles,
 )
-from ackcore.spark.protocol.runs import Jobs, Runs
+from ackcore.spark.protocol.runs import Jobs, PlannedRows, Runs
 from ackcore.spark.protocol.suspects import careful_if_needed, count_crash
 from ackcore.spark.run.types import InputFrame
 from ackcore.topology.builder import Topology
 
 
-class OffsetSources(Protocol):
+class OffsetSources(PlannedRows, Protocol):
     """Spouts whose rows are ranges of offsets, which the plan of a micro-batch names."""
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
         """Return what a micro-batch takes, given the plan before it: `Plan.offsets`."""
-
-    def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a plan on record names."""
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """Tell the sources what is done after a micro-batch; return each spout's lag."""
@@ -185,11 +182,12 @@ class Engine:
         age_ms = None if decision is None else max(0, self.clock() - decision.now_ms)
         if decision is None:
             try:
+                is_new = self.state.plan(number) is None
                 plan = self._plan(number)
                 watch.lap("plan")
-                if self._offsets is not None:
-                    inputs = [*inputs, *self._offsets.inputs(plan)]
-                outcome, runs = self._runs.accepted(plan, inputs, watch)
+                outcome, runs = self._runs.accepted(
+                    plan, inputs, watch, offsets=self._offsets, is_new=is_new
+                )
                 decision = self._record_decision(plan, outcome)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from ackcore.arrow import rebatched
 from ackcore.retry import capped_doubling
+from ackcore.spark.base.atomic import remove
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
@@ -74,6 +75,16 @@ _NO_MODULE = "ModuleNotFoundError: "
 
 class RunFailed(RuntimeError):
     """A micro-batch could not be run, again and again; nothing was decided about its records."""
+
+
+class PlannedRows(Protocol):
+    """Spouts whose rows a plan names, and that may lose them before it is decided."""
+
+    def mended(self, plan: Plan) -> Plan:
+        """Return a plan without the rows that are not there any more, the same if all are."""
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows that a plan on record names."""
 
 
 class Runner(Protocol):
@@ -150,7 +161,13 @@ class Runs:
         self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
-        self, plan: Plan, inputs: Sequence[InputFrame], watch: Stopwatch
+        self,
+        plan: Plan,
+        inputs: Sequence[InputFrame],
+        watch: Stopwatch,
+        *,
+        offsets: PlannedRows | None = None,
+        is_new: bool = True,
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted.
 
@@ -159,9 +176,13 @@ class Runs:
         plan : Plan
             On record; each crash is added to it there.
         inputs : sequence of InputFrame
-            The new rows.
+            The new rows, but for those that the plan names.
         watch : Stopwatch
             Gets the times of run and check.
+        offsets : PlannedRows, optional
+            Those that the plan names.
+        is_new : bool, default True
+            Whether the plan was made just now.
 
         Returns
         -------
@@ -179,11 +200,17 @@ class Runs:
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         for runs in count(1):
+            if offsets is not None and (runs > 1 or not is_new):
+                mended = self._mended(plan, inputs, offsets)
+                if mended is not plan:
+                    # What is left of them may well run.
+                    plan, in_vain, on_record = mended, 0, False
+            new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
             work = self._state.runs.new(plan.number)
             try:
-                rows = inputs
+                rows = new
                 if plan.careful:
-                    plan, rows = self._use_snapshot(plan, inputs, on_record)
+                    plan, rows = self._use_snapshot(plan, new, on_record)
                     on_record = True
                 return self._run_once(plan, rows, work, watch), runs
             except Exception as error:
@@ -227,6 +254,18 @@ class Runs:
         if damage is None and not _may_pass(error):
             raise _given_up(plan, runs, error) from error
         return damage
+
+    def _mended(self, plan: Plan, inputs: Sequence[InputFrame], offsets: PlannedRows) -> Plan:
+        """Leave out of a plan what is not there any more, unless there is a snapshot of it."""
+        directory = self._state.runs.snapshot(plan.number)
+        rows = [*inputs, *offsets.inputs(plan)]
+        if plan.careful and self._jobs.load_snapshot(rows, directory) is not None:
+            return plan
+        mended = offsets.mended(plan)
+        if mended is not plan:
+            remove(directory)  # it would be of other rows
+            self._state.write_plan(mended)
+        return mended
 
     def _use_snapshot(
         self, plan: Plan, inputs: Sequence[InputFrame], on_record: bool

@@ -1,0 +1,78 @@
+"""What becomes of offsets that are deleted after a plan has named them, and before its decision."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.spark.kafka.starts import Found, Start, decide
+from ackcore.spark.tasks.record_ids import Refused
+from ackcore.topology.tuples import Reason
+
+
+def lost_since(
+    spout: KafkaSpout,
+    plan: OffsetPlan,
+    marks: Mapping[tuple[str, int], tuple[int, int]],
+    others: Container[str],
+) -> list[Start]:
+    """Return where ranges of a plan have to begin now, with what is gone of each before that.
+
+    Parameters
+    ----------
+    spout : KafkaSpout
+        Whose they are.
+    plan : OffsetPlan
+        On record, and not decided.
+    marks : mapping from (str, int) to (int, int)
+        The first offset and the end of those partitions that answered.
+    others : container of str
+        Topics that were made anew: all that is planned of them is gone.
+    """
+    gone: list[OffsetRange] = []
+    for one in sorted(one for some in plan.tasks for one in some):
+        low = marks.get((one.topic, one.partition), (0, 0))[0]
+        stop = one.stop if one.topic in others else min(low, one.stop)
+        if stop <= one.start:
+            continue
+        before = gone[-1] if gone else None
+        # Ranges are cut to be dealt out to tasks: what is gone is one, and one dead letter.
+        if before is not None and before[:2] == one[:2] and before.stop == one.start:
+            gone[-1] = before._replace(stop=stop)
+        else:
+            gone.append(one._replace(stop=stop))
+    found = []
+    for one in gone:
+        began = Position(one.start, one.stop, "")
+        start = decide(spout, Found(one.topic, one.partition, one.stop, one.stop, began))
+        assert start is not None
+        found.append(start)
+    return found
+
+
+def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
+    """Return a plan of a spout in which what is gone is lost, and read by no task."""
+    gone = tuple(one for start in lost for one in start.gone)
+    refused = [
+        Refused(*one, Reason(name, start.kind, start.message(one), True).encode())
+        for start in lost
+        for one in start.gone
+    ]
+    tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
+    return replace(
+        plan,
+        tasks=tuple(some for some in tasks if some),
+        lost=(*plan.lost, *gone),
+        refused=(*plan.refused, *refused),
+    )
+
+
+def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
+    """Return what is left of a range: only its beginning may be gone, or all of it."""
+    for other in gone:
+        if one[:2] == other[:2] and other.start <= one.start < other.stop:
+            return one._replace(start=min(one.stop, other.stop))
+    return one
