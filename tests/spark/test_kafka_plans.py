@@ -295,18 +295,17 @@ def test_of_a_plan_what_is_gone_is_lost_and_the_rest_is_read(ranges, tasks, lows
     planned = [OffsetRange("tu"[one[0] % 2], one[0], one[1], one[1] + one[2]) for one in ranges]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "LEAST", 1)
-        before = OffsetPlan(tasks=evenly(planned, tasks))
-    marks = {("tu"[p % 2], p): (low, 200) for p, low in lows.items()}
+        before = OffsetPlan(topic_ids={"u": "first"}, tasks=evenly(planned, tasks))
+    found = {("tu"[p % 2], p): low for p, low in lows.items()}
     spout = KafkaSpout(["t", "u"], bootstrap_servers="nowhere:9092")
-    others = {"u"} if anew else set()
-    lost = lost_since(spout, before, marks, others)
+    lost = lost_since(spout, before, found, {"t": None, "u": "second" if anew else "first"})
     after = without(before, "lines", lost)
 
     def offsets(ranges):
         return [(one.topic, one.partition, n) for one in ranges for n in range(one.start, one.stop)]
 
     def is_gone(topic, partition, offset):
-        return topic in others or offset < marks.get((topic, partition), (0, 0))[0]
+        return (anew and topic == "u") or offset < found.get((topic, partition), 0)
 
     read = [one for some in after.tasks for one in some]
     assert all(after.tasks)

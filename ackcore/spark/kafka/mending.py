@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ackcore.kafka.ranges import OffsetRange
@@ -16,8 +16,8 @@ from ackcore.topology.tuples import Reason
 def lost_since(
     spout: KafkaSpout,
     plan: OffsetPlan,
-    marks: Mapping[tuple[str, int], tuple[int, int]],
-    others: Container[str],
+    lows: Mapping[tuple[str, int], int],
+    topic_ids: Mapping[str, str | None],
 ) -> list[Start]:
     """Return where ranges of a plan have to begin now, with what is gone of each before that.
 
@@ -27,15 +27,17 @@ def lost_since(
         Whose they are.
     plan : OffsetPlan
         On record, and not decided.
-    marks : mapping from (str, int) to (int, int)
-        The first offset and the end of those partitions that answered.
-    others : container of str
-        Topics that were made anew: all that is planned of them is gone.
+    lows : mapping from (str, int) to int
+        The first offset of those partitions that answered.
+    topic_ids : mapping from str to str or None
+        Which topics they are now: of one that was made anew all that is planned is gone.
     """
     gone: list[OffsetRange] = []
     for one in sorted(one for some in plan.tasks for one in some):
-        low = marks.get((one.topic, one.partition), (0, 0))[0]
-        stop = one.stop if one.topic in others else min(low, one.stop)
+        known, now = plan.topic_ids.get(one.topic), topic_ids.get(one.topic)
+        is_other = known is not None and now is not None and known != now
+        low = lows.get((one.topic, one.partition), 0)
+        stop = one.stop if is_other else min(low, one.stop)
         if stop <= one.start:
             continue
         before = gone[-1] if gone else None

@@ -258,12 +258,8 @@ class SpoutOffsets:
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
         """Return a plan that is not decided without what was deleted since: that is lost now.
 
-        The same plan if there is no such thing, or Kafka does not say.
-
-        Raises
-        ------
-        OffsetsRefused
-            If records are lost, and that is not to be.
+        The same plan if there is no such thing, or Kafka does not say.  Raises `OffsetsRefused` if
+        records are lost, and that is not to be.
         """
         keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
         if not keys:
@@ -277,13 +273,10 @@ class SpoutOffsets:
                 "spout %s: Kafka does not say what is left of its offsets: %s", self.name, error
             )
             return plan
-        ids = {one.topic: one.topic_id for one in topics if one.topic_id is not None}
-        others = {topic for topic, now in ids.items() if plan.topic_ids.get(topic, now) != now}
-        marks: Mapping[Key, tuple[int, int]] = {each: found[each] for each in found}
-        lost = lost_since(self.spout, plan, marks, others)
+        ids = {one.topic: one.topic_id for one in topics}
+        lost = lost_since(self.spout, plan, {each: found[each].low for each in found}, ids)
         for start in lost:
-            (one,) = start.gone
-            self._report({(one.topic, one.partition): start})
+            self._report({(start.gone[0].topic, start.gone[0].partition): start})
         return without(plan, self.name, lost) if lost else plan
 
     def _carried(
