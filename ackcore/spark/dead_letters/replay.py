@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as T
 
@@ -60,6 +61,8 @@ class Replay(NamedTuple):
     records: dict[str, int]
 
 
+#: Errors of offsets that were not read: one letter for a range, without a record.
+_UNREAD = ("LostUpstream", "TooFarBehind")
 _REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WAY_OUT = (
     "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
@@ -98,6 +101,8 @@ def replay(
     request : str, optional
         An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
         nothing, and returns what the first one did.
+
+    Letters of offsets that `KafkaSpout` did not read stand for no record, and are left out.
 
     Returns
     -------
@@ -231,12 +236,18 @@ def _choose(
     file: LetterFile, spout: str, chosen: Int64s | None, notes: Iterable[Note]
 ) -> tuple[Bools, dict[str, list[list[int]]]]:
     """Return which letters of a file are to be sent, and their places by micro-batch."""
-    batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
+    letters = read_letters(file.path, ["batch_id", "component", "error_type"])
+    batch_ids = letters["batch_id"].to_numpy()
     wanted = np.ones(len(batch_ids), np.bool_)
     if chosen is not None:
         wanted[:] = False
         wanted[chosen] = True
     wanted &= sent_rows(batch_ids, spout, notes)[0] == 0
+    # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
+    unread = pc.and_(
+        pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(_UNREAD))
+    )
+    wanted &= ~unread.to_numpy()
     rows = np.flatnonzero(wanted)
     places = {
         str(number): _spans(of_batch - start)
