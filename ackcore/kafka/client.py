@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
 from ackcore.kafka.held_partition import Key
-from ackcore.kafka.records import Headers, KafkaRecord
+from ackcore.kafka.records import Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Value
 from ackcore.offsets import Restored, decode_metadata
 
@@ -152,12 +152,18 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def record_of(key: Key, message: Message) -> KafkaRecord:
-    """A message as a record."""
+def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
+    """A message as a record, and why it cannot be handed out, if so."""
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None
-    headers: Headers = message.headers() or []  # type: ignore[assignment]
-    return KafkaRecord(
+    headers: Headers = []
+    failure = None
+    try:
+        headers = message.headers() or []  # type: ignore[assignment]
+    except (SystemError, UnicodeDecodeError):  # the first is what confluent-kafka makes of it
+        failure = Failure("UnreadableHeaders", "the name of a header is not UTF-8")
+    record = KafkaRecord(
         *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None
     )
+    return record, failure

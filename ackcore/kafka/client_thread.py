@@ -242,14 +242,17 @@ class ClientThread:
             self._read_error(message, error)
 
     def _take_in(self, key: Key, messages: list[Message]) -> None:
-        records, sizes = [], []
+        records, sizes, unreadable = [], [], {}
         for message in messages:
-            records.append(record_of(key, message))
+            record, failure = record_of(key, message)
+            if failure is not None:
+                unreadable[record.offset] = failure
+            records.append(record)
             sizes.append(len(message))
         self._unpositioned.discard(key)
         self._resets.pop(key, None)
         with self._changed:
-            self._held.read(key, records, sizes, now_ms())
+            self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, key: Key, offset: int) -> None:
         """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""

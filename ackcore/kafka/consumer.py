@@ -102,6 +102,10 @@ class Consumer:
     options : mapping, optional
         As of `ClientSettings`.
 
+    A broker that does not say in 30 s what is committed, or where a partition begins, ends it with
+    `ConsumerError`: start it again.  A dead letter is larger than its record by its headers: one
+    of a record near the topic's limit needs a topic with a larger ``max.message.bytes``.
+
     Raises
     ------
     TypeError
@@ -308,6 +312,7 @@ class Consumer:
             If the client does not end.
         """
         if drain_s is not None:
+            self.settings.check_drain(drain_s)
             self._thread.drain_s = drain_s
         self.stop()
         self._thread.join(self._thread.drain_s + _CLOSE_S)

@@ -65,7 +65,7 @@ class ConsumerSettings:
             positive(self.timeout_s, "timeout_s", 1e9, "seconds")
         for name in ("unavailable_timeout_s", "commit_interval_s"):
             positive(getattr(self, name), name, 1e9, "seconds")
-        self._check_drain()
+        self.check_drain(self.drain_s)
         self._check_topics()
 
     def _one_of(self, name: str, choices: tuple[str | None, ...]) -> None:
@@ -75,14 +75,15 @@ class ConsumerSettings:
                 f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
             )
 
-    def _check_drain(self) -> None:
-        if self.drain_s != 0:
-            positive(self.drain_s, "drain_s", unit="seconds")
+    def check_drain(self, drain_s: float) -> None:
+        """Refuse a drain for which the group would not wait."""
+        if drain_s != 0:
+            positive(drain_s, "drain_s", unit="seconds")
         most_s = self._max_poll_s() - _REVOKE_S
-        if self.drain_s > most_s:
+        if drain_s > most_s:
             raise ValueError(
                 f"drain_s must be at most {most_s:g}, {_REVOKE_S:g} s less than "
-                f"max.poll.interval.ms, got {self.drain_s:g}: the group would take a member that "
+                f"max.poll.interval.ms, got {drain_s:g}: the group would take a member that "
                 "drains for longer for dead; raise max.poll.interval.ms in options"
             )
 

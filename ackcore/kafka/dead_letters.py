@@ -27,6 +27,9 @@ OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths
 _OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, ATTEMPTS, DEATHS))
 #: A record that died so often goes round in a circle: something sends dead letters back.
 MAX_DEATHS = 20
+_REASON_BYTES = 8 << 10
+#: How often it is said that letters are not kept.
+_SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
 
 Report = Callable[[DeadLetter, str | None], None]
@@ -63,11 +66,17 @@ def headers_of(letter: DeadLetter) -> Headers:
     names = (PARTITION, OFFSET, ATTEMPTS, DEATHS)
     numbers = (record.partition, record.offset, letter.failures, died)
     ours: Headers = [
-        (REASON, f"{failure.kind}: {failure.message}".encode(errors="backslashreplace")),
+        (REASON, _cut(f"{failure.kind}: {failure.message}")),
         (TOPIC, record.topic.encode()),
         *zip(names, [b"%d" % number for number in numbers], strict=True),
     ]
     return [*(each for each in record.headers if each[0] not in _OURS), *ours]
+
+
+def _cut(reason: str) -> bytes:
+    """A reason as a header: without a bound its letter might be more than a broker takes."""
+    cut = reason[:_REASON_BYTES].encode(errors="backslashreplace")[:_REASON_BYTES]
+    return cut.decode(errors="ignore").encode()
 
 
 class Keeper(Protocol):
@@ -171,6 +180,7 @@ class DeadLetters:
         self._sequence = 0
         self._now_ms = 0
         self._in_a_row = 0
+        self._said_ms = 0
         self._closed = False
         self.under_way = 0
 
@@ -207,7 +217,8 @@ class DeadLetters:
             return
         self._in_a_row += 1
         failures = self._failures[identity] = self._failures.get(identity, 0) + 1
-        if self._in_a_row == 1:
+        if self._in_a_row == 1 or self._now_ms - self._said_ms >= _SAID_MS:
+            self._said_ms = self._now_ms
             record = letter.record
             _log.warning(
                 "the dead letter of %s-%d@%d is not kept: %s; it is tried again until it is, and "

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ackcore._records import OffsetState
 from ackcore.kafka.held_partition import (
@@ -73,7 +74,7 @@ class HeldRecords:
         # A heap, by when they are due.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
         self._taken_at = TakenAt()
-        self._dying: deque[DeadLetter] = deque()
+        self._dying: list[DeadLetter] = []
         self._sequence = 0
         self._metadata = MetadataForm(deployment)
         self.counts = ConsumerCounts()
@@ -101,9 +102,8 @@ class HeldRecords:
             Whether the broker has it; if not, it is committed though nothing is done.
         """
         self.forget((topic, partition))
-        self._partitions[topic, partition] = HeldPartition(
-            topic, partition, generation, state, committed
-        )
+        found = HeldPartition(topic, partition, generation, state, committed)
+        self._partitions[found.key] = found
 
     def close(self, keys: Iterable[Key]) -> None:
         """Give nothing more of partitions to anyone; what is out may still be answered."""
@@ -153,11 +153,17 @@ class HeldRecords:
     # Records in.
 
     def read(
-        self, key: Key, records: Sequence[KafkaRecord], sizes: Sequence[int], now_ms: int
+        self,
+        key: Key,
+        records: Sequence[KafkaRecord],
+        sizes: Sequence[int],
+        now_ms: int,
+        unreadable: Mapping[int, Failure] = MappingProxyType({}),
     ) -> int:
         """Take in records of one partition, in its order; return how many were not done before.
 
         Their generation, attempt and delivery are set here; ``sizes`` are bytes.
+        What is ``unreadable``, by offset, is dead.
         """
         found = self._partitions.get(key)
         if found is None or found.closing:
@@ -180,6 +186,8 @@ class HeldRecords:
                 # Its dead letter was not known to be kept when the last generation ended.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
                 self._die(found, held, failure, failures)
+            elif offset in unreadable:
+                self._die(found, held, unreadable[offset], failures + 1)
             else:
                 self._fresh.append((found, offset))
         found.changes += 1
@@ -410,8 +418,7 @@ class HeldRecords:
 
     def dying(self) -> list[DeadLetter]:
         """Return those that are to be kept, each once."""
-        letters = list(self._dying)
-        self._dying.clear()
+        letters, self._dying = self._dying, []
         return letters
 
     def is_dying(self, letter: DeadLetter) -> bool:
@@ -487,8 +494,6 @@ class HeldRecords:
     def paused(self) -> int:
         """How many partitions are."""
         return sum(bool(each.cause) for each in self._partitions.values())
-
-    # Looking inside.
 
     def partition_stats(self, now_ms: int) -> list[PartitionStats]:
         """Each partition as it is; lags are not known here."""

@@ -13,8 +13,10 @@ from servers import wait_until
 
 from ackcore.kafka import Consumer, client_thread
 from ackcore.kafka.commits import Commits
+from ackcore.kafka.dead_letters import DeadLetters, headers_of
+from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.records import KafkaRecord
+from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 
@@ -242,6 +244,43 @@ def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkey
         client.script.append(lambda: Message(1, b"new"))
         (record,) = consumer.poll(1, 20.0)
         assert (record.offset, record.value) == (1, b"new")
+
+
+def test_a_record_whose_headers_cannot_be_read_is_dead_and_the_next_one_handed_out(monkeypatch):
+    def headers():
+        raise SystemError("<method 'headers'> returned a result with an exception set")
+
+    client, letters = Client(), []
+    unreadable = Message(0)
+    unreadable.headers = headers
+    client.script = [lambda: assigned(client), lambda: unreadable, lambda: Message(1)]
+    kept = {"dead_letters": lambda record, failure: letters.append((record.offset, failure))}
+    with consuming(monkeypatch, client, **kept) as consumer:
+        assert [one.offset for one in take(consumer, 1)] == [1]
+        wait_until(lambda: consumer.stats().counts.dead == 1, "it is kept")
+    assert letters == [(0, ("UnreadableHeaders", "the name of a header is not UTF-8"))]
+
+
+def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said_again(caplog):
+    letter = DeadLetter(
+        KafkaRecord("t", 0, 7, None, b"", [], None), Failure("E", "é" * 2_000_000), 1
+    )
+    reason = dict(headers_of(letter))["ackcore-reason"]
+    assert 8190 <= len(reason) <= 8192
+    assert reason.decode().startswith("E: é")
+
+    class Refuses:
+        def keep(self, letter, report):
+            report(letter, "it is too large")
+
+        def turn(self):
+            pass
+
+    letters = DeadLetters(Refuses())
+    letters.put([letter], 0)
+    for now_ms in range(1000, 130_000, 1000):
+        assert letters.turn(now_ms, lambda letter: True) == []
+    assert caplog.text.count("t-0@7 is not kept: it is too large") == 3
 
 
 # Commits.
