@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
     ({"spark"}, {"pyarrow", "pyspark", "py4j"}),
-    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
+    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
 )
 
 #: The packages of ``spark/``, by when and where code runs, and what each may import of the others.

@@ -1,0 +1,213 @@
+"""Lines of a Kafka topic through a topology that fails, killed and started again: all add up.
+
+Lines are sent to a topic of their own. Some cannot be read, some fail once, some always. The
+driver is killed by kill -9 and started again; in the end each line is among the rows or the dead
+letters, none of them twice, and the group's committed offset is the end of each partition.
+
+    python -m ackcore.examples.kafka_lines --bootstrap-servers localhost:9092
+    make demo-kafka                                         # with a broker of its own
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from ackcore.examples.quiet_spark import SparkError, spark_session
+from ackcore.kafka import KafkaSpout
+from ackcore.spark import dead_letters, start, to_parquet
+from ackcore.topology import BasicBolt, BasicCollector, Topology, TopologyBuilder, Tuple
+
+GROUP, PARTITIONS, TIMEOUT_S = "kafka-lines", 4, 60.0
+LINE = pa.struct([("id", pa.int64()), ("text", pa.string())])
+#: Of so many lines one is none, one fails once, one always.
+NO_JSON, FLAKY, HOPELESS = 97, 41, 211
+
+
+def line(n: int) -> bytes:
+    """Return line n as it is sent."""
+    return b"{damaged" if n % NO_JSON == 0 else json.dumps({"id": n, "text": f"line {n}"}).encode()
+
+
+def dies(n: int) -> bool:
+    """Whether line n can only end among the dead letters."""
+    return n % NO_JSON == 0 or n % HOPELESS == 0
+
+
+class Check(BasicBolt):
+    """Takes lines, but for those that fail once or always."""
+
+    outputs = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+    def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
+        """Emit the line."""
+        found = tuple["value"]
+        if found["id"] % HOPELESS == 0 or (found["id"] % FLAKY == 0 and tuple.attempt == 0):
+            raise ValueError(f"line {found['id']} is refused")
+        collector.emit((found["id"], found["text"]))
+
+
+def topology(servers: str, topic: str, rows: Path) -> Topology:
+    """Return the topology that reads the lines."""
+    builder = TopologyBuilder()
+    spout = KafkaSpout(
+        topic,
+        bootstrap_servers=servers,
+        group_id=GROUP,
+        deserializer=json.loads,
+        value_type=LINE,
+        max_records=4_000,
+    )
+    builder.spout("lines", spout)
+    builder.bolt("check", Check()).shuffle("lines")
+    builder.sink("check", to_parquet(rows))
+    return builder.build(max_attempts=3, backoff_ms=50)
+
+
+def run(servers: str, topic: str, directory: Path) -> int:
+    """Run the topology until nothing is left, telling of each micro-batch."""
+    with spark_session("local[2]") as (spark, _):
+        it = topology(servers, topic, directory / "rows")
+        on = start(it, spark, directory / "checkpoint", trigger={"availableNow": True})
+        told = -1
+        while not on.await_termination(0.05):
+            for progress in on.recent_progress:
+                if progress.batch_id > told:
+                    told = progress.batch_id
+                    print(progress, flush=True)
+        books = on.books
+        print(
+            f"books: {books.records} records = {books.acked} acked + {books.dead} dead, "
+            f"lag {sum(on.progress.lag.values()) if on.progress else 0}",
+            flush=True,
+        )
+        dead = dead_letters(directory / "checkpoint", spark).select("message_id").collect()
+        (directory / "dead.json").write_text(json.dumps([row[0] for row in dead]))
+        return 0 if books.balanced and not books.waiting else 1
+
+
+def send(servers: str, topic: str, lines: int) -> dict[str, int]:
+    """Make the topic and send the lines; return them by message id."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        made.result(TIMEOUT_S)
+    ids: dict[str, int] = {}
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    for n in range(lines):
+
+        def sent(error: object, message: object, n: int = n) -> None:
+            if error is not None:
+                raise RuntimeError(f"line {n} was not sent: {error}")
+            ids[json.dumps([topic, message.partition(), message.offset()])] = n  # type: ignore[attr-defined]
+
+        producer.produce(topic, line(n), partition=n % PARTITIONS, on_delivery=sent)
+        producer.poll(0)
+    producer.flush(TIMEOUT_S)
+    return ids
+
+
+class Found(NamedTuple):
+    """What became of the lines."""
+
+    rows: int
+    dead: int
+    missing: int
+    twice: int
+    wrong: int  # among the dead and not to be, or the other way round
+    lag: int
+
+
+def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Found:
+    """Compare what came out with what was sent."""
+    table = ds.dataset(directory / "rows", format="parquet").to_table(columns=["id"])
+    rows = Counter(table["id"].to_pylist())
+    dead = Counter(ids[message] for message in json.loads((directory / "dead.json").read_text()))
+    ended = rows + dead
+    group = Consumer({"bootstrap.servers": servers, "group.id": GROUP})
+    parts = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    lag = 0
+    for one in group.committed(parts, timeout=TIMEOUT_S):
+        _, end = group.get_watermark_offsets(one, timeout=TIMEOUT_S)
+        lag += end - max(0, one.offset)
+    group.close()
+    return Found(
+        rows=rows.total(),
+        dead=dead.total(),
+        missing=sum(1 for n in ids.values() if not ended[n]),
+        twice=sum(n - 1 for n in ended.values()),
+        wrong=sum(1 for n in dead if not dies(n)) + sum(1 for n in rows if dies(n)),
+        lag=lag,
+    )
+
+
+def crash(servers: str, topic: str, directory: Path, kills: int) -> int:
+    """Run the topology in children, kill the first ones, and let the last one end."""
+    command = [sys.executable, "-m", "ackcore.examples.kafka_lines", "--topic", topic]
+    command += ["--bootstrap-servers", servers, "--directory", str(directory)]
+    # What a killed Spark leaves goes with the directory.
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    for kill in range(kills + 1):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for told, said in enumerate(child.stdout, 1):
+                print(said, end="", flush=True)
+                if kill < kills and told == 1 + kill:
+                    time.sleep(0.3 * (kill + 1))  # somewhere in the next one
+                    child.kill()
+                    break
+        if child.returncode != -signal.SIGKILL:
+            return child.returncode
+        print(f"kill -9, number {kill + 1}")
+    return 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the example; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--topic", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    servers = given.bootstrap_servers
+    try:
+        if given.topic:
+            return run(servers, given.topic, given.directory)
+        with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as place:
+            topic = f"lines-{secrets.token_hex(4)}"
+            ids = send(servers, topic, given.lines)
+            print(f"{len(ids)} lines sent to {topic}")
+            status = crash(servers, topic, Path(place), given.kills)
+            if status:
+                return status
+            found = look(servers, topic, Path(place), ids)
+    except SparkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(
+        f"{len(ids)} lines sent: {found.rows} rows and {found.dead} dead letters, {found.missing} "
+        f"missing, {found.twice} twice, {found.wrong} wrong; committed up to {found.lag} before "
+        "the end"
+    )
+    return int(found.missing or found.twice or found.wrong or found.lag)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
