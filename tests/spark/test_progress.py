@@ -49,10 +49,25 @@ def test_percentiles_of_nothing():
 def test_the_line_of_a_micro_batch(caplog):
     caplog.set_level("INFO", "ackcore")
     progress = Progress(
-        7, 10, 9, 2, 1, 1, 0, 1, 1, 1500, Percentiles(210, 220, 4100), 250, 44.0, runs=2
+        batch_id=7,
+        records=10,
+        acked=9,
+        failed=2,
+        uncounted=1,
+        retried=1,
+        dead=1,
+        waiting=1,
+        oldest_ms=1500,
+        latency_ms=Percentiles(210, 220, 4100),
+        duration_ms=250,
+        records_per_s=44.0,
+        runs=2,
+        breaker_trips=3,
+        lag={"lines": 5, "words": 2},
     )
     progress.log()
     assert caplog.messages == [
         "micro-batch 7: 9 acked, 2 failed (1 not counted), 1 retried, 1 dead, 1 waiting "
-        "(oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, 2 runs"
+        "(oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, "
+        "lag 7, 3 breaker trips, 2 runs"
     ]

@@ -169,8 +169,6 @@ class Progress:
         Executions that ended so; together the new and the retried records.
     uncounted : int
         Of the failed ones: those that were no attempt (`ackcore.topology.Unavailable`).
-    breaker_trips : int
-        How often a circuit breaker opened, in all tasks, in the run that was accepted.
     retried, replayed : int
         Records that were executed again, after a failure or out of the dead letters.
     dead : int
@@ -187,6 +185,8 @@ class Progress:
         How often it was run; more than 1 if a run died or its parts did not agree.
     steps_ms : mapping from str to float
         What the steps of the protocol took; steps done before a restart are missing.
+    breaker_trips : int
+        How often a circuit breaker opened, in all tasks, in the run that was accepted.
     lag : mapping from str to int
         By spout that reads Kafka: offsets from what its group was told to be done up to the end of
         each partition, as it was when the micro-batch was planned.
@@ -197,7 +197,6 @@ class Progress:
     acked: int = 0
     failed: int = 0
     uncounted: int = 0
-    breaker_trips: int = 0
     retried: int = 0
     replayed: int = 0
     dead: int = 0
@@ -208,6 +207,7 @@ class Progress:
     records_per_s: float = 0.0
     runs: int = 0
     steps_ms: Mapping[str, float] = field(default_factory=dict)
+    breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
