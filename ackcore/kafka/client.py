@@ -64,7 +64,8 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
         own["partition.assignment.strategy"] = "cooperative-sticky"
     own["on_commit"] = on_commit
     # librdkafka's own second stalls whoever is faster than it reads ahead.
-    config = settings.client.client(own, {"fetch.queue.backoff.ms": 10})
+    # What a disk or a network has changed would be read as it is.
+    config = settings.client.client(own, {"fetch.queue.backoff.ms": 10, "check.crcs": True})
     try:
         return Consumer(config)
     except KafkaException as error:

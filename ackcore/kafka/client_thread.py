@@ -45,6 +45,10 @@ _LOOK_S, _SHORT_LOOK_S = 0.1, 0.01
 #: How long a partition is left alone that is in range, and was refused as out of it.
 _FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
 
+#: What the client cannot read: it says so once, and goes on behind it.
+_UNREADABLE = frozenset(
+    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
+)
 #: Nothing gets better by itself.
 _FINAL = frozenset(
     (
@@ -223,10 +227,14 @@ class ClientThread:
         messages = [first, *(self._client.consume(n, 0) if n > 0 else ())]
         read: defaultdict[Key, list[Message]] = defaultdict(list)
         errors = []
+        damaged: set[Key] = set()
         for message in messages:
             if (error := message.error()) is not None:
                 errors.append((message, error))
-            else:
+                if error.code() in _UNREADABLE:
+                    damaged.add(_key(message))
+            elif not damaged or _key(message) not in damaged:
+                # Behind a hole that is none, what comes would make it one that is done.
                 read[_key(message)].append(message)
         for key, some in read.items():
             if key in self._assigned_now:
@@ -276,6 +284,14 @@ class ClientThread:
         code = error.code()
         if code == KafkaError._AUTO_OFFSET_RESET:
             self._out_of_range(_key(message))
+        elif code in _UNREADABLE:
+            key = _key(message)
+            with self._changed:
+                position = self._held.position(key)
+            raise ConsumerError(
+                f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
+                "commit an offset behind what is damaged to go on there"
+            )
         elif error.fatal() or code in _FINAL:
             raise ConsumerError(f"the consumer cannot go on: {error.str()}")
         elif code != KafkaError._PARTITION_EOF:

@@ -1,7 +1,7 @@
 """What a consumer makes of a client's answers that no broker gives on demand: a scripted client."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from consumer_books import take
 from servers import wait_until
 
-from ackcore.kafka import Consumer, client_thread
+from ackcore.kafka import Consumer, ConsumerError, client_thread
 from ackcore.kafka.commits import Commits
 from ackcore.kafka.dead_letters import DeadLetters, headers_of
 from ackcore.kafka.held_partition import DeadLetter
@@ -379,3 +379,38 @@ def test_no_answer_counts_once_the_last_commit_is_sent():
     assert said == [False]
     assert held.counts.stale == 1
     assert client.done == {0: 1}
+
+
+def take_all(consumer, read):
+    while True:
+        for record in consumer.poll(10, 20.0):
+            read.append(record.offset)
+            consumer.ack(record)
+
+
+def test_what_cannot_be_read_is_no_gap(monkeypatch):
+    """The client says so once and goes on: what is behind would have the hole committed."""
+    client = Client()
+
+    def read():
+        damaged = Message(-1001, error=KafkaError(KafkaError._BAD_MSG))
+        client.behind = [damaged, Message(5), Message(6)]
+        return Message(0)
+
+    client.script = [lambda: client.on_assign(client, [TopicPartition("t", 0)]), None, read]
+    client.script[1] = lambda: None
+
+    def make_client(settings, on_commit):
+        client.on_commit = on_commit
+        return client
+
+    monkeypatch.setattr(client_thread, "make_client", make_client)
+    arguments = {"bootstrap_servers": "x", "group_id": "g", "commit_interval_s": 1e-9}
+    consumer = Consumer("t", **arguments)
+    read = []
+    with pytest.raises(ConsumerError, match=r"t-0 cannot be read from offset 1 on: .*behind what"):
+        take_all(consumer, read)
+    assert set(read) <= {0}
+    with suppress(ConsumerError):
+        consumer.close()
+    assert client.committed_offset <= 1
