@@ -35,6 +35,8 @@ _NOT_SETTINGS = frozenset(
         "FAILPOINTS",
         "GOLDEN",
         "HYPOTHESIS",
+        "KAFKA_JARS",
+        "REQUIRE_KAFKA",
         "REQUIRE_NATIVE",
         "SANITIZE",
     )

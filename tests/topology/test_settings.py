@@ -114,7 +114,10 @@ def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
 
 @pytest.mark.parametrize(
     "variable",
-    ["BACKEND", "CPU", "REQUIRE_NATIVE", "CHECKED", "ANNOTATE", "SANITIZE", "FAILPOINTS"],
+    [
+        *("BACKEND", "CPU", "REQUIRE_NATIVE", "REQUIRE_KAFKA", "KAFKA_JARS", "CHECKED"),
+        *("ANNOTATE", "SANITIZE", "FAILPOINTS"),
+    ],
 )
 def test_what_others_read_is_no_setting(variable):
     assert Settings.load(environ={f"ACKCORE_{variable}": "1"}) == Settings()
