@@ -7,6 +7,7 @@
 `guard`                call one for each row, tracked, retried and written once
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
+`SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
 `replay`               send it again
@@ -51,6 +52,7 @@ from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.rejects import SinkRejects
 
 __all__ = [
     "Books",
@@ -65,6 +67,7 @@ __all__ = [
     "RunCancelled",
     "RunFailed",
     "SinkError",
+    "SinkRejects",
     "StateError",
     "TooManyDead",
     "WorkerPythonError",

@@ -32,8 +32,8 @@ from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
-from ackcore.spark.sinks.interface import Accepted, check_sink
-from ackcore.spark.tasks.row_files import ROOT, RowFile, RowFileWriter
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, check_sink
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -52,7 +52,7 @@ def row_file(directory, rows, partition=0):
         columns = [list(column) for column in zip(*rows[at : at + 2], strict=True)]
         file.write(pa.record_batch(columns, schema=schema))
     name, n, _ = file.finish()
-    return RowFile(str(directory / name), n)
+    return AcceptedFile(str(directory / name), n)
 
 
 @pytest.fixture
@@ -269,13 +269,12 @@ JOB = """
 import sys
 sys.path[:0] = [{tests!r}]
 import numpy as np
-from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.tasks.row_files import RowFile
 sink = to_kafka({topic!r}, {servers!r}, key="word", transactional=True, options={{"log_level": 0}})
 for number in range(3):
-    rows = tuple(RowFile(*file) for file in {files!r})
+    rows = tuple(AcceptedFile(*file) for file in {files!r})
     sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, rows, np.array([11])))
     failpoint("in-sink", number)
 """
@@ -450,7 +449,7 @@ def test_headers_of_rows_that_a_sink_has_written_are_its_own(mock_kafka, sink, t
     name, n, _ = rows.finish()
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, headers="headers")
-    out.write_accepted(accepted((RowFile(str(tmp_path / name), n),), 7))
+    out.write_accepted(accepted((AcceptedFile(str(tmp_path / name), n),), 7))
     (message,) = messages(mock_kafka, topic)
     ours = [("ackcore-batch", b"abc/count/7"), ("ackcore-row", b"0.0")]
     assert message.headers() == [("ackcore-message-id", b"old"), ("mine", b"old"), *ours]

@@ -21,9 +21,15 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
-from ackcore.spark.sinks.interface import Accepted, check_sink, read_accepted, write_sink
+from ackcore.spark.sinks.interface import (
+    Accepted,
+    AcceptedFile,
+    check_sink,
+    read_accepted,
+    write_sink,
+)
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFile, RowFileWriter, damage_in
+from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, damage_in
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -41,7 +47,7 @@ def row_file(directory, rows, schema=WORDS, partition=0):
         columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
         file.write(pa.record_batch(columns, schema=schema))
     name, n, _ = file.finish()
-    return RowFile(str(directory / name), n)
+    return AcceptedFile(str(directory / name), n)
 
 
 def accepted(spark, files, nonacked=(), batch_id=0, **changes):

@@ -22,9 +22,9 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
-from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.tasks.row_files import ROOT, RowFile, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
 
 STEPS = [
@@ -212,7 +212,7 @@ def accepted(directory, number, *words):
     file = RowFileWriter(str(directory), schema, 0, number)
     file.write(pa.record_batch([list(words), list(range(len(words)))], schema=schema))
     name, rows, _ = file.finish()
-    files = (RowFile(str(directory / name), rows),)
+    files = (AcceptedFile(str(directory / name), rows),)
     return Accepted(None, "count", "abc", "/cp", number, files, np.empty(0, np.int64))
 
 

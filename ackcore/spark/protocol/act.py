@@ -24,8 +24,8 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.sinks.interface import Accepted, write_sink
-from ackcore.spark.tasks.row_files import RowFile, damage_in
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
+from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.settings import Settings
@@ -93,17 +93,19 @@ def act(
             deployment=f"{state.deployment_key:016x}",
             checkpoint=str(state.path.parent),
             batch_id=number,
-            files=tuple(RowFile(str(work / file.path), file.rows) for file in files),
+            files=tuple(AcceptedFile(str(work / file.path), file.rows) for file in files),
             nonacked=nonacked,
             age_ms=age_ms,
         )
 
         def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
             try:
-                write_sink(writer, accepted)
+                refused = write_sink(writer, accepted)
             except Exception as error:
                 _refuse_damaged(accepted, error)
                 raise
+            if refused is not None:
+                raise refused
             failpoint("in-sink", number)
 
         _insist(f"sink {sink.name!r}", number, write, spark, topology.settings, pause)

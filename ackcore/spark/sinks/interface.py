@@ -9,6 +9,10 @@ records that are not ACKED, it is given no rows.
 The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
 no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
 `Accepted`, and no DataFrame: `to_parquet` and `to_kafka` read them where they lie, past the JVM.
+
+A sink that cannot take some of the rows returns or raises `SinkRejects`, which names them: their
+records go to the dead letters, and the query goes on.
+
 Before anything runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and
 of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.  When the query
 or `run_batch` has ended, its method ``release(sink, deployment)`` is called if it has one.
@@ -23,8 +27,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -33,9 +38,28 @@ from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows, read_schema
+from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.tasks.row_files import RowFile, acked_rows, read_rows, read_schema
 
 _log = logging.getLogger("ackcore")
+
+
+class AcceptedFile(NamedTuple):
+    """A file with rows for a sink, to be read by `read_accepted`.
+
+    Attributes
+    ----------
+    path : str
+        An Arrow IPC stream file, that driver and executors can read.
+    rows : int or None
+        In the file, those included that do not count; None if it was not recorded.
+    refused : tuple of int, default ()
+        Rows that the sink has refused, by their places in the file; sorted.
+    """
+
+    path: str
+    rows: int | None
+    refused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +78,9 @@ class Accepted:
         Where it is, for errors.
     batch_id : int
         The micro-batch.
-    files : tuple of RowFile
-        Arrow IPC stream files, that driver and executors can read, and the rows in each; those
-        that hang from `nonacked` roots included.  To be read by `read_accepted`.
+    files : tuple of AcceptedFile
+        Where the rows are, among others: those that hang from `nonacked` roots, and such as the
+        sink has refused.  To be read by `read_accepted` or `read_with_places`.
     nonacked : numpy.ndarray of int64
         Roots whose rows do not count; sorted.
     age_ms : int or None, default None
@@ -69,7 +93,7 @@ class Accepted:
     deployment: str
     checkpoint: str
     batch_id: int
-    files: tuple[RowFile, ...]
+    files: tuple[AcceptedFile, ...]
     nonacked: Int64s
     age_ms: int | None = None
 
@@ -80,18 +104,23 @@ class Accepted:
 
     def schema(self) -> pa.Schema:
         """Return the stream's schema."""
-        return pa.schema(list(read_schema(self.files[0]))[:-1])  # the last one holds the roots
+        file = self.files[0]
+        # The last column holds the roots.
+        return pa.schema(list(read_schema(RowFile(file.path, file.rows)))[:-1])
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell these rows from others, as the files' names do."""
-        files = [[os.path.basename(file.path), file.rows] for file in self.files]
+        files = [
+            [os.path.basename(file.path), file.rows, *([file.refused] if file.refused else ())]
+            for file in self.files
+        ]
         said = json.dumps(files).encode() + self.nonacked.tobytes()
         return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
 
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file is not as its run left it."""
         for file in self.files:
-            read_rows(file)
+            read_rows(RowFile(file.path, file.rows))
 
     def frame(self) -> DataFrame:
         """Return the rows as a DataFrame, a partition for each file."""
@@ -108,25 +137,47 @@ class Accepted:
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
 
 
-def read_accepted(file: RowFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row file without those of some roots, in the stream's columns.
+def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file that count, in the stream's columns.
 
     Parameters
     ----------
-    file : RowFile
+    file : AcceptedFile
         One of `Accepted.files`.
     nonacked : numpy.ndarray of int64
-        Sorted.
+        `Accepted.nonacked`: roots whose rows do not count; sorted.
 
     Raises
     ------
     RowFileDamaged
         Before the first row, if the file is not as its run left it.
     """
-    for batch in read_rows(file):
-        rows = keep_acked(batch, nonacked)
+    for rows, _ in read_with_places(file, nonacked):
+        yield rows
+
+
+def read_with_places(
+    file: AcceptedFile, nonacked: Int64s
+) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """Yield what `read_accepted` does, and with each batch the places of its rows in the file.
+
+    `SinkRejects.at` names a row by its file's number in `Accepted.files` and its place there.
+    """
+    refused = np.array(file.refused, np.int64)
+    first = 0
+    for batch in read_rows(RowFile(file.path, file.rows)):
+        keep = acked_rows(batch, nonacked)
+        here = refused[(refused >= first) & (refused < first + len(batch))] - first
+        if len(here):
+            keep = np.ones(len(batch), np.bool_) if keep is None else keep
+            keep[here] = False
+        rows = batch.select(batch.schema.names[:-1])
+        places = first + np.arange(len(batch))
+        first += len(batch)
+        if keep is not None:
+            rows, places = rows.filter(pa.array(keep)), places[keep]
         if len(rows):
-            yield rows
+            yield rows, places
 
 
 def check_sink(
@@ -194,10 +245,12 @@ def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
                 _log.warning("sink %r could not be released: %s", name, one_line(error))
 
 
-def write_sink(writer: Any, accepted: Accepted) -> None:
-    """Give a writer the rows of a micro-batch; raises whatever it raises."""
+def write_sink(writer: Any, accepted: Accepted) -> SinkRejects | None:
+    """Give a writer the rows of a micro-batch; return what it refuses, raise whatever it raises."""
     if hasattr(writer, "write_accepted"):
-        writer.write_accepted(accepted)
-        return
-    write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
-    write(accepted.frame(), accepted.batch_id)
+        answer = writer.write_accepted(accepted)
+    else:
+        write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
+        answer = write(accepted.frame(), accepted.batch_id)
+    # Whatever else a function returns is of its own business, and was so before.
+    return answer if isinstance(answer, SinkRejects) else None

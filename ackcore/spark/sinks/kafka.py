@@ -15,8 +15,7 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.pickling import refuse_unpicklable
-from ackcore.spark.sinks.interface import Accepted, read_accepted
-from ackcore.spark.tasks.row_files import RowFile
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
@@ -337,7 +336,7 @@ class _Messages:
         self._batch = batch
         self._nonacked = nonacked
 
-    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, RowFile]]) -> None:
+    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
         """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
         batch, topic = (BATCH, self._batch), self._topic
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}

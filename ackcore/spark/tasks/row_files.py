@@ -274,10 +274,16 @@ def keep_acked(batch: pa.RecordBatch, failed: Int64s) -> pa.RecordBatch:
     failed : numpy.ndarray of int64, shape (m,)
         The roots that are not ACKED, sorted.
     """
-    roots = batch.column(len(batch.schema) - 1)
     rows = batch.select(batch.schema.names[:-1])
+    keep = acked_rows(batch, failed)
+    return rows if keep is None else rows.filter(pa.array(keep))
+
+
+def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
+    """Return which rows have roots that are all ACKED; None if all rows do."""
+    roots = batch.column(len(batch.schema) - 1)
     if not len(failed):
-        return rows
+        return None
     if pa.types.is_list(roots.type):
         values = roots.values.to_numpy()
         found = _among(values, failed)
@@ -288,7 +294,7 @@ def keep_acked(batch: pa.RecordBatch, failed: Int64s) -> pa.RecordBatch:
         bad = _among(roots.fill_null(0).to_numpy(zero_copy_only=False), failed)
         if roots.null_count:
             bad &= roots.is_valid().to_numpy(zero_copy_only=False)
-    return rows.filter(pa.array(~bad)) if bad.any() else rows
+    return ~bad if bad.any() else None
 
 
 def _among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:

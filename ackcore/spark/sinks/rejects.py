@@ -1,0 +1,130 @@
+"""What a sink says of rows that it cannot take: which they are, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from ackcore._records import Int64s
+from ackcore.spark.base.versions import to_arrow
+
+#: One for all rows, or one for each: a text, or the exception that a row was refused with.
+Reasons = str | BaseException | Sequence[str | BaseException]
+
+
+class SinkRejects(Exception):
+    """Rows of a micro-batch that a sink refuses, and why: to be returned by the sink, or raised.
+
+    *Returned*, it says that all other rows are written.  If the sink is called again with the same
+    batch id, as after a crash, it must write and refuse anew, or refuse the same rows again.
+
+    *Raised*, it says that nothing is written, or will be replaced: once it is on record who is
+    refused, the sink is called again under the same batch id, without these rows.  That is for
+    sinks that write a batch in one transaction and skip a batch id that they have seen.
+
+    The records of these rows go to the dead letters, with the sink as their component.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table, pyarrow.RecordBatch or DataFrame
+        Some of the stream's columns, such as a key, with the values that are refused: every row of
+        the micro-batch that has the values of one of these rows.
+    reasons : str, exception, or sequence of them
+        Why: one for all, or one for each of `rows`.
+
+    Raises
+    ------
+    TypeError
+        If `rows` or a reason is of another type.
+    ValueError
+        If there are not as many reasons as rows.
+    """
+
+    #: The values that are refused; None if they are named by their places.
+    values: pa.Table | None
+    #: By their places: the numbers of files in `Accepted.files`, and of rows in these.
+    places: tuple[Int64s, Int64s] | None
+
+    def __init__(
+        self, rows: pa.Table | pa.RecordBatch | DataFrame, reasons: Reasons, *, _places: Any = None
+    ) -> None:
+        self.places, self.values = _places, None
+        if self.places is None:
+            self.values = _table(rows)
+        self.reasons = _reasons(reasons, len(self))
+        super().__init__(f"{len(self)} rows are refused{_told(self.reasons)}")
+
+    @classmethod
+    def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
+        """Make what a ``write_accepted`` returns or raises: rows named by their places.
+
+        Parameters
+        ----------
+        files : array_like of int
+            The number in `Accepted.files` of each refused row's file.
+        rows : array_like of int
+            The place of each in its file, as `read_with_places` gives it.
+        reasons : str, exception, or sequence of them
+            Why: one for all, or one for each.
+        """
+        of, at = _numbers(files, "files"), _numbers(rows, "rows")
+        if len(of) != len(at):
+            raise ValueError(
+                f"files has {len(of)} items and rows has {len(at)}; they must pair up one by one"
+            )
+        return cls(pa.table({}), reasons, _places=(of, at))
+
+    def __len__(self) -> int:
+        """How many rows are named."""
+        if self.places is not None:
+            return len(self.places[0])
+        assert self.values is not None
+        return len(self.values)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _table(rows: Any) -> pa.Table:
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return rows
+    if hasattr(rows, "sparkSession"):
+        return to_arrow(rows)
+    raise TypeError(
+        "rows must be a table, a batch or a DataFrame with some of the stream's columns, got "
+        f"{type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
+    )
+
+
+def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
+    found = np.asarray(values)
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise TypeError(f"{name} must be integers, got {values!r:.80}")
+    return found.astype(np.int64)
+
+
+def _reasons(reasons: Reasons, n: int) -> list[str | BaseException]:
+    several = isinstance(reasons, Sequence) and not isinstance(reasons, str)
+    found = list(reasons) if several else [reasons] * n  # type: ignore[arg-type]
+    for one in found:
+        if not isinstance(one, str | BaseException):
+            raise TypeError(f"a reason must be a text or an exception, got {type(one).__name__}")
+    if len(found) != n:
+        raise ValueError(
+            f"{len(found)} reasons are given for {n} rows; give one for each, or one for all"
+        )
+    return found  # type: ignore[return-value]
+
+
+def _told(reasons: list[str | BaseException]) -> str:
+    if not reasons:
+        return ""
+    first = reasons[0]
+    return f": {first if isinstance(first, str) else f'{type(first).__name__}: {first}'}"
