@@ -50,6 +50,7 @@ PACKAGES: dict[str, set[str]] = {
     "dead_letters": {"base", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
     "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
+    "inspect": {"base", "checkpoint", "dead_letters", "protocol"},
 }
 
 

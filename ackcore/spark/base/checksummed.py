@@ -204,10 +204,13 @@ class TableCache:
     ----------
     root : Path
         What their names start from.
+    check : bool, default True
+        Whether checksums are looked at.
     """
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, *, check: bool = True):
         self.root = root
+        self._check = check
         self._verified: set[str] = set()
         self._mapped: dict[str, pa.Table] = {}
 
@@ -220,7 +223,8 @@ class TableCache:
             As `read_table`.
         """
         if file not in self._mapped:
-            self._mapped[file] = read_table(self.root / file, check=file not in self._verified)
+            check = self._check and file not in self._verified
+            self._mapped[file] = read_table(self.root / file, check=check)
             self._verified.add(file)
         return self._mapped[file]
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 from ackcore._files.process_lock import ProcessLock
 from ackcore.spark.base.atomic import writing
@@ -68,6 +69,49 @@ class Lock:
     def close(self) -> None:
         """Release it; twice is fine, and from any thread."""
         self._file.close()
+
+
+class Holder(NamedTuple):
+    """Who holds a lock, or held it last.
+
+    Attributes
+    ----------
+    name : str
+        Its process and host.
+    holds : bool or None
+        Whether it holds it now; None where that cannot be told from this host.
+    """
+
+    name: str
+    holds: bool | None
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Tell who holds the lock of a file, without asking for it; None if there is no such file.
+
+    Raises
+    ------
+    StateError
+        If it cannot be read.
+    """
+    try:
+        name, inode = _holder(path.read_bytes()), path.stat().st_ino
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    pid, _, host = name.removeprefix("pid ").partition(" on ")
+    if host != os.uname().nodename:
+        return Holder(name, None)
+    try:
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return Holder(name, None)
+    # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF".  The device is not looked at, as some
+    # file systems show another one by stat.
+    fields = (line.split() for line in locks.splitlines())
+    held = {(each[4], each[5].rpartition(":")[2]) for each in fields if each[1] == "FLOCK"}
+    return Holder(name, (pid, str(inode)) in held)
 
 
 def _holder(found: bytes) -> str:

@@ -77,6 +77,11 @@ def counts(directory: Path, name: str) -> bool:
     return (directory / os.fsdecode(note)).exists()
 
 
+def published(directory: Path) -> list[str]:
+    """Return the names of the requests that are where queries see them, and change nothing."""
+    return _names(directory, ".arrow")
+
+
 def visible(directory: Path) -> list[str]:
     """Return the names of all requests, and publish those whose `replay` died."""
     names = _names(directory, "")

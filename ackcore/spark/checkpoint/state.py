@@ -12,6 +12,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     work/N.pinned/            the snapshot of its new rows, for careful runs
     work/N.journal/           what the calls of its bolts came to, shared by all of its runs
     replays/*.arrow           requests to send dead letters again
+    progress.jsonl            what the last micro-batches did; read by those who look, only
 
 What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
 a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the

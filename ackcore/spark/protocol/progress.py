@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -224,6 +224,18 @@ class Progress:
             f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s"
             f"{lag}{trips}{again}"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Progress:
+        """Read what `to_json` returned; a later ackcore's additions are passed over."""
+        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+        latency = known.get("latency_ms", {})
+        percents = {each.name: latency.get(each.name, 0.0) for each in fields(Percentiles)}
+        return cls(**{**known, "latency_ms": Percentiles(**percents)})
 
     def log(self) -> None:
         """Write the one line of a micro-batch to the logger ``ackcore``."""

@@ -1,0 +1,1 @@
+"""Looking at a checkpoint from outside, also while its query runs: no lock, no write, no JVM."""

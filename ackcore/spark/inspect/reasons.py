@@ -1,0 +1,203 @@
+"""Records that wait or are dead, counted by why and by how long they have been known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
+from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.notes import notes_of, sent_rows
+
+#: How old the records of a class are at most, in milliseconds; the last one has no end.
+AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
+#: An encoded `Reason`, taken apart.
+_REASON = (
+    "^[-!~][0-9]*\x1f(?P<component>[^\x1f]*)\x1f(?P<error_type>[^\x1f]*)\x1f(?P<text>(?s:.*))$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """Records of a spout that failed for one reason.
+
+    Attributes
+    ----------
+    spout, component, error_type : str
+        Whose they are, what failed them, and with what.
+    message : str
+        That of one of them.
+    records : int
+        How many.
+    oldest_ms, newest_ms : int
+        When the first and the last of them was first seen, where they wait; when they died,
+        where they are dead.
+    """
+
+    spout: str
+    component: str
+    error_type: str
+    message: str
+    records: int
+    oldest_ms: int
+    newest_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCounts:
+    """The records that wait.
+
+    Attributes
+    ----------
+    records, untried : int
+        How many; and of those the dead letters whose first turn since a replay has not come.
+    next_due_ms, oldest_ms : int or None
+        When the first is due, and when the oldest was first seen.
+    ages : tuple of int
+        How many have been known for up to each of `AGES_MS`, and how many for longer.
+    reasons : tuple of ReasonCount
+        The most frequent first.
+    """
+
+    records: int = 0
+    untried: int = 0
+    next_due_ms: int | None = None
+    oldest_ms: int | None = None
+    ages: tuple[int, ...] = (0,) * (len(AGES_MS) + 1)
+    reasons: tuple[ReasonCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadCounts:
+    """The dead letters.
+
+    Attributes
+    ----------
+    letters, sent : int
+        How many there are; and of those, how many were sent again.
+    reasons : tuple of ReasonCount
+        Of those that were not, the most frequent first.
+    """
+
+    letters: int = 0
+    sent: int = 0
+    reasons: tuple[ReasonCount, ...] = ()
+
+
+def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
+    """Count the records that wait.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a table is missing or damaged.
+    """
+    ages = np.zeros(len(AGES_MS) + 1, np.int64)
+    found: list[ReasonCount] = []
+    for spout, segments in waiting.segments().items():
+        tables = []
+        for segment in segments:
+            table = segment.table().select([REASON, FIRST_MS, DUE_MS])
+            try:
+                table.validate(full=True)  # its checksum was not looked at
+            except pa.ArrowInvalid as error:
+                raise corrupt(segment.cache.root / segment.file, f"is damaged: {error}") from error
+            first_ms = table[FIRST_MS].to_numpy()
+            ages += np.bincount(
+                np.searchsorted(AGES_MS, now_ms - first_ms, "left"), minlength=len(ages)
+            )
+            tables.append(_counted(table, REASON, FIRST_MS))
+        together = pa.concat_tables(tables)
+        parts = pc.extract_regex(together[REASON], _REASON).combine_chunks()
+        columns = [parts.field(name) for name in ("component", "error_type", "text")]
+        rest = [together[name].combine_chunks() for name in ("n", "oldest", "newest")]
+        found += _by_reason(spout, pa.table([*columns, *rest], names=_COUNTED))
+    return WaitingCounts(
+        records=waiting.rows(),
+        untried=waiting.untried,
+        next_due_ms=waiting.next_due_ms,
+        oldest_ms=waiting.oldest_ms,
+        ages=tuple(ages.tolist()),
+        reasons=_sorted(found),
+    )
+
+
+def count_dead(store: Path) -> DeadCounts:
+    """Count the letters of a store.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a file is damaged.
+    """
+    notes = notes_of(store)
+    letters = sent = 0
+    found: list[ReasonCount] = []
+    columns = ["component", "error_type", "error_message", "last_ms", "batch_id"]
+    for spout, files in files_of(store).items():
+        tables = []
+        for file in files:
+            table = read_letters(file.path, columns)
+            letters += len(table)
+            if notes:
+                times, _ = sent_rows(table["batch_id"].to_numpy(), spout, notes)
+                sent += int((times > 0).sum())
+                table = table.filter(pa.array(times == 0))
+            table = table.rename_columns(["component", "error_type", "text", "at", "batch_id"])
+            at = table["at"].cast(pa.int64())
+            table = table.select(["component", "error_type", "text"]).append_column("at", at)
+            ones = pa.repeat(1, len(table))
+            tables.append(
+                pa.table(
+                    [*table.columns[:3], ones, table["at"], table["at"]],
+                    names=_COUNTED,
+                )
+            )
+        found += _by_reason(spout, pa.concat_tables(tables))
+    return DeadCounts(letters, sent, _sorted(found))
+
+
+_COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
+
+
+def _counted(table: pa.Table, key: str, at: str) -> pa.Table:
+    """Return how often each value of a column is there, and its first and last time."""
+    found = table.group_by(key, use_threads=False).aggregate(
+        [([], "count_all"), (at, "min"), (at, "max")]
+    )
+    return found.select([key, "count_all", f"{at}_min", f"{at}_max"]).rename_columns(
+        [key, "n", "oldest", "newest"]
+    )
+
+
+def _by_reason(spout: str, table: pa.Table) -> Iterable[ReasonCount]:
+    counted = table.group_by(["component", "error_type"], use_threads=False).aggregate(
+        [("text", "first"), ("n", "sum"), ("oldest", "min"), ("newest", "max")]
+    )
+    for row in counted.to_pylist():
+        yield ReasonCount(
+            spout,
+            row["component"],
+            row["error_type"],
+            row["text_first"],
+            row["n_sum"],
+            row["oldest_min"],
+            row["newest_max"],
+        )
+
+
+def _sorted(found: Iterable[ReasonCount]) -> tuple[ReasonCount, ...]:
+    return tuple(sorted(found, key=lambda each: (-each.records, each.spout, each.component)))

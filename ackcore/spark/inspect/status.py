@@ -1,0 +1,271 @@
+"""How a query stands, read from its checkpoint while it may be running.
+
+Nothing is locked and nothing written.  A running query removes what is two micro-batches old: where
+a file goes between its name and its reading, all is read again from newer names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ackcore.spark.base.checksummed import TableCache, read_record
+from ackcore.spark.base.clocks import Clock, wall_clock_ms
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.lock import Holder, holder_of
+from ackcore.spark.base.paths import local_path, numbered
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
+from ackcore.spark.checkpoint.progress_log import read_progress
+from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.dead_letters.store_of_checkpoint import remembered
+from ackcore.spark.inspect.reasons import DeadCounts, WaitingCounts, count_dead, count_waiting
+from ackcore.spark.protocol.progress import Books, Progress
+
+#: How often what has changed meanwhile is read again.
+_TIMES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A micro-batch, and when it was done."""
+
+    at_ms: int
+    progress: Progress
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"at_ms": self.at_ms, **self.progress.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """The micro-batch that is planned and not done.
+
+    Attributes
+    ----------
+    number, planned_ms, due : int
+        Its number, its time, and how many records it runs again.
+    decided : bool
+        Whether it is on record what became of its records: sinks have their turn.
+    crashes : int
+        Runs of it in which a process died.
+    """
+
+    number: int
+    planned_ms: int
+    due: int
+    decided: bool
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a query stands.
+
+    Attributes
+    ----------
+    checkpoint : str
+        Where it is.
+    at_ms : int
+        When this was read.
+    kind : str
+        ``"stream"`` or ``"batch"``.
+    structure : mapping
+        The topology's, as `ackcore.topology.Topology.structure` has it.
+    created_ms : int
+        When the checkpoint was made.
+    ackcore : str
+        The version that made it.
+    holder : Holder or None
+        The driver that holds the checkpoint, or held it last.
+    books : Books
+        After the last micro-batch that is done.
+    last_done : int or None
+        Its number.
+    under_way : UnderWay or None
+        The one that is not done.
+    waiting : WaitingCounts
+        Records that wait for a retry.
+    dead : DeadCounts
+        The dead letters.
+    requests : int
+        Replays that no micro-batch has taken yet.
+    batches : tuple of Logged
+        The last micro-batches, the newest one last.
+    """
+
+    checkpoint: str
+    at_ms: int
+    kind: str
+    structure: Mapping[str, Any]
+    created_ms: int
+    ackcore: str
+    holder: Holder | None
+    books: Books
+    last_done: int | None
+    under_way: UnderWay | None
+    waiting: WaitingCounts
+    dead: DeadCounts
+    requests: int
+    batches: tuple[Logged, ...]
+
+    @property
+    def lag(self) -> Mapping[str, int]:
+        """By spout that reads Kafka, how far behind it was after the last micro-batch."""
+        return self.batches[-1].progress.lag if self.batches else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        books = {**self.books.to_json(), "balanced": self.books.balanced}
+        return {
+            "checkpoint": self.checkpoint,
+            "at_ms": self.at_ms,
+            "kind": self.kind,
+            "created_ms": self.created_ms,
+            "ackcore": self.ackcore,
+            "structure": self.structure,
+            "holder": None if self.holder is None else self.holder._asdict(),
+            "books": books,
+            "last_done": self.last_done,
+            "under_way": None if self.under_way is None else asdict(self.under_way),
+            "waiting": asdict(self.waiting),
+            "dead": asdict(self.dead),
+            "requests": self.requests,
+            "lag": dict(self.lag),
+            "batches": [each.to_json() for each in self.batches],
+        }
+
+
+def checkpoint_root(path: str | os.PathLike[str]) -> Path:
+    """Return ackcore's part of a checkpoint.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    given = local_path(path, "checkpoint")
+    root = given / "ackcore"
+    if not (root / "meta.json").is_file():
+        raise FileNotFoundError(
+            f"checkpoint must be the directory that start() or run_batch() was given, and {given} "
+            "has no ackcore/meta.json in it"
+        )
+    return root
+
+
+def read_status(
+    path: str | os.PathLike[str], *, batches: int = 10, clock: Clock = wall_clock_ms
+) -> Status:
+    """Tell how a query stands, whether it runs or not.
+
+    Parameters
+    ----------
+    path : path
+        Its checkpoint.
+    batches : int, default 10
+        How many of the last micro-batches are told of.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    CheckpointCorrupt, CheckpointNewer, StateError
+        If it cannot be read.
+    """
+    root = checkpoint_root(path)
+    now_ms = clock()
+    standing = _steady(root, lambda: _read(root, now_ms))
+    return Status(
+        checkpoint=str(root.parent),
+        at_ms=now_ms,
+        holder=holder_of(root / "lock"),
+        dead=count_dead(remembered(root)),
+        batches=tuple(
+            Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
+            for line in read_progress(root, batches)
+        ),
+        **standing,
+    )
+
+
+T = TypeVar("T")
+
+
+def _steady(root: Path, read: Callable[[], T]) -> T:
+    """Read what a running query may be changing, again if it did."""
+    for _ in range(_TIMES):
+        before = _names(root)
+        try:
+            return read()
+        except StateError:
+            if _names(root) == before:
+                raise
+    raise StateError(
+        f"{root} changed {_TIMES} times while it was being read; try again, when micro-batches "
+        "take longer"
+    )
+
+
+def _names(root: Path) -> list[list[int]]:
+    batches = root / "batches"
+    return [numbered(batches, ".plan"), numbered(batches, ".done"), numbered(root / "state")]
+
+
+def _read(root: Path, now_ms: int) -> dict[str, Any]:
+    meta = read_record(root / "meta.json", "meta.json")
+    if meta is None:
+        raise StateError(f"{root / 'meta.json'} is not there any more")
+    records = RecordFiles(root, meta["deployment_key"])
+    plans, dones, _ = _names(root)
+    last_done = max(dones, default=None)
+    cache = TableCache(root / "state", check=False)
+    done = None if last_done is None else _decision(records, cache, last_done)
+    taken = {name for number in plans for name in _taken(records, number)}
+    directory = root / "replays"
+    requested = [name for name in replays.published(directory) if name not in taken]
+    return {
+        "kind": meta["kind"],
+        "structure": meta["structure"],
+        "created_ms": meta["created_ms"],
+        "ackcore": meta["ackcore"],
+        "books": Books() if done is None else Books.from_json(done.totals),
+        "last_done": last_done,
+        "under_way": _under_way(records, cache, max(plans, default=-1), last_done),
+        "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
+        "requests": len(requested),
+    }
+
+
+def _decision(records: RecordFiles, cache: TableCache, number: int) -> BatchDecision:
+    body = records.read(f"state/{number}/manifest.json")
+    if body is None:
+        raise StateError(
+            f"{records.root / 'state' / str(number) / 'manifest.json'} is missing, though "
+            f"micro-batch {number} is done. Restore the checkpoint from a backup"
+        )
+    return BatchDecision.of(cache, body)
+
+
+def _taken(records: RecordFiles, number: int) -> tuple[str, ...]:
+    body = records.read(f"batches/{number}.plan")
+    return () if body is None else Plan.of(body).replays
+
+
+def _under_way(
+    records: RecordFiles, cache: TableCache, number: int, last_done: int | None
+) -> UnderWay | None:
+    if number == (-1 if last_done is None else last_done):
+        return None
+    body = records.read(f"batches/{number}.plan")
+    if body is None:
+        return None
+    plan = Plan.of(body)
+    decided = records.read(f"state/{number}/manifest.json") is not None
+    return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes)
