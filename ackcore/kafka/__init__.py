@@ -3,7 +3,8 @@
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
 without a group; `Consumer` is a member of a group that commits exactly what is done; `Cluster`
 knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
-a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark.
+a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark,
+and `KafkaGroup` is told what is done of one of Spark's own.
 """
 
 try:
@@ -31,6 +32,7 @@ from ackcore.kafka.cluster import (
 from ackcore.kafka.consumer import Consumer, ConsumerStats
 from ackcore.kafka.dead_letters import DeadLetterLoop
 from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.group import KafkaGroup
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
@@ -50,6 +52,7 @@ __all__ = [
     "ConsumerStats",
     "DeadLetterLoop",
     "Failure",
+    "KafkaGroup",
     "KafkaRecord",
     "KafkaSpout",
     "LogTruncated",

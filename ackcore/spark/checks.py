@@ -17,6 +17,7 @@ from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_frame, refuse_session
 from ackcore.spark.base.sources import emitted_schema, source_schema
+from ackcore.spark.base.streams import reads_kafka, streams_in
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
@@ -100,6 +101,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     for name, spout in topology.spouts.items():
         if spout.kind is None:
             _check_source(spout, streaming)
+            _check_group(spout, streaming)
             kept = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
         else:
             kept = source_schema(spout)
@@ -133,6 +135,23 @@ def _check_source(spout: Spout, streaming: bool) -> None:
         raise ValueError(
             f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
             "read it with spark.readStream"
+        )
+
+
+def _check_group(spout: Spout, streaming: bool) -> None:
+    if spout.group is None:
+        return
+    if not streaming:
+        raise ValueError(
+            f"spout {spout.name!r} has a commit_group, which is told of a stream; use start(), "
+            "with trigger={'availableNow': True} to end with what there is"
+        )
+    streams = streams_in(spout.source)
+    if len(streams) != 1 or not reads_kafka(streams[0]):
+        named = ", ".join(node.nodeName() for node in streams)
+        raise ValueError(
+            f"spout {spout.name!r} has a commit_group, so its source must read one stream, "
+            f"spark.readStream.format('kafka'); it reads {len(streams)}: {named}"
         )
 
 

@@ -36,7 +36,7 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
-from ackcore.spark.kafka import kafka_sources
+from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.protocol.act import DeadLetterWriter, Stopped
 from ackcore.spark.protocol.batch import Engine
@@ -123,6 +123,7 @@ class Stream:
         self.error: Exception | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
         self._sinks = tuple(topology.sinks.values())
+        self._groups = frame_groups(topology, state, checkpoint / "spark" / "offsets")
         self._offsets = kafka_sources(topology, spark, state, ends=available_now)
         self._engine = Engine(
             topology,
@@ -132,6 +133,7 @@ class Stream:
             clock=clock,
             pause=self._pause,
             offsets=self._offsets,
+            groups=self._groups,
         )
         self.books = self._engine.books
         self._limit = DeathLimit(max_dead, self.books, self._engine.clock(), checkpoint)
@@ -164,14 +166,18 @@ class Stream:
             self.spark_query = self._begin()
         except BaseException:
             self._beats.close()
-            if self._offsets is not None:
-                self._offsets.close()
+            self._close_kafka()
             raise
         for one in (self._pacemaker, self._watch):
             if one is not None:
                 one.start()
         self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
         self._thread.start()
+
+    def _close_kafka(self) -> None:
+        for one in (self._offsets, self._groups):
+            if one is not None:
+                one.close()
 
     def _begin(self) -> StreamingQuery:
         """Start Spark's query, with what there is at the checkpoint."""
@@ -248,8 +254,7 @@ class Stream:
             for one in (self._pacemaker, self._watch):
                 if one is not None:
                     one.stop()
-            if self._offsets is not None:
-                self._offsets.close()
+            self._close_kafka()
             self._beats.close()
             writers = {sink.name: sink.writer for sink in self._sinks}
             release_sinks(writers, f"{self._state.deployment_key:016x}")

@@ -32,7 +32,7 @@ from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout, kind_of
 from ackcore.topology.settings import Settings, check_keywords
 
 #: What tells a Kafka record from all others, and all columns that Spark's Kafka source has.
-_KAFKA_ID = ("topic", "partition", "offset")
+_KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
 
@@ -146,6 +146,7 @@ class TopologyBuilder:
         message_id: str | Sequence[str] | None = None,
         tracked: bool = True,
         unique: bool = False,
+        commit_group: Any = None,
     ) -> None:
         """Declare where records come from.
 
@@ -164,6 +165,9 @@ class TopologyBuilder:
             Whether its records are tracked and retried; those of an untracked spout are not.
         unique : bool, default False
             Whether `message_id` is known to be unique, so that nothing need check it.
+        commit_group : ackcore.kafka.KafkaGroup, optional
+            Of a stream of Spark's own Kafka source, with its columns topic, partition and offset:
+            the group that is told after each micro-batch what is done.
 
         Raises
         ------
@@ -181,7 +185,14 @@ class TopologyBuilder:
             elif {*_KAFKA_ID, "value"} <= set(fields):
                 # With columns taken away or added it may have been exploded, and is checked.
                 ids, unique = _KAFKA_ID, unique or set(fields) - _KAFKA_OPTIONAL == _KAFKA
-        self._spouts.append(Spout(name, source, fields, ids, bool(tracked), bool(unique)))
+        if commit_group is not None and getattr(type(commit_group), "commits_to", None) is None:
+            raise TypeError(
+                f"commit_group of spout {name!r} must be an ackcore.kafka.KafkaGroup or None, "
+                f"got {type(commit_group).__name__} {commit_group!r}"
+            )
+        self._spouts.append(
+            Spout(name, source, fields, ids, bool(tracked), bool(unique), commit_group)
+        )
 
     def bolt(self, name: str, bolt: Component, *, parallelism: int | None = None) -> BoltDeclarer:
         """Declare a bolt.

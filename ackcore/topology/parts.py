@@ -45,6 +45,8 @@ class Spout:
         Whether its records are retried until they are ACKED or DEAD.
     unique : bool
         Whether `message_id` is known to be unique, so that nothing need check it.
+    group : KafkaGroup or None
+        Who is told which offsets are done, if the source is Spark's own for Kafka.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Spout:
     message_id: tuple[str, ...]
     tracked: bool
     unique: bool
+    group: Any = None
 
     @property
     def kind(self) -> str | None:

@@ -37,6 +37,8 @@ from ackcore.topology.settings import MAX_PARALLELISM
 #: What our own columns begin with, beside a user's.
 RESERVED = "_ackcore_"
 MAX_NAME = 64
+#: What tells a Kafka record from all others.
+KAFKA_ID = ("topic", "partition", "offset")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -194,6 +196,20 @@ def _spout(spout: Spout) -> Iterator[str]:
         yield (
             f"unique=True of {subject} says that its message ids need no check, and it has none; "
             "name their columns in message_id, or leave unique out"
+        )
+    if spout.group is None:
+        return
+    if spout.kind is not None:
+        yield f"commit_group of {subject}: a KafkaSpout has a group_id of its own, give it that"
+    elif lacks := [column for column in KAFKA_ID if column not in spout.fields]:
+        yield (
+            f"commit_group of {subject} is told offsets, and its source has no column "
+            f"{listed(lacks)}; keep those of Spark's Kafka source"
+        )
+    if not spout.tracked:
+        yield (
+            f"commit_group of {subject} is told what is done, which is known of tracked records "
+            "only; leave tracked=False out"
         )
 
 

@@ -46,10 +46,14 @@ def java() -> str:
 
 
 def jars() -> Path:
-    """Return the directory of the jars, which are downloaded once, or raise `Unavailable`."""
-    wanted = POM.read_text(encoding="utf-8")
+    """Return the directory of a broker's jars, or raise `Unavailable`."""
     default = HERE.parent.parent / "build" / "kafka-jars"
-    directory = Path(os.environ.get("ACKCORE_KAFKA_JARS", default))
+    return downloaded(POM, Path(os.environ.get("ACKCORE_KAFKA_JARS", default)), "a Kafka broker")
+
+
+def downloaded(pom: Path, directory: Path, what: str, *options: str) -> Path:
+    """Return where the jars are that a pom names, downloaded once, or raise `Unavailable`."""
+    wanted = pom.read_text(encoding="utf-8")
     complete = directory / "pom.xml"  # the one they were downloaded for; written last
     directory.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{directory}.lock").open("w") as lock:
@@ -58,16 +62,14 @@ def jars() -> Path:
             return directory
         maven = shutil.which("mvn")
         if maven is None:
-            raise Unavailable("a Kafka broker's jars come through Maven, there is no mvn")
+            raise Unavailable(f"{what}'s jars come through Maven, there is no mvn")
         shutil.rmtree(directory, ignore_errors=True)
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={directory}"]
-        command = [maven, "-B", "-q", "-f", str(POM), *goal]
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={directory}", *options]
+        command = [maven, "-B", "-q", "-f", str(pom), *goal]
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode:
             said = (ended.stdout + ended.stderr).strip().splitlines()
-            raise Unavailable(
-                "Maven could not download a Kafka broker's jars: " + " / ".join(said[:3])
-            )
+            raise Unavailable(f"Maven could not download {what}'s jars: " + " / ".join(said[:3]))
         complete.write_text(wanted, encoding="utf-8")
     return directory
 

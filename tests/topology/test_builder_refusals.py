@@ -357,3 +357,30 @@ def test_unique_is_said_of_a_message_id(builder, make):
         "unique=True of spout 's' says that its message ids need no check, and it has none; "
         "name their columns in message_id, or leave unique out"
     )
+
+
+class Group:
+    """As `TopologyBuilder.spout` knows one of Kafka."""
+
+    commits_to = "kafka"
+
+
+def test_a_commit_group_needs_offsets(make):
+    builder = make.word_count()
+    builder.spout("x", make.frame("topic", "value"), commit_group=Group())
+    builder.sink("x", make.write)
+    said = refusal(builder)
+    assert "is told offsets, and its source has no column 'partition', 'offset'" in said
+
+
+def test_a_commit_group_needs_tracked_records(make):
+    builder = make.word_count()
+    columns = ("topic", "partition", "offset")
+    builder.spout("x", make.frame(*columns), commit_group=Group(), tracked=False)
+    builder.sink("x", make.write)
+    assert "which is known of tracked records only" in refusal(builder)
+
+
+def test_a_commit_group_is_one(make):
+    with pytest.raises(TypeError, match=r"must be an ackcore\.kafka\.KafkaGroup"):
+        TopologyBuilder().spout("x", make.frame("topic"), commit_group="g")

@@ -1,10 +1,12 @@
 """Spouts that read Kafka: which offsets a micro-batch takes, what reads them, what is committed.
 
-Of this package other parts import nothing but `kafka_sources`, as not everyone has confluent-kafka.
+Of this package other parts import nothing but `kafka_sources` and `frame_groups`, as not everyone
+has confluent-kafka.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -13,6 +15,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.topology.builder import Topology
 
 if TYPE_CHECKING:
+    from ackcore.spark.kafka.frame_groups import FrameGroups
     from ackcore.spark.kafka.sources import KafkaSources
 
 
@@ -35,3 +38,24 @@ def kafka_sources(
     from ackcore.spark.kafka.sources import KafkaSources  # noqa: PLC0415
 
     return KafkaSources.of(topology, spark, state, ends=ends, once=once)
+
+
+def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
+    """Return the groups that are told of DataFrames, None if there are none.
+
+    What is done is committed.
+
+    Parameters
+    ----------
+    topology, state
+        What runs, on which checkpoint.
+    log : Path
+        Spark's own log of offsets.
+    """
+    if all(spout.group is None for spout in topology.spouts.values()):
+        return None
+    from ackcore.spark.kafka.frame_groups import FrameGroups  # noqa: PLC0415
+
+    groups = FrameGroups(topology, state.deployment_key, log)
+    groups.recall(state)
+    return groups

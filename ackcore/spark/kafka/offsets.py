@@ -21,7 +21,8 @@ from ackcore.kafka.cluster import (
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.commits import states
+from ackcore.spark.kafka.groups import Key, ToldGroup
 from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import (
     OffsetPlan,
@@ -38,10 +39,6 @@ _log = logging.getLogger("ackcore")
 
 #: Offsets of the first micro-batch, before it is known how many a second go through.
 _FIRST = 100_000
-#: After so long the group is told what it was told before, too: brokers forget offsets in time.
-_REPEAT_S = 3600.0
-
-Key = tuple[str, int]
 #: Offsets by topic and partition.
 Offsets = Mapping[Key, int]
 
@@ -66,7 +63,6 @@ class SpoutOffsets:
     def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
         self.name = name
         self.spout = spout
-        self._deployment = deployment
         #: The plan of the last micro-batch that is done.
         self._done: OffsetPlan | None = None
         self._cluster = Cluster(spout.client)
@@ -77,12 +73,11 @@ class SpoutOffsets:
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
         self._was_read = False
-        #: What the group was told of each partition.
-        self._told: dict[Key, tuple[int, str]] = {}
-        self._repeat_at = 0.0
+        self._group = (
+            None if spout.group_id is None else ToldGroup(name, spout.group_id, deployment)
+        )
         #: Where it was not told yet what is done from there on.
         self._untold: dict[Key, int] = {}
-        self._complained = False
         self.intake = Intake(spout)
         #: A cluster is asked by one thread at a time.
         self._asking = threading.Lock()
@@ -384,41 +379,16 @@ class SpoutOffsets:
         after = {}
         for topic, partition, state in states(plan, waiting):
             after[topic, partition] = state
-        group = self.spout.group_id
-        if group is None:
+        if self._group is None:
             done = {each: state.committable for each, state in after.items()}
         else:
-            commits = {
-                each: commit_of(*each, state, self._deployment) for each, state in after.items()
-            }
-            new = {each: one for each, one in commits.items() if self._told.get(each) != one}
-            now = time.monotonic()
-            if now >= self._repeat_at:
-                new, self._repeat_at = commits, now + _REPEAT_S
-            self._tell(group, new)
+            told = self._group.tell(self._cluster, self._asking, after)
             for each, state in after.items():
                 self._untold.setdefault(each, state.committable)
-            done = {**self._untold, **{each: offset for each, (offset, _) in self._told.items()}}
+            done = {**self._untold, **told}
         return sum(
             max(0, one.end - done[topic, partition]) for topic, partition, one in plan.each()
         )
-
-    def _tell(self, group: str, commits: Mapping[Key, tuple[int, str]]) -> None:
-        if not commits:
-            return
-        with self._asking:
-            answers = self._cluster.commit(group, commits)
-        self._told.update({each: commits[each] for each in answers.found})
-        if answers.failed and not self._complained:
-            _log.warning(
-                "spout %s: what is done of %d partitions cannot be committed to group %s, which "
-                "is tried again with the next micro-batch: %s",
-                self.name,
-                len(answers.failed),
-                group,
-                next(iter(answers.failed.values())).text,
-            )
-        self._complained = bool(answers.failed)
 
 
 def _unanswered(what: str, failed: Mapping[Any, Failure]) -> ConnectionError:

@@ -59,6 +59,13 @@ class OffsetSources(PlannedRows, Protocol):
         """Tell the sources what is done after a micro-batch; return each spout's lag."""
 
 
+class Groups(Protocol):
+    """Who is told what is done of DataFrames."""
+
+    def done(self, decision: BatchDecision) -> Mapping[str, int]:
+        """Tell them after a micro-batch; return each spout's lag."""
+
+
 class Engine:
     """Takes micro-batches through the protocol, one after the other.
 
@@ -80,6 +87,8 @@ class Engine:
         What runs on Spark.
     offsets : OffsetSources, optional
         The spouts whose rows are ranges of offsets.
+    groups : Groups, optional
+        Who is told what is done of other spouts.
     """
 
     def __init__(
@@ -93,9 +102,11 @@ class Engine:
         pause: Pause | None = None,
         jobs: Jobs | None = None,
         offsets: OffsetSources | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self.topology = topology
         self._offsets = offsets
+        self._groups = groups
         self.state = state
         self._spark = spark
         self._write_dead_letters = write_dead_letters
@@ -266,10 +277,13 @@ class Engine:
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
         """Tell sources of offsets what is done, after the mark; return each spout's lag."""
+        lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
-        if self._offsets is None or plan is None:
-            return {}
-        return self._offsets.done(plan, decision)
+        if self._offsets is not None and plan is not None:
+            lag |= self._offsets.done(plan, decision)
+        if self._groups is not None:
+            lag |= self._groups.done(decision)
+        return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
         """Record that the driver was interrupted, so that the next one counts no crash."""

@@ -1,0 +1,170 @@
+"""Groups that are told what is done of streams of Spark's own Kafka source.
+
+Spark has the offsets of each micro-batch in its log before it calls us, so that they are known
+again after a crash: below those of the last one that is done, all is done but what waits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.kafka.cluster import Cluster
+from ackcore.spark.base.streams import streams_in
+from ackcore.spark.checkpoint.decisions import BatchDecision
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.kafka.commits import states
+from ackcore.spark.kafka.groups import Key, ToldGroup
+from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.topology.builder import Topology
+from ackcore.topology.parts import Spout
+
+_log = logging.getLogger("ackcore")
+
+
+class FrameGroups:
+    """The groups of a topology whose records come from Spark's own Kafka source.
+
+    Parameters
+    ----------
+    topology : Topology
+        Its spouts in the order of the checkpoint.
+    deployment : int
+        Which checkpoint the commits are of.
+    log : Path
+        Spark's own log of offsets.
+    """
+
+    def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
+        self._log = log
+        self._groups: list[_FrameGroup] = []
+        #: Spark's sources have the numbers that they come in, and the heartbeat has the last.
+        number = 0
+        for spout in topology.spouts.values():
+            if spout.group is not None:
+                self._groups.append(_FrameGroup(spout, number, deployment))
+            if spout.kind is None:
+                number += len(streams_in(spout.source))
+        self._sources = number + 1
+        self._complained = False
+
+    def recall(self, state: State) -> None:
+        """Commit what a driver may have marked that died before it committed."""
+        decision = None if state.last_done is None else state.decision(state.last_done)
+        if decision is not None:
+            self.done(decision)
+
+    def done(self, decision: BatchDecision) -> Mapping[str, int]:
+        """Commit what is done after a micro-batch; return each spout's lag."""
+        try:
+            text = (self._log / str(decision.number)).read_text("utf-8")
+            offsets = read_offsets(text, self._sources)
+            return {
+                one.name: one.done(offsets[one.number], decision.waiting.tables(one.name))
+                for one in self._groups
+            }
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            # What is done is in the checkpoint, and the next commit says all of it.
+            if not self._complained:
+                _log.warning("Spark's log does not say what groups are to be told: %r", error)
+            self._complained = True
+            return {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        for one in self._groups:
+            one.cluster.close()
+
+
+class _FrameGroup:
+    """The group of one spout, whose source has this number in Spark's log."""
+
+    def __init__(self, spout: Spout, number: int, deployment: int) -> None:
+        self.name = spout.name
+        self.number = number
+        self.cluster = Cluster(spout.group.client)
+        self._group = ToldGroup(spout.name, spout.group.group_id, deployment)
+        self._asking = threading.Lock()
+        #: Where it was not told yet what is done.
+        self._untold: dict[Key, int] = {}
+
+    def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
+        """Commit what is done; return how far the group is from the ends, as far as is known."""
+        plan = OffsetPlan(_positions(offsets))
+        after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
+        for each, state in after.items():
+            self._untold.setdefault(each, state.committable)
+        told = {**self._untold, **self._group.tell(self.cluster, self._asking, after)}
+        with self._asking:
+            ends = self.cluster.watermarks(after).found
+        return sum(
+            max(0, (ends[each].high if each in ends else offsets[each]) - told[each])
+            for each in after
+        )
+
+
+def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
+    found: dict[str, dict[int, Position]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[partition] = Position(offset, offset, "")
+    return found
+
+
+def read_offsets(text: str, sources: int) -> dict[int, dict[Key, int]]:
+    """Return up to where a micro-batch goes, by number of source: of those that read Kafka.
+
+    Parameters
+    ----------
+    text : str
+        What Spark has noted of it.
+    sources : int
+        How many there are.
+
+    Raises
+    ------
+    ValueError
+        If it is noted of another number, so that it is unknown which is which.
+    """
+    version, _, *lines = text.split("\n")
+    if version == "v1":
+        if len(lines) != sources:
+            raise ValueError(
+                f"{len(lines)} sources are in it, and {sources} in the plan of the query: "
+                "each spout must have a DataFrame of its own"
+            )
+        noted = dict(enumerate(lines))
+    else:
+        # Format 2 has the number before each offset, and no line for a source without one.
+        named = (line.partition(":") for line in lines)
+        noted = {int(number): offset for number, _, offset in named if number.isdigit()}
+    return {
+        number: {
+            (topic, int(partition)): offset
+            for topic, partitions in found.items()
+            for partition, offset in partitions.items()
+        }
+        for number, line in noted.items()
+        if _is_kafkas(found := _json(line))
+    }
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # a source that has nothing yet
+        return None
+
+
+def _is_kafkas(found: Any) -> bool:
+    """Whether it is an offset as Spark's Kafka source has it: by topic and partition."""
+    return isinstance(found, dict) and all(
+        isinstance(each, dict)
+        and all(isinstance(offset, int) and name.isdigit() for name, offset in each.items())
+        for each in found.values()
+    )

@@ -1,0 +1,79 @@
+"""What a consumer group is told: what is done of its partitions, after each micro-batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from ackcore import OffsetState
+from ackcore.kafka.cluster import Cluster
+from ackcore.spark.kafka.commits import commit_of
+
+_log = logging.getLogger("ackcore")
+
+#: After so long the group is told what it was told before, too: brokers forget offsets in time.
+_REPEAT_S = 3600.0
+
+Key = tuple[str, int]
+
+
+class ToldGroup:
+    """A group that is told what is done.
+
+    Parameters
+    ----------
+    spout : str
+        Whose records they are.
+    group_id : str
+        Its name.
+    deployment : int
+        Which checkpoint the commits are of.
+    """
+
+    def __init__(self, spout: str, group_id: str, deployment: int) -> None:
+        self._spout = spout
+        self._group_id = group_id
+        self._deployment = deployment
+        #: What it was told of each partition.
+        self._told: dict[Key, tuple[int, str]] = {}
+        self._repeat_at = 0.0
+        self._complained = False
+
+    def tell(
+        self, cluster: Cluster, asking: threading.Lock, done: Mapping[Key, OffsetState]
+    ) -> dict[Key, int]:
+        """Commit what is done; return the offsets that were committed, of partitions that have one.
+
+        A commit that fails is repeated with the next one: what was told is what arrived.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            Which is asked.
+        asking : threading.Lock
+            Held meanwhile: a cluster is asked by one thread at a time.
+        done : mapping
+            By partition.
+        """
+        commits = {each: commit_of(*each, state, self._deployment) for each, state in done.items()}
+        new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+        now = time.monotonic()
+        if now >= self._repeat_at:
+            new, self._repeat_at = commits, now + _REPEAT_S
+        if new:
+            with asking:
+                answers = cluster.commit(self._group_id, new)
+            self._told.update({each: new[each] for each in answers.found})
+            if answers.failed and not self._complained:
+                _log.warning(
+                    "spout %s: what is done of %d partitions cannot be committed to group %s, "
+                    "which is tried again with the next micro-batch: %s",
+                    self._spout,
+                    len(answers.failed),
+                    self._group_id,
+                    next(iter(answers.failed.values())).text,
+                )
+            self._complained = bool(answers.failed)
+        return {each: offset for each, (offset, _) in self._told.items()}

@@ -1,0 +1,178 @@
+"""Spark's own Kafka source as a spout, and the group that is told what is done of it."""
+
+from __future__ import annotations
+
+import sys
+
+import broker
+import pytest
+from connector import connector_spark
+from pyspark import cloudpickle
+from streams import until
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+import test_kafka_spout as spouts
+from test_kafka_spout import Kept, Take
+
+from ackcore.kafka import KafkaGroup
+from ackcore.offsets import decode_metadata
+from ackcore.spark import dead_letters, run_batch, start
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.kafka.frame_groups import read_offsets
+from ackcore.spark.protocol import batch, runs
+from ackcore.topology import TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(spouts)
+
+LONG = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+
+
+@pytest.fixture(scope="module")
+def connected(live_spark):
+    with connector_spark(live_spark, broker) as session:
+        yield session
+
+
+@pytest.fixture
+def kept():
+    return Kept()
+
+
+def lines(spark, kafka, topic, **options):
+    reader = spark.readStream.format("kafka").option("subscribe", topic)
+    reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    for name, value in {"startingOffsets": "earliest", **options}.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+def writer(sink, name):
+    def write(frame, number):
+        sink.rows[name, number] = sorted(tuple(row) for row in frame.collect())
+
+    return write
+
+
+def topology(sink, settings=None, /, **sources):
+    """Each spout is a frame and its group."""
+    builder = TopologyBuilder()
+    for name, (frame, group) in sources.items():
+        builder.spout(name, frame, commit_group=group)
+        builder.bolt(f"take_{name}", Take()).shuffle(name)
+        builder.sink(f"take_{name}", writer(sink, name), name=f"sink_{name}")
+    settings = {"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **(settings or {})}
+    return builder.build(**settings)
+
+
+def test_a_group_is_told_what_is_done_of_sparks_own_source(
+    connected, kafka_broker, checkpoint, kept, running
+):
+    """The done prefix, and above it the holes; to the end when what waited is done."""
+    topic, group = kafka_broker.new_topic(2), kafka_broker.new_group()
+    kafka_broker.produce(topic, [b"a", b"bad", b"b", b"c"], 0)
+    kafka_broker.produce(topic, [b"d"], 1)
+    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
+    it = topology(kept, LONG, lines=(lines(connected, kafka_broker, topic), told))
+    on = running(it, connected, checkpoint)
+    until(lambda: on.progress is not None and on.progress.records, on)
+    offset, metadata = kafka_broker.committed(group, topic, 0)
+    state = decode_metadata(topic, 0, offset, metadata).state
+    assert (offset, state.hole_starts.tolist(), state.end) == (1, [1], 4)
+    assert kafka_broker.committed(group, topic, 1)[0] == 1
+    assert on.progress.lag == {"lines": 3}
+    on.stop()
+    assert kept.texts == ["a", "b", "c", "d"]
+
+
+def test_two_spouts_have_a_group_each_and_the_dead_are_done(
+    connected, kafka_broker, checkpoint, kept
+):
+    topics = [kafka_broker.new_topic() for _ in range(2)]
+    groups = [kafka_broker.new_group() for _ in range(2)]
+    for topic in topics:
+        kafka_broker.produce(topic, [b"a", b"bad", b"flaky", topic.encode()])
+    some = {
+        f"lines{i}": (
+            lines(connected, kafka_broker, topic, maxOffsetsPerTrigger=3),
+            KafkaGroup(group, kafka_broker.bootstrap_servers),
+        )
+        for i, (topic, group) in enumerate(zip(topics, groups, strict=True))
+    }
+    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == sorted(["a", "flaky"] * 2 + topics)
+    assert on.progress.lag == {"lines0": 0, "lines1": 0}
+    assert [kafka_broker.committed(*each)[0] for each in zip(groups, topics, strict=True)] == [4, 4]
+    found = {row.message_id for row in dead_letters(checkpoint, connected).collect()}
+    assert found == {f'["{topic}", 0, 1]' for topic in topics}
+
+
+@pytest.mark.parametrize("step", ["planned", "decided", "marked"])
+def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
+    connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
+):
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    kafka_broker.produce(topic, [b"a", b"bad", b"b"])
+    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
+    it = topology(kept, lines=(lines(connected, kafka_broker, topic), told))
+
+    def failpoint(name, n=None):
+        if name == step:
+            raise FailpointReached(name)
+
+    with monkeypatch.context() as patch:
+        for module in (batch, runs):
+            patch.setattr(module, "failpoint", failpoint)
+        with pytest.raises(Exception, match=step):
+            running(it, connected, checkpoint).await_termination(300)
+    assert kafka_broker.committed(group, topic)[0] == -1001
+    on = running(it, connected, checkpoint)
+    if step == "marked":
+        assert kafka_broker.committed(group, topic)[0] == 1
+    on.process_all_available()
+    assert kept.offsets == [(0, 0), (0, 2)]
+    assert (on.books.records, on.books.dead) == (3, 1)
+    assert kafka_broker.committed(group, topic)[0] == 3
+
+
+# ----------------------------------------------------------------------------- without a connector
+
+
+def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
+    group = KafkaGroup("g", "nowhere:1")
+    rate = spark.readStream.format("rate").load()
+    columns = {"topic": "'t'", "partition": "0", "offset": "value"}
+    frame = rate.selectExpr(
+        "cast(value as string) value", *(f"{v} as {k}" for k, v in columns.items())
+    )
+    with pytest.raises(
+        ValueError, match=r"must read one stream, .*; it reads 1: StreamingRelation"
+    ):
+        start(topology(kept, lines=(frame, group)), spark, checkpoint)
+    bounded = spark.createDataFrame([], "topic string, partition int, offset bigint, value binary")
+    with pytest.raises(
+        ValueError, match="spout 'lines' has a commit_group, which is told of a str"
+    ):
+        run_batch(topology(kept, lines=(bounded, group)), spark, checkpoint)
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "sources", "found"),
+    [
+        ('v1\n{}\n{"t":{"0":7,"1":2}}\n-', 2, {0: {("t", 0): 7, ("t", 1): 2}}),
+        ('v1\n{}\n{"logOffset":3}\n{"t":{"0":7}}\n{"logOffset":0}', 3, {1: {("t", 0): 7}}),
+        ('v1\n{}\n5\n{}\n-', 3, {1: {}}),
+        ('v2\n{}\n1:{"t":{"0":7}}\n2:{"logOffset":0}', 3, {1: {("t", 0): 7}}),
+    ],
+)  # fmt: skip
+def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
+    assert read_offsets(text, sources) == found
+
+
+def test_a_log_of_another_number_of_sources_says_nothing():
+    """Two spouts that share a DataFrame are one source to Spark: the numbers would be others'."""
+    with pytest.raises(ValueError, match="2 sources are in it, and 3"):
+        read_offsets('v1\n{}\n{"t":{"0":7}}\n-', 3)
