@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-compare mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -86,6 +86,12 @@ bench-flow: java .venv/.built .venv/.bench ## flow control: its cost, 12 real HT
 bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
 
+docs: .venv/.built .venv/.docs ## the documentation, in build/docs/html; a warning is an error
+	@mkdir -p build/docs/drawn
+	@$(PY) -m bench.plot bench/README.md build/docs/drawn/rates.svg
+	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs/html $(ARGS)
+	@echo "ackcore: build/docs/html/index.html"
+
 mutations: java .venv/.built ## put known bugs in, one by one, and see each caught by its test
 	@$(PY) tests/mutations.py $(ARGS)
 
@@ -152,6 +158,6 @@ $(PY):
 	    >build/install.log 2>&1 || { cat build/install.log; exit 1; }
 	@touch $@
 
-.venv/.lint .venv/.bench: .venv/.%: .venv/.tools
+.venv/.lint .venv/.bench .venv/.docs: .venv/.%: .venv/.tools
 	@$(PY) -m pip install -q --group $*
 	@touch $@

@@ -1,20 +1,22 @@
 """Draw rate against roots in flight for every peer: ``python -m bench.plot out.json rates.svg``.
 
-``out.json`` is what ``make bench ARGS=--benchmark-json=out.json`` wrote. Both axes are logarithmic.
+``out.json`` is what ``make bench ARGS=--benchmark-json=out.json`` wrote; ``bench/README.md`` may
+stand in its place, whose table has such a run's medians. Both axes are logarithmic.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import sys
 from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 860, 520
-LEFT, RIGHT, TOP, BOTTOM = 70, 250, 50, 50  # margins; the names stand in the right one
+WIDTH, HEIGHT = 900, 520
+LEFT, RIGHT, TOP, BOTTOM = 70, 290, 50, 50  # margins; the names stand in the right one
 COLOURS = ("#1f5fa8", "#555555", "#c2571a", "#3a8a3a", "#8a4fa3", "#a8324a", "#8c6d1f", "#2a8f8f")
 OURS, LIMIT = "ackcore", "LIMIT"
 
@@ -32,6 +34,24 @@ def rates_in(report: dict[str, object]) -> Rates:
         name: {size: statistics.median(rates) for size, rates in sorted(by_size.items())}
         for name, by_size in found.items()
     }
+
+
+#: A row of the table of results: how many were in flight, against whom, and both rates.
+_ROW = re.compile(
+    r"^\| ([\d,]+) in flight: ackcore / ([^(|]+?) \(([\d.]+) / ([\d.]+) M records/s\) \|",
+    re.MULTILINE,
+)
+
+
+def rates_written(table: str) -> Rates:
+    """The same from the first table of results in ``bench/README.md``."""
+    found: Rates = {}
+    for in_flight, name, ours, theirs in _ROW.findall(table):
+        size = int(in_flight.replace(",", ""))
+        # Measured once against each peer: the one beside LIMIT stands for all.
+        found.setdefault(OURS, {}).setdefault(size, float(ours) * 1e6)
+        found.setdefault(name, {}).setdefault(size, float(theirs) * 1e6)
+    return found
 
 
 def decades(values: list[float]) -> tuple[int, int]:
@@ -111,11 +131,15 @@ def main() -> None:
     """Read the report, write the picture."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    report = json.loads(Path(sys.argv[1]).read_text())
-    rates = rates_in(report)
+    text = Path(sys.argv[1]).read_text(encoding="utf-8")
+    if sys.argv[1].endswith(".md"):
+        rates, title = rates_written(text), "bench/README.md says on which machine, and how"
+    else:
+        report = json.loads(text)
+        rates, title = rates_in(report), report["machine"]
     if not rates:
         raise SystemExit(f"{sys.argv[1]} has no contest of bench_ledger.py in it")
-    Path(sys.argv[2]).write_text(svg(rates, report["machine"]))
+    Path(sys.argv[2]).write_text(svg(rates, title))
 
 
 if __name__ == "__main__":

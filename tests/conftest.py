@@ -291,22 +291,31 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture
 def run_readme():
-    """``run_readme(on_spark, **names)`` runs the README's sessions of one kind, each by itself."""
+    """``run_readme(on_spark, **names)`` runs the sessions of one kind, each by itself.
+
+    Those of the README and, where they are, of ``docs/``; each has a ``folder`` of its own.
+    """
 
     def run_readme(on_spark, on_kafka=False, **names):
-        text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-        fences = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        root = Path(__file__).parent.parent
         sessions = [
-            fence
-            for fence in fences
+            (page.name, fence)
+            for page in [root / "README.md", *sorted(root.glob("docs/*.md"))]
+            for fence in re.findall(
+                r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+            )
             if ">>>" in fence
             and ("spark." in fence) is on_spark
             and ("ackcore.kafka" in fence) is on_kafka
         ]
         assert sessions
         report = []
-        for session in sessions:
-            test = doctest.DocTestParser().get_doctest(session, dict(names), "README.md", None, 0)
+        for number, (page, session) in enumerate(sessions):
+            given = dict(names)
+            if "folder" in names:
+                given["folder"] = names["folder"] / str(number)
+                given["folder"].mkdir()
+            test = doctest.DocTestParser().get_doctest(session, given, page, None, 0)
             doctest.DocTestRunner(verbose=False).run(test, out=report.append)
         assert not report, "".join(report)
 

@@ -1,0 +1,41 @@
+"""What the documentation says of errors."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "ackcore",
+        "ackcore.calls",
+        "ackcore.dispatch",
+        "ackcore.kafka",
+        "ackcore.spark",
+        "ackcore.topology",
+    ],
+)
+def test_every_public_error_is_in_the_operations_page(package):
+    module = importlib.import_module(package)
+    public = {name for name in module.__all__ if _is_error(getattr(module, name))}
+    known = set(re.findall(r"`(\w+)`", OPERATIONS.read_text(encoding="utf-8")))
+    assert public <= known
+
+
+def test_no_error_in_the_operations_page_is_made_up():
+    rows = re.findall(r"^\| `(\w+)`", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in (OPERATIONS.parents[1] / "ackcore").rglob("*.py")
+    )
+    assert [name for name in rows if not re.search(rf"\b{name}\b", source)] == []
+    assert len(rows) > 20
+
+
+def _is_error(value):
+    return isinstance(value, type) and issubclass(value, Exception)
