@@ -42,7 +42,7 @@ from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.guards import guard
-from ackcore.spark.protocol.act import SinkError
+from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.protocol.max_dead import TooManyDead
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.protocol.runs import RunFailed

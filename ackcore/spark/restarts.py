@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import INTERRUPTED
-from ackcore.spark.protocol.act import Stopped
+from ackcore.spark.protocol.insist import Stopped
 
 #: What Python shows of what may pass: a source or a worker that could not be reached, a lost
 #: connection.  Errors of ours have had their attempts before.

@@ -38,8 +38,9 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
-from ackcore.spark.protocol.act import DeadLetterWriter, Stopped
+from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.insist import Stopped
 from ackcore.spark.protocol.max_dead import DeathLimit, TooManyDead
 from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.protocol.runs import RunFailed
@@ -212,7 +213,7 @@ class Stream:
             self.recent.append(progress)
             self.books = self._engine.books
             if decision is not None and not again:
-                self._limit.after(number, decision.dead, self.books)
+                self._limit.after(number, decision.all_dead, self.books)
             self._restarts = 0
             if self._pacemaker is not None:
                 self._pacemaker.schedule(self._engine.next_due_ms)

@@ -18,6 +18,7 @@ from ackcore.topology.components import (
     output_streams,
     refuse_unrunnable,
 )
+from ackcore.topology.exception_classes import exception_classes
 from ackcore.topology.explain import explain
 from ackcore.topology.groupings import (
     All,
@@ -243,7 +244,13 @@ class TopologyBuilder:
         return declarer
 
     def sink(
-        self, component: str, writer: Any, *, stream: str = DEFAULT_STREAM, name: str | None = None
+        self,
+        component: str,
+        writer: Any,
+        *,
+        stream: str = DEFAULT_STREAM,
+        name: str | None = None,
+        isolate: bool | Sequence[type[Exception] | str] = False,
     ) -> None:
         """Declare a writer for the rows of a stream.
 
@@ -257,11 +264,20 @@ class TopologyBuilder:
             Which stream.
         name : str, optional
             Of the sink: left out, ``component`` or ``component.stream``.
+        isolate : bool or list of exception class or str, default False
+            For a writer that only raises where it cannot take a row: from its second failure on
+            the batch is bisected, and rows that fail by themselves are refused, their records dead.
+            It is called with parts of a batch, all under its id, and at last with all rows but the
+            refused: it must replace or upsert what it wrote under that id, not skip an id that it
+            knows.  A list names the errors that are a row's fault.  True means any, provided that
+            something of the batch could be written meanwhile: else the sink is taken to be out.
 
         Raises
         ------
         TypeError
-            If an argument is of another type.
+            If an argument is of another type, or the writer cannot be called with parts of a batch.
+        ValueError
+            If `isolate` names what is no exception.
         """
         _check_name(component, "component", "the name of what is written")
         _check_name(stream, "stream", "the name of a stream")
@@ -279,7 +295,8 @@ class TopologyBuilder:
                 f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or have a "
                 f"method write(DataFrame, batch_id), got {type(writer).__name__}"
             )
-        self._sinks.append(Sink(name, component, stream, writer))
+        errors, alone = _isolated(isolate, writer, name)
+        self._sinks.append(Sink(name, component, stream, writer, errors, alone))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check everything, and return the topology.
@@ -363,6 +380,21 @@ def _refuse_foreign(source: Any, name: str) -> None:
                 f"source of spout {name!r} must be a DataFrame of Spark, got "
                 f"{kind.__module__}.{kind.__qualname__}; spark.createDataFrame(...) makes one of it"
             )
+
+
+def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[Exception], ...], bool]:
+    """Return over which errors of a sink to bisect, and whether one tells by itself."""
+    if isinstance(isolate, bool):
+        errors: tuple[type[Exception], ...] = (Exception,) if isolate else ()
+    else:
+        errors = exception_classes(isolate, f"isolate of sink {sink!r}")
+    if errors and hasattr(writer, "write_accepted") and not getattr(writer, "replaces", False):
+        raise TypeError(
+            f"sink {sink!r} cannot be isolated: {writer!r} is handed files, and does not say by an "
+            "attribute 'replaces' that it replaces what it wrote under the same batch id; have it "
+            "return or raise ackcore.spark.SinkRejects"
+        )
+    return errors, not isinstance(isolate, bool)
 
 
 def _columns_of(source: Any) -> tuple[str, ...]:

@@ -97,12 +97,18 @@ class BoltSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
-    """A writer, and the stream that it is given."""
+    """A writer, and the stream that it is given.
+
+    ``isolate`` has the classes of errors over which a batch is bisected, and ``isolate_alone`` says
+    whether a row is refused though nothing else could be written.
+    """
 
     name: str
     component: str
     stream: str
     writer: Any
+    isolate: tuple[type[Exception], ...] = ()
+    isolate_alone: bool = False
 
 
 @dataclass(frozen=True, eq=False)

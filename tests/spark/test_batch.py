@@ -15,8 +15,8 @@ from worlds import Killed, Source, Upper, World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
-from ackcore.spark.protocol import act, batch, runs
-from ackcore.spark.protocol.act import SinkError
+from ackcore.spark.protocol import act, batch, insist, runs
+from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
@@ -585,7 +585,7 @@ def test_who_is_told_to_stop_gives_up_what_it_does(world, where):
         world.behaves = behaves
     else:
         world.sink_fails = 1
-    with pytest.raises(act.Stopped):
+    with pytest.raises(insist.Stopped):
         world.process(0, ["a"])
     world.stopping = False
     world.behaves = fails()
@@ -595,7 +595,7 @@ def test_who_is_told_to_stop_gives_up_what_it_does(world, where):
 def test_stopped_between_two_runs(world):
     world.problems = ["trailers differ"]
     world.pause = lambda seconds: seconds > 0
-    with pytest.raises(act.Stopped):
+    with pytest.raises(insist.Stopped):
         world.process(0, ["a"])
 
 

@@ -17,7 +17,7 @@ from ackcore.spark.checkpoint import waiting
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol.act import SinkError
+from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology.tuples import Reason
 

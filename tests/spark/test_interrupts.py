@@ -17,7 +17,7 @@ from ackcore.spark import RunCancelled
 from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
-from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.protocol import act, batch, insist, runs
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (
@@ -173,7 +173,7 @@ def test_a_stop_counts_no_death(world):
     world.behaves = cancelled
     world.stopping = True
     for _ in range(3):
-        with pytest.raises(act.Stopped):
+        with pytest.raises(insist.Stopped):
             world.process(0, ["a"])
     world.stopping = False
     world.behaves = fails()

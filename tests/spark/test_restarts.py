@@ -18,7 +18,7 @@ from streams import Split, Store, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
-from ackcore.spark.protocol.act import SinkError, Stopped
+from ackcore.spark.protocol.insist import SinkError, Stopped
 from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.stream import Stream

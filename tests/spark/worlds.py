@@ -78,10 +78,13 @@ class World:
         bolt = builder.bolt("upper", Upper())
         for spout in self.spouts:
             bolt.shuffle(spout)
-        builder.sink("upper", self)
+        self._sink(builder)
         self.topology = builder.build(backoff_ms=10_000, **self.settings)
 
     # what the sinks and the store of the dead do
+
+    def _sink(self, builder):
+        builder.sink("upper", self)
 
     def write(self, frame, batch_id):
         raise AssertionError("the files are handed over")

@@ -22,6 +22,8 @@ Name = Literal[
     "marked",
     "in-transaction",
     "in-sink",
+    "refused",
+    "refusals-closed",
     "in-dead-letters",
     "pruned",
 ]

@@ -84,6 +84,12 @@ class BatchDecision:
     totals: Mapping[str, Any] = field(default_factory=dict)
     #: The time of the plan, whatever is given.
     now_ms: int = 0
+    #: What it takes to read records of the run again, as JSON: see `ackcore.spark.run.reread`.
+    reread: Mapping[str, Any] = field(default_factory=dict)
+    #: Rows of records that a sink refused, by spout, as ``dead``; recorded later (`refusals`).
+    refused: Mapping[str, pa.Table] = field(default_factory=dict)
+    #: Whether it is on record that all sinks were asked; if they refused anything.
+    sinks_done: bool = False
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
@@ -100,15 +106,29 @@ class BatchDecision:
             counts=body["counts"],
             totals=body["totals"],
             now_ms=body["now_ms"],
+            reread=body.get("reread", {}),
         )
+
+    @property
+    def all_dead(self) -> dict[str, pa.Table]:
+        """All rows that became dead, by spout: for the run's failures, and for those of sinks."""
+        spouts = dict.fromkeys([*self.dead, *self.refused])
+        return {
+            spout: pa.concat_tables(
+                [some[spout] for some in (self.dead, self.refused) if spout in some]
+            )
+            for spout in spouts
+        }
 
     @property
     def table_files(self) -> set[str]:
         """The files that it needs for as long as it is kept, relative to the cache's root."""
         assert isinstance(self.dead, Tables)
+        refused = self.refused.files if isinstance(self.refused, Tables) else {}
         segments = self.waiting.segments().values()
         waiting = {segment.file for some in segments for segment in some}
-        return waiting | {file.file for file in self.dead.files.values()}
+        dead = [*self.dead.files.values(), *refused.values()]
+        return waiting | {file.file for file in dead}
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
         """Write its tables to the directory of its number, and return it as JSON can hold it.
@@ -142,6 +162,7 @@ class BatchDecision:
             "files": [list(file) for file in self.files],
             "counts": dict(self.counts),
             "totals": dict(self.totals),
+            "reread": dict(self.reread),
         }
 
 

@@ -7,6 +7,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
+    state/N/refused*.json     what its sinks refused; written between manifest and mark
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in a run of it; whose counts, the manifest says
     work/N.pinned/            the snapshot of its new rows, for careful runs
@@ -43,6 +44,7 @@ from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -59,6 +61,8 @@ class State:
         63 random bits, drawn when the checkpoint was made.
     runs : RunDirectories
         Where executors write.
+    refusals : Refusals
+        What sinks refused; closed by `close_refusals`.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class State:
         self._records = RecordFiles(path, meta["deployment_key"])
         self.runs = RunDirectories(path / "work", lock.check)
         self._cache = TableCache(self._states)
+        self.refusals = Refusals(self._records, self._cache)
         self._decisions: dict[int, BatchDecision] = {}
         # Its set is replaced as a whole: the heartbeat's thread looks at it.
         self._history = self._read_history()
@@ -170,8 +175,9 @@ class State:
             for spout in last.waiting:
                 last.waiting.tables(spout)
             # What was acted upon will not be read again.
-            for spout in last.dead if last.number != done else ():
-                last.dead[spout]
+            for tables in (last.dead, last.refused) if last.number != done else ():
+                for spout in tables:
+                    tables[spout]
         return last
 
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
@@ -393,7 +399,8 @@ class State:
             body = self._records.read(f"state/{number}/manifest.json")
             if body is None:
                 return None
-            self._decisions[number] = BatchDecision.of(self._cache, body)
+            decision = BatchDecision.of(self._cache, body)
+            self._decisions[number] = self.refusals.amended(decision)
         return self._decisions[number]
 
     def _decided(self, number: int) -> BatchDecision:
@@ -435,6 +442,18 @@ class State:
         made_in = self.runs.of(decision) if decision.work else None
         self._records.write(f"state/{number}/manifest.json", body, once=True, made_in=made_in)
         return self._decided(number)
+
+    def close_refusals(
+        self,
+        decision: BatchDecision,
+        dead: Mapping[str, pa.Table],
+        counts: Mapping[str, Any],
+        totals: Mapping[str, Any],
+    ) -> BatchDecision:
+        """Record what follows from all that sinks refused; return the decision with it."""
+        self.refusals.close(decision.number, dead, counts, totals)
+        del self._decisions[decision.number]
+        return self._decided(decision.number)
 
     def waiting(self, number: int) -> Waiting:
         """Return the rows that waited after a micro-batch, read at the first access.

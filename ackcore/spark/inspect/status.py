@@ -21,6 +21,7 @@ from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.dead_letters.store_of_checkpoint import remembered
 from ackcore.spark.inspect.reasons import DeadCounts, WaitingCounts, count_dead, count_waiting
 from ackcore.spark.protocol.progress import Books, Progress
@@ -250,7 +251,7 @@ def _decision(records: RecordFiles, cache: TableCache, number: int) -> BatchDeci
             f"{records.root / 'state' / str(number) / 'manifest.json'} is missing, though "
             f"micro-batch {number} is done. Restore the checkpoint from a backup"
         )
-    return BatchDecision.of(cache, body)
+    return Refusals(records, cache).amended(BatchDecision.of(cache, body))
 
 
 def _taken(records: RecordFiles, number: int) -> tuple[str, ...]:

@@ -2,60 +2,40 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ackcore._records import Int64s
-from ackcore.retry import capped_doubling
-from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.errors import (
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointInUse,
-    RowFileDamaged,
-    one_line,
-)
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.checkpoint.decisions import BatchDecision
+from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.protocol.insist import Calls, Failed, Pause
+from ackcore.spark.protocol.refusals import blames_a_row, isolate, refused_rows, without_refused
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.parts import Sink
 from ackcore.topology.settings import Settings
-
-_log = logging.getLogger("ackcore")
 
 #: Records the dead of a micro-batch, by its number and by spout; may be called again with them.
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
-#: Waits for some seconds; True if the query is to stop.
-Pause = Callable[[float], bool]
 
 
-class SinkError(RuntimeError):
-    """A sink or the dead-letter store failed again and again; the message names it."""
-
-
-class Stopped(Exception):
-    """The query is being stopped while a micro-batch is under way; it goes on at the restart."""
-
-
-def act(
+def ask_sinks(
     topology: Topology,
     spark: SparkSession,
     state: State,
     decision: BatchDecision,
-    write_dead_letters: DeadLetterWriter,
     pause: Pause,
     age_ms: int | None = None,
 ) -> None:
-    """Hand the accepted rows to the sinks, then the dead to the dead-letter store.
+    """Hand the accepted rows to the sinks, and record which rows they refuse.
 
     ``age_ms`` is how old a decision is that another driver made, as `Accepted` has it.
 
@@ -78,7 +58,7 @@ def act(
     number = decision.number
     _refuse_left_rows(topology, decision)
     work = state.runs.of(decision)
-    nonacked: Int64s = decision.nonacked["root_id"].to_numpy()
+    known = state.refusals.of(number)
     for sink in topology.sinks.values():
         files = [
             file
@@ -94,29 +74,90 @@ def act(
             checkpoint=str(state.path.parent),
             batch_id=number,
             files=tuple(AcceptedFile(str(work / file.path), file.rows) for file in files),
-            nonacked=nonacked,
+            nonacked=decision.nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
+        asked = _Asked(sink, accepted, Calls(spark, number, pause), topology.settings)
+        said = [one for one in known if one.sink == sink.name]
+        while not any(one.written for one in said):
+            refusal = asked.without(said)
+            if refusal is None:
+                break
+            state.refusals.add(number, len(known), refusal)
+            failpoint("refused", number)
+            said.append(refusal)
+            known.append(refusal)
 
-        def write(writer: object = sink.writer, accepted: Accepted = accepted) -> None:
-            try:
-                refused = write_sink(writer, accepted)
-            except Exception as error:
-                _refuse_damaged(accepted, error)
-                raise
-            if refused is not None:
-                raise refused
-            failpoint("in-sink", number)
 
-        _insist(f"sink {sink.name!r}", number, write, spark, topology.settings, pause)
-    dead = decision.dead
-    if dead:
+def park_dead(
+    spark: SparkSession,
+    decision: BatchDecision,
+    write_dead_letters: DeadLetterWriter,
+    pause: Pause,
+    settings: Settings,
+) -> None:
+    """Hand the dead of a micro-batch to the dead-letter store; raises as `ask_sinks` does."""
+    number, dead = decision.number, decision.all_dead
+    if not dead:
+        return
 
-        def park() -> None:
-            write_dead_letters(number, dead)
-            failpoint("in-dead-letters", number)
+    def park() -> None:
+        write_dead_letters(number, dead)
+        failpoint("in-dead-letters", number)
 
-        _insist("the dead-letter store", number, park, spark, topology.settings, pause)
+    Calls(spark, number, pause).insist("the dead-letter store", park, settings)
+
+
+class _Asked:
+    """A sink that is given a micro-batch, until it has taken the rows or refused some."""
+
+    def __init__(self, sink: Sink, accepted: Accepted, calls: Calls, settings: Settings) -> None:
+        self._sink = sink
+        self._accepted = accepted
+        self._calls = calls
+        self._settings = settings
+        self._what = f"sink {sink.name!r}"
+
+    def without(self, said: Sequence[Refusal]) -> Refusal | None:
+        """Give it what it has not refused; return what it refuses of that."""
+        accepted = without_refused(self._accepted, said)
+
+        def bisect(error: BaseException) -> Refusal | None:
+            if not blames_a_row(self._sink, error):
+                return None
+            found = isolate(self._sink, accepted, self._probe)
+            return None if found is None else self._refusal(found, accepted, written=False)
+
+        return self._calls.insist(
+            self._what,
+            lambda: self._write(accepted),
+            self._settings,
+            bisect if self._sink.isolate else None,
+        )
+
+    def _write(self, accepted: Accepted) -> Refusal | None:
+        try:
+            rejects = write_sink(self._sink.writer, accepted)
+        except SinkRejects as raised:
+            refusal = self._refusal(raised, accepted, written=False)
+            if not len(refusal.rows):
+                raise ValueError("it raised SinkRejects, and named no rows") from raised
+            return refusal
+        except Exception as error:
+            _refuse_damaged(accepted, error)
+            raise
+        failpoint("in-sink", accepted.batch_id)
+        return self._refusal(rejects, accepted, written=True) if rejects else None
+
+    def _refusal(self, rejects: SinkRejects, accepted: Accepted, written: bool) -> Refusal:
+        return Refusal(self._sink.name, written, refused_rows(rejects, accepted))
+
+    def _probe(self, part: Accepted) -> BaseException | None:
+        try:
+            self._calls.once(self._what, lambda: write_sink(self._sink.writer, part))
+        except Failed as failed:
+            return failed.error
+        return None
 
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
@@ -146,54 +187,3 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
             damage = found
     if damage is not None:
         raise CheckpointCorrupt(str(damage)) from error
-
-
-def _insist(
-    what: str,
-    number: int,
-    write: Callable[[], None],
-    spark: SparkSession | None,
-    settings: Settings,
-    pause: Pause,
-) -> None:
-    """Call a writer until it returns, with longer and longer pauses, as often as is allowed."""
-    handled = sys.exception()
-    for attempt in range(1, settings.sink_attempts + 1):
-        check_fence()
-        raised: list[BaseException] = []
-        try:
-            with cancelling(spark) as raised:
-                write()
-            return
-        except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse):
-            raise  # it will be no better next time
-        except (Exception, SystemExit) as error:
-            if raised:  # by a signal's handler: that is no failure of the sink
-                raise raised[-1] from (None if error is raised[-1] else error)
-            said = f"{type(error).__name__}: {one_line(error)}"
-            if pause(0):
-                raise Stopped(f"stopped while {what} was failing: {said}") from error
-            raise_if_interrupted(
-                error,
-                handled,
-                f"micro-batch {number}, in {what},",
-                "What is decided is recorded: start again on the same checkpoint to go on",
-            )
-            if attempt == settings.sink_attempts:
-                raise SinkError(
-                    f"{what} failed {attempt} times with micro-batch {number}, the last time with "
-                    f"{said}. What is decided is recorded: when the cause is gone, start again on "
-                    "the same checkpoint, and it goes on there"
-                ) from error
-            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
-            _log.warning(
-                "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
-                what,
-                number,
-                attempt,
-                settings.sink_attempts,
-                waits / 1000,
-                said,
-            )
-            if pause(waits / 1000):
-                raise Stopped(f"stopped while {what} was failing: {said}") from error

@@ -5,7 +5,8 @@ plan    the time, and with it the retries that are due, are recorded
 run     one Spark action; what it leaves is of no consequence until it is accepted
 check   its parts agree with each other, and the payloads of what failed were found
 decide  which records wait or are dead and which rows the sinks get is recorded, by one rename
-act     sinks and dead letters; repeated after a crash, under the same number
+act     sinks and dead letters; repeated after a crash, under the same number.  What sinks refuse
+        is recorded, each answer by itself, and then what follows from all of them
 mark    it is done
 ======  ==========================================================================================
 
@@ -17,6 +18,7 @@ rejected records and time-outs.  A decision is never made a second time.  Run an
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,21 +34,26 @@ from ackcore.spark.base.clocks import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.progress_log import ProgressLog
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol.act import DeadLetterWriter, Pause, Stopped, act
-from ackcore.spark.protocol.decide import BatchOutcome
+from ackcore.spark.protocol.act import DeadLetterWriter, ask_sinks, park_dead
+from ackcore.spark.protocol.decide import BatchOutcome, refused_records
+from ackcore.spark.protocol.insist import Calls, Pause, Stopped
 from ackcore.spark.protocol.progress import (
     Books,
     Progress,
     Stopwatch,
     percentiles,
 )
+from ackcore.spark.protocol.refusals import refused_roots, unanchored
 from ackcore.spark.protocol.runs import Jobs, PlannedRows, Runs
 from ackcore.spark.protocol.suspects import careful_if_needed, count_crash
 from ackcore.spark.run.types import InputFrame
 from ackcore.topology.builder import Topology
+
+_log = logging.getLogger("ackcore")
 
 
 class OffsetSources(PlannedRows, Protocol):
@@ -206,7 +213,7 @@ class Engine:
                 self._record_interrupt(number, error)
                 raise
             watch.lap("decide")
-        self._act(decision, age_ms)
+        decision = self._act(decision, age_ms, inputs)
         watch.lap("act")
         self._mark(number)
         lag = self._done(decision)
@@ -257,17 +264,46 @@ class Engine:
         failpoint("decided", plan.number)
         return decision
 
-    def _act(self, decision: BatchDecision, age_ms: int | None) -> None:
-        act(
-            self.topology,
-            self._spark,
-            self.state,
-            decision,
-            self._write_dead_letters,
-            self._pause,
-            age_ms,
-        )
+    def _act(
+        self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]
+    ) -> BatchDecision:
+        """Act upon a decision; return it with what the sinks refused."""
+        settings = self.topology.settings
+        if not decision.sinks_done:
+            ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
+            decision = self._with_refused(decision, inputs)
+        park_dead(self._spark, decision, self._write_dead_letters, self._pause, settings)
         failpoint("acted", decision.number)
+        return decision
+
+    def _with_refused(self, decision: BatchDecision, inputs: Sequence[InputFrame]) -> BatchDecision:
+        """Record what follows from the refusals on record, if there are any."""
+        number = decision.number
+        refusals, plan = self.state.refusals.of(number), self.state.plan(number)
+        if not refusals or plan is None:
+            return decision
+        loose = unanchored(refusals)
+        if loose:
+            _log.warning(
+                "micro-batch %d: sinks refused %d rows that hang from no record; they are gone",
+                number,
+                loose,
+            )
+        spouts = self._runs.spouts
+        failed = refused_roots(refusals, spouts)
+        retries, payloads = Calls(self._spark, number, self._pause).insist(
+            "reading the records again that sinks refused",
+            lambda: self._runs.read_again(plan, decision, inputs, failed, self._offsets),
+            self.topology.settings,
+        )
+        dead, changes = refused_records(plan, retries, payloads, failed, spouts)
+        counts = dict(decision.counts)
+        for name, sign in (("acked", -1), ("failed", 1), ("dead", 1)):
+            counts[name] += sign * sum(map(len, dead.values()))
+        totals = Books.from_json(decision.totals).corrected(changes).to_json()
+        decision = self.state.close_refusals(decision, dead, counts, totals)
+        failpoint("refusals-closed", number)
+        return decision
 
     def _mark(self, number: int) -> None:
         self.state.write_done(number)
@@ -307,6 +343,8 @@ class Engine:
         known = {name: counts[name] for name in _OF_SPOUTS + _OF_RUN if name in counts}
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
+        for table in decision.refused.values() if outcome is not None else ():
+            first_ms = _without(first_ms, table[FIRST_MS].to_numpy())
         new = (now - decision.now_ms, acked - len(first_ms))
         seconds = watch.seconds()
         return Progress(
@@ -335,6 +373,14 @@ def _counts(outcome: BatchOutcome) -> dict[str, int]:
         for name in _OF_SPOUTS
     }
     return found | {name: getattr(outcome, name) for name in _OF_RUN}
+
+
+def _without(values: Int64s, gone: Int64s) -> Int64s:
+    """Return values less those that are gone, as often as they are; some may be in neither."""
+    found, counts = np.unique(values, return_counts=True)
+    there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
+    counts[np.searchsorted(found, there)] -= less
+    return np.repeat(found, np.maximum(counts, 0))
 
 
 def _sleep(seconds: float) -> bool:

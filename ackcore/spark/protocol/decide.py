@@ -271,6 +271,36 @@ def decide(
     return BatchOutcome(decision, changes, failures, uncounted, np.concatenate(first_ms))
 
 
+def refused_records(
+    plan: Plan,
+    retries: Retries,
+    payloads: Mapping[str, pa.Table],
+    failed: pa.Table,
+    spouts: Sequence[str],
+) -> tuple[dict[str, pa.Table], dict[str, Account]]:
+    """Return the records that sinks refused as dead ones, by spout, and how the accounts change.
+
+    Parameters
+    ----------
+    plan, retries, payloads, spouts
+        As `decide` has them.
+    failed : pyarrow.Table
+        `FAILED`: their roots, which the decision has as ACKED.
+    """
+    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+    dead, changes = {}, {}
+    for spout in spouts:
+        lost = payloads.get(spout)
+        if lost is None or not len(lost):
+            continue
+        rows = _tracked(plan, retries.due.get(spout), lost, [reasons[r] for r in _roots(lost)])
+        dead[spout] = _with(rows, ATTEMPT, pc.add(rows[ATTEMPT], pa.scalar(1, pa.int32())))
+        changes[spout] = Account(
+            acked=-len(rows), dead=len(rows), resolved=-pc.sum(rows[REPLAYED]).as_py()
+        )
+    return dead, changes
+
+
 def _roots(table: pa.Table) -> list[int]:
     roots: list[int] = table[ROOT_ID].to_pylist()
     return roots

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,14 @@ class Books:
             }
             spouts[name] = Account(**{**sums, "waiting": change.waiting})
         return Books(self.batches + 1, spouts)
+
+    def corrected(self, changes: Mapping[str, Account]) -> Books:
+        """Return the books of the same micro-batch with what became of some records changed."""
+        changed = {
+            name: replace(change, waiting=self.spouts[name].waiting)
+            for name, change in changes.items()
+        }
+        return replace(self.after(changed), batches=self.batches)
 
     def to_json(self) -> dict[str, Any]:
         """Return the books as a checkpoint keeps them."""

@@ -29,9 +29,8 @@ from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.checkpoint.decisions import Plan, Retries
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol.act import Pause, Stopped
 from ackcore.spark.protocol.decide import (
     BatchOutcome,
     Disagreement,
@@ -40,6 +39,7 @@ from ackcore.spark.protocol.decide import (
     propagate_failures,
     with_rejection_reasons,
 )
+from ackcore.spark.protocol.insist import Pause, Stopped
 from ackcore.spark.protocol.progress import Stopwatch
 from ackcore.spark.protocol.suspects import (
     count_crash,
@@ -158,7 +158,8 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
-        self._spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
+        #: The tracked ones.
+        self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
         self,
@@ -299,17 +300,7 @@ class Runs:
     ) -> BatchOutcome:
         """Run, check, and decide by what the run left."""
         retries = self._state.split_due(plan)
-        run_plan = RunPlan(
-            number=plan.number,
-            now_ms=plan.now_ms,
-            key=self._state.key(plan.number),
-            work=str(work),
-            journal=str(self._state.runs.journal(plan.number)),
-            retries=_write_retries(retries, work),
-            careful=plan.careful,
-            suspects=plan.suspects,
-            rejected=plan.rejected,
-        )
+        run_plan = self._run_plan(plan, retries, work)
         with crashes_logged(work, plan.number):
             ran = interruptible(
                 self._spark,
@@ -322,7 +313,7 @@ class Runs:
         _warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = propagate_failures(
-            with_rejection_reasons(failed, rejections(plan)), ran.files, run_plan.work, self._spouts
+            with_rejection_reasons(failed, rejections(plan)), ran.files, run_plan.work, self.spouts
         )
         payloads = self._payloads(inputs, run_plan, ran, failed)
         failpoint("checked", plan.number)
@@ -335,14 +326,69 @@ class Runs:
             payloads,
             ran.files,
             self._topology.settings,
-            self._spouts,
+            self.spouts,
             ended_ms,
         )
         return replace(
             outcome,
-            decision=replace(outcome.decision, work=work.name),
+            decision=replace(outcome.decision, work=work.name, reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
         )
+
+    def _run_plan(self, plan: Plan, retries: Retries, work: Path) -> RunPlan:
+        return RunPlan(
+            number=plan.number,
+            now_ms=plan.now_ms,
+            key=self._state.key(plan.number),
+            work=str(work),
+            journal=str(self._state.runs.journal(plan.number)),
+            retries=_write_retries(retries, work),
+            careful=plan.careful,
+            suspects=plan.suspects,
+            rejected=plan.rejected,
+        )
+
+    def read_again(
+        self,
+        plan: Plan,
+        decision: BatchDecision,
+        inputs: Sequence[InputFrame],
+        failed: pa.Table,
+        offsets: PlannedRows | None,
+    ) -> tuple[Retries, Mapping[str, pa.Table]]:
+        """Read records of the run that a decision accepted, this driver's or a former one's.
+
+        Parameters
+        ----------
+        plan : Plan
+            Of the micro-batch, as it is on record.
+        decision : BatchDecision
+            On record, and not marked.
+        inputs, offsets
+            As `accepted` has them.
+        failed : pyarrow.Table
+            `FAILED`: the records' roots.
+
+        Returns
+        -------
+        Retries
+            What was due.
+        dict of str to pyarrow.Table
+            The records, by spout: as `fetch` returns them.
+
+        Raises
+        ------
+        Disagreement, RuntimeError
+            If they are not there any more.
+        """
+        new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
+        if plan.careful:
+            kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
+            new = new if kept is None else kept
+        retries = self._state.split_due(plan)
+        run_plan = self._run_plan(plan, retries, self._state.runs.of(decision))
+        ran = RunResult.of_decided(decision.files, decision.reread)
+        return retries, self._payloads(new, run_plan, ran, failed)
 
     def _payloads(
         self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.record_ids import Refused
 from ackcore.spark.tasks.row_files import RowFile
@@ -128,3 +129,29 @@ class RunResult:
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
+
+    def to_reread(self) -> dict[str, Any]:
+        """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""
+        return {
+            "spilled": {
+                spout: [list(file) for file in some] for spout, some in self.spilled.items()
+            },
+            "content": [[partition, dict(some)] for partition, some in self.content.items()],
+        }
+
+    @classmethod
+    def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
+        """Return as much of an accepted run as it takes to read its records again."""
+        spilled = reread.get("spilled", {})
+        return cls(
+            records={},
+            retried={},
+            failed=FAILED.empty_table(),
+            files=files,
+            problems=(),
+            untracked_failures=0,
+            spilled={
+                name: tuple(RowFile(*file) for file in some) for name, some in spilled.items()
+            },
+            content=dict(reread.get("content", ())),
+        )

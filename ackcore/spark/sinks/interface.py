@@ -163,6 +163,14 @@ def read_with_places(
 
     `SinkRejects.at` names a row by its file's number in `Accepted.files` and its place there.
     """
+    for batch, places in read_with_roots(file, nonacked):
+        yield batch.select(batch.schema.names[:-1]), places
+
+
+def read_with_roots(
+    file: AcceptedFile, nonacked: Int64s
+) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """Yield what `read_with_places` does, with one more column: the root, or roots, of each row."""
     refused = np.array(file.refused, np.int64)
     first = 0
     for batch in read_rows(RowFile(file.path, file.rows)):
@@ -171,13 +179,12 @@ def read_with_places(
         if len(here):
             keep = np.ones(len(batch), np.bool_) if keep is None else keep
             keep[here] = False
-        rows = batch.select(batch.schema.names[:-1])
         places = first + np.arange(len(batch))
         first += len(batch)
         if keep is not None:
-            rows, places = rows.filter(pa.array(keep)), places[keep]
-        if len(rows):
-            yield rows, places
+            batch, places = batch.filter(pa.array(keep)), places[keep]
+        if len(batch):
+            yield batch, places
 
 
 def check_sink(

@@ -73,6 +73,9 @@ def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> 
 class ParquetSink:
     """What `to_parquet` returns."""
 
+    #: What was written under a batch id is replaced when other rows are.
+    replaces = True
+
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         place = local_path(path, "path")
         if compression not in _CODECS:

@@ -1,0 +1,133 @@
+"""What sinks refused of a micro-batch, recorded between its decision and its mark.
+
+Each answer of a sink that names rows is a record, ``state/N/refused-K.json`` with K from 0 on, and
+a table.  When all sinks have been asked ``state/N/refused.json`` has what follows: the records that
+are dead now, and the books.  From then on no sink is asked again.  Each is written once, whoever
+writes it: of two drivers one finds that the other was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ackcore.spark.base.checksummed import TableCache, write_table
+from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
+from ackcore.spark.checkpoint.record_files import RecordFiles
+
+#: A refused row: its file's number among those of the sink, its place in it, the roots that it
+#: hangs from, and why: an encoded `ackcore.topology.Reason`.
+REFUSED = pa.schema(
+    [
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("place", pa.int64(), nullable=False),
+        pa.field("roots", pa.list_(pa.int64()), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+    ]
+)
+
+
+class Refusal(NamedTuple):
+    """An answer of a sink: ``rows`` (`REFUSED`), and whether all others are ``written``."""
+
+    sink: str
+    written: bool
+    rows: pa.Table
+
+
+class Refusals:
+    """The refusals of a checkpoint, by micro-batch.
+
+    Parameters
+    ----------
+    records : RecordFiles
+        The checkpoint's records.
+    cache : TableCache
+        Its tables.
+    """
+
+    def __init__(self, records: RecordFiles, cache: TableCache) -> None:
+        self._records = records
+        self._cache = cache
+
+    def of(self, number: int) -> list[Refusal]:
+        """Return the answers on record for a micro-batch, in their order."""
+        found: list[Refusal] = []
+        while (body := self._records.read(_name(number, len(found)))) is not None:
+            rows = self._cache.read(body["rows"]["file"])
+            found.append(Refusal(body["sink"], body["written"], rows))
+        return found
+
+    def add(self, number: int, place: int, refusal: Refusal) -> None:
+        """Record an answer, ``place`` being how many there are.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over, or has recorded one.
+        """
+        file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
+        body = {"sink": refusal.sink, "written": refusal.written, "rows": file._asdict()}
+        self._records.write(_name(number, place), body, once=True)
+
+    def close(
+        self,
+        number: int,
+        dead: Mapping[str, pa.Table],
+        counts: Mapping[str, Any],
+        totals: Mapping[str, Any],
+    ) -> None:
+        """Record what follows from all answers for a micro-batch.
+
+        Parameters
+        ----------
+        number : int
+            The micro-batch.
+        dead : mapping from str to pyarrow.Table
+            The records that it makes dead, by spout: as ``BatchDecision.dead``.
+        counts, totals : mapping
+            What takes the place of ``BatchDecision.counts`` and ``totals``.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over, or has recorded it.
+        """
+        files = {
+            spout: self._write(number, f"refused-{spout}", some) for spout, some in dead.items()
+        }
+        body = {
+            "dead": {spout: file._asdict() for spout, file in files.items()},
+            "counts": dict(counts),
+            "totals": dict(totals),
+        }
+        self._records.write(_closed(number), body, once=True)
+
+    def amended(self, decision: BatchDecision) -> BatchDecision:
+        """Return a decision with what the sinks refused since, if that is on record."""
+        body = self._records.read(_closed(decision.number))
+        if body is None:
+            return decision
+        return replace(
+            decision,
+            refused=Tables.of(self._cache, body["dead"]),
+            counts=body["counts"],
+            totals=body["totals"],
+            sinks_done=True,
+        )
+
+    def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
+        file = f"{number}/{write_table(self._cache.root / str(number), name, table)}"
+        self._cache.wrote(file)
+        return TableFile(file, table.num_rows)
+
+
+def _name(number: int, place: int) -> str:
+    return f"state/{number}/refused-{place}.json"
+
+
+def _closed(number: int) -> str:
+    return f"state/{number}/refused.json"

@@ -1,0 +1,159 @@
+"""Calling what may fail, a sink or a store: again and again, until it returns or is given up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
+
+from ackcore.retry import capped_doubling
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    one_line,
+)
+from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
+from ackcore.topology.settings import Settings
+
+_log = logging.getLogger("ackcore")
+
+T = TypeVar("T")
+#: Waits for some seconds; True if the query is to stop.
+Pause = Callable[[float], bool]
+
+
+class SinkError(RuntimeError):
+    """A sink or the dead-letter store failed again and again; the message names it."""
+
+
+class Stopped(Exception):
+    """The query is being stopped while a micro-batch is under way; it goes on at the restart."""
+
+
+class Failed(Exception):
+    """What was called raised ``error``, of itself."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Calls:
+    """Calls for one micro-batch.
+
+    Parameters
+    ----------
+    spark : SparkSession or None
+        Where the calls run jobs.
+    number : int
+        The micro-batch.
+    pause : callable
+        Waits for so many seconds; returns whether to stop.
+    """
+
+    def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
+        self._spark = spark
+        self._number = number
+        self._pause = pause
+        self._handled = sys.exception()
+
+    def once(self, what: str, call: Callable[[], T]) -> T:
+        """Call, and return what that returns.
+
+        Raises
+        ------
+        Failed
+            With whatever it raises by itself.
+        Exception
+            What ends the query: a signal's handler, a stop, another driver.
+        """
+        check_fence()
+        raised: list[BaseException] = []
+        try:
+            with cancelling(self._spark) as raised:
+                return call()
+        except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse):
+            raise  # it will be no better next time
+        except (Exception, SystemExit) as error:
+            if raised:  # by a signal's handler: that is no failure of what was called
+                raise raised[-1] from (None if error is raised[-1] else error)
+            if self._pause(0):
+                raise _stopped(what, error) from error
+            raise_if_interrupted(
+                error,
+                self._handled,
+                f"micro-batch {self._number}, in {what},",
+                "What is decided is recorded: start again on the same checkpoint to go on",
+            )
+            raise Failed(error) from error
+
+    def insist(
+        self,
+        what: str,
+        call: Callable[[], T],
+        settings: Settings,
+        mend: Callable[[BaseException], T | None] | None = None,
+    ) -> T:
+        """Call until it returns, with longer and longer pauses, as often as is allowed.
+
+        Parameters
+        ----------
+        what : str
+            What is called, for errors.
+        call : callable
+            Calls it.
+        settings : Settings
+            How often, and the pauses.
+        mend : callable, optional
+            Given what the second call, or the last, and any later one raised; may return in its
+            place.
+
+        Raises
+        ------
+        SinkError
+            If it failed as often as is allowed.
+        Exception
+            As `once`.
+        """
+        for attempt in range(1, settings.sink_attempts + 1):
+            try:
+                return self.once(what, call)
+            except Failed as failed:
+                error = failed.error
+            last = attempt == settings.sink_attempts
+            found = None if mend is None or not (last or attempt > 1) else mend(error)
+            if found is not None:
+                return found
+            said = _said(error)
+            if last:
+                raise SinkError(
+                    f"{what} failed {attempt} times with micro-batch {self._number}, the last time "
+                    f"with {said}. What is decided is recorded: when the cause is gone, start "
+                    "again on the same checkpoint, and it goes on there"
+                ) from error
+            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
+            _log.warning(
+                "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
+                what,
+                self._number,
+                attempt,
+                settings.sink_attempts,
+                waits / 1000,
+                said,
+            )
+            if self._pause(waits / 1000):
+                raise _stopped(what, error) from error
+        raise AssertionError("unreachable")
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _stopped(what: str, error: BaseException) -> Stopped:
+    return Stopped(f"stopped while {what} was failing: {_said(error)}")

@@ -1,0 +1,242 @@
+"""Which rows a sink refuses: found by what it says, or by calling it with parts of a batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.arrow.hashing import hash_columns
+from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_with_roots
+from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.topology.parts import Sink
+from ackcore.topology.tuples import Reason
+
+#: Calls with a part of a batch that fail in a row, from which on a sink counts as out.
+_HOPELESS = 64
+
+
+def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
+    """Return the rows of a micro-batch for a sink, without those that it has refused."""
+    if not refusals:
+        return accepted
+    rows = pa.concat_tables([one.rows for one in refusals])
+    files, places = rows["file"].to_numpy(), rows["place"].to_numpy()
+    return replace(
+        accepted,
+        files=tuple(
+            file._replace(refused=tuple(np.sort(places[files == i]).tolist()))
+            for i, file in enumerate(accepted.files)
+        ),
+    )
+
+
+def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
+    """Find the rows that a sink refuses among those that it was given.
+
+    Returns
+    -------
+    pyarrow.Table
+        `REFUSED`, a row once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it names what it was not given: such a row would be neither written nor dead.
+    """
+    found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
+    texts = np.array([_reason(accepted.sink, one) for one in rejects.reasons], object)
+    return found.append_column(REFUSED.field("reason"), pa.array(texts[at], pa.string()))
+
+
+def _reason(sink: str, said: str | BaseException) -> str:
+    reason = Reason.of(sink, said, final=True)
+    return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
+
+
+def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+    """Return the rows, and for each the number of its reason."""
+    assert rejects.places is not None
+    files, places = rejects.places
+    found, reasons = [_NONE], [np.empty(0, np.int64)]
+    lost = int(((files < 0) | (files >= len(accepted.files))).sum())
+    for i, file in enumerate(accepted.files):
+        mine = np.flatnonzero(files == i)
+        wanted, first = np.unique(places[mine], return_index=True)
+        for batch, there in read_with_roots(file, accepted.nonacked) if len(mine) else ():
+            here = np.isin(there, wanted)
+            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            reasons.append(mine[first[np.isin(wanted, there)]])
+            lost -= int(here.sum())
+        lost += len(wanted)
+    if lost:
+        raise ValueError(
+            f"sink {accepted.sink!r} refuses {lost} rows that it was not given: there are no such "
+            "places in Accepted.files, or read_with_places does not yield them"
+        )
+    return pa.concat_tables(found), np.concatenate(reasons)
+
+
+def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+    assert rejects.values is not None
+    names, schema = rejects.values.column_names, accepted.schema()
+    if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
+        raise ValueError(
+            f"sink {accepted.sink!r} must name the rows that it refuses by columns of its stream, "
+            f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
+        )
+    values = rejects.values.cast(pa.schema([schema.field(name) for name in names]))
+    wanted, first = np.unique(_hashes(values.combine_chunks(), names), return_index=True)
+    found, reasons = [_NONE], [np.empty(0, np.int64)]
+    missing = np.ones(len(wanted), np.bool_)
+    for i, file in enumerate(accepted.files) if len(wanted) else ():
+        for batch, there in read_with_roots(file, accepted.nonacked):
+            hashes = _hashes(batch, names)
+            place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+            here = wanted[place] == hashes
+            missing[place[here]] = False
+            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            reasons.append(first[place[here]])
+    if missing.any():
+        raise ValueError(
+            f"sink {accepted.sink!r} refuses rows that it was not given: {int(missing.sum())} of "
+            f"{len(wanted)} values of {', '.join(names)} are in none"
+        )
+    return pa.concat_tables(found), np.concatenate(reasons)
+
+
+def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
+    columns = [rows[name] for name in names]
+    arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    return hash_columns(arrays, len(rows))
+
+
+def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
+    """Return rows of a file as `REFUSED` without reasons."""
+    roots = batch.column(len(batch.schema) - 1)
+    if not pa.types.is_list(roots.type):
+        offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
+        roots = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), roots.drop_null())
+    files = np.full(len(places), file, np.int32)
+    return pa.table([pa.array(files), pa.array(places), roots.cast(_ROOTS)], schema=_NONE.schema)
+
+
+_ROOTS = pa.list_(pa.int64())
+_NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
+
+
+def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
+    """Return the roots of refused rows as `FAILED`, each with the first reason on record.
+
+    Of several spouts it is not known whose a root is.
+    """
+    rows = pa.concat_tables([one.rows for one in refusals])
+    roots = pc.list_flatten(rows["roots"]).to_numpy()
+    at = pc.list_parent_indices(rows["roots"].combine_chunks()).to_numpy()
+    roots, first = np.unique(roots, return_index=True)
+    owner = pa.array([spouts[0] if len(spouts) == 1 else None] * len(roots), pa.string())
+    texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
+    return pa.table([pa.array(roots, pa.int64()), owner, texts], schema=FAILED)
+
+
+def unanchored(refusals: Sequence[Refusal]) -> int:
+    """Return how many refused rows hang from no record."""
+    lengths = [pc.list_value_length(one.rows["roots"]) for one in refusals]
+    return sum(pc.sum(pc.equal(each, 0)).as_py() or 0 for each in lengths)
+
+
+# ------------------------------------------------------------------------------------- isolation
+
+#: Calls a sink; returns what it raised, or None.  It may raise what ends the query.
+Probe = Callable[[Accepted], BaseException | None]
+
+
+def blames_a_row(sink: Sink, error: BaseException) -> bool:
+    """Whether an error, raised here or in a worker, is one over which a batch is bisected."""
+    if isinstance(error, sink.isolate):
+        return True
+    return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
+
+
+def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
+    """Bisect a batch that a sink raises over to the rows that it raises over by themselves.
+
+    Parameters
+    ----------
+    sink : Sink
+        With the errors that may be a row's fault.
+    accepted : Accepted
+        The batch.
+    probe : callable
+        Calls the sink with a part of it.
+
+    Returns
+    -------
+    SinkRejects or None
+        None if nothing is known: the sink is out, or rows fail only together.
+    """
+    files, places = _all_places(accepted)
+    found: list[tuple[int, BaseException]] = []
+    failed_in_a_row, written = 0, False
+    parts = [(0, len(files))]  # each of them fails
+    errors: dict[tuple[int, int], BaseException] = {}
+    while parts:
+        part = parts.pop()
+        low, high = part
+        if high - low == 1:
+            error = errors.get(part)
+            if error is None:  # the batch is a single row
+                error = probe(_part(accepted, files, places, low, high))
+            if error is not None:
+                if not blames_a_row(sink, error):
+                    return None
+                found.append((low, error))
+            continue
+        middle = (low + high) // 2
+        bad = []
+        for half in ((low, middle), (middle, high)):
+            error = probe(_part(accepted, files, places, *half))
+            if error is None:
+                written, failed_in_a_row = True, 0
+                continue
+            failed_in_a_row += 1
+            if not blames_a_row(sink, error) or (
+                failed_in_a_row >= _HOPELESS and not sink.isolate_alone
+            ):
+                return None
+            errors[half] = error
+            bad.append(half)
+        parts += reversed(bad)
+    if not found or not (written or sink.isolate_alone):
+        return None
+    found.sort(key=lambda pair: pair[0])
+    rows = np.array([row for row, _ in found])
+    return SinkRejects.at(files[rows], places[rows], [error for _, error in found])
+
+
+def _all_places(accepted: Accepted) -> tuple[Int64s, Int64s]:
+    """Return the file and the place of each row that counts."""
+    files, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for i, file in enumerate(accepted.files):
+        for _, there in read_with_roots(file, accepted.nonacked):
+            files.append(np.full(len(there), i))
+            places.append(there)
+    return np.concatenate(files), np.concatenate(places)
+
+
+def _part(accepted: Accepted, files: Int64s, places: Int64s, low: int, high: int) -> Accepted:
+    """Return some of the rows, by their numbers among all."""
+    kept = []
+    for i in np.unique(files[low:high]).tolist():
+        file: AcceptedFile = accepted.files[i]
+        others = (files == i) & ((np.arange(len(files)) < low) | (np.arange(len(files)) >= high))
+        refused = np.union1d(np.array(file.refused, np.int64), places[others])
+        kept.append(file._replace(refused=tuple(refused.tolist())))
+    return replace(accepted, files=tuple(kept))

@@ -1,0 +1,372 @@
+"""Rows that a sink refuses: their records are dead, the rest is written, whoever dies when."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from worlds import Killed, World, fails
+
+from ackcore.spark import SinkRejects, to_kafka, to_parquet
+from ackcore.spark.base.schemas import ATTEMPT, REASON
+from ackcore.spark.protocol import act, batch, insist, runs
+from ackcore.spark.protocol.insist import SinkError
+from ackcore.spark.sinks.interface import read_accepted, read_with_places
+from ackcore.topology import TopologyBuilder
+from ackcore.topology.tuples import Reason
+
+
+class Refusing(World):
+    """A world whose sink refuses lines, and keeps what it was given by call."""
+
+    def __init__(self, path, settings=None, *, bad=(), how="return", named="values", **changes):
+        self.bad, self.how, self.named, self.calls = set(bad), how, named, []
+        self.committed = set()
+        super().__init__(path, settings or {}, **changes)
+
+    def write_accepted(self, accepted):
+        rows = [
+            (i, at, line)
+            for i, file in enumerate(accepted.files)
+            for some, places in read_with_places(file, accepted.nonacked)
+            for at, line in zip(places.tolist(), some["line"].to_pylist(), strict=True)
+        ]
+        self.calls.append([line for _, _, line in rows])
+        if accepted.batch_id in self.committed:
+            return None  # it has seen the batch id
+        refused = [one for one in rows if one[2].lower() in self.bad]
+        kept = [line for _, _, line in rows if line.lower() not in self.bad]
+        if self.how == "raise" and refused:
+            raise self._named(refused)
+        self.written[accepted.batch_id] = kept
+        if self.how == "raise":
+            self.committed.add(accepted.batch_id)
+        return self._named(refused) if refused else None
+
+    def _named(self, refused):
+        files, places, lines = (list(column) for column in zip(*refused, strict=True))
+        reasons = [ValueError(f"{line} is too long") for line in lines]
+        if self.named == "places":
+            return SinkRejects.at(files, np.array(places), reasons)
+        return SinkRejects(pa.table({"line": lines}), reasons)
+
+
+@pytest.fixture
+def dying_at(monkeypatch):
+    @contextmanager
+    def dying_at(step, times=1):
+        left = [times]
+
+        def failpoint(name, n=None):
+            if name == step:
+                left[0] -= 1
+                if not left[0]:
+                    raise Killed
+
+        with monkeypatch.context() as patch:
+            for module in (act, batch, runs):
+                patch.setattr(module, "failpoint", failpoint)
+            with pytest.raises(Killed):
+                yield
+
+    return dying_at
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+@pytest.mark.parametrize("named", ["values", "places"])
+def test_records_of_refused_rows_are_dead_and_the_others_written(tmp_path, how, named):
+    world = Refusing(tmp_path, bad={"b"}, how=how, named=named)
+    progress, books = world.process(0, ["a", "b", "c"])
+    assert (world.rows, world.parked) == (["A", "C"], ["b"])
+    assert (progress.records, progress.acked, progress.failed, progress.dead) == (3, 2, 1, 1)
+    assert (books.records, books.acked, books.waiting, books.dead) == (3, 2, 0, 1)
+    assert books.balanced
+    state, engine = world.driver()
+    with state:
+        (dead,) = state.decision(0).all_dead.values()
+        assert engine.books == books
+    assert dead[ATTEMPT].to_pylist() == [1]
+    reason = Reason("upper", "ValueError", "B is too long", final=True)
+    assert Reason.decode(dead[REASON][0].as_py()) == reason
+    # The next micro-batch builds on these books.
+    _, books = world.process(1, ["d"])
+    assert (books.records, books.acked, books.dead, books.batches) == (4, 3, 1, 2)
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+@pytest.mark.parametrize(
+    "step", ["decided", "in-sink", "refused", "refusals-closed", "in-dead-letters", "acted"]
+)
+def test_who_is_refused_is_decided_once(tmp_path, dying_at, how, step):
+    world = Refusing(tmp_path, bad={"b"}, how=how)
+    with dying_at(step):
+        world.process(0, ["a", "b", "c"])
+    on_record = step not in ("decided", "in-sink") or (how, step) == ("raise", "in-sink")
+    asked = len(world.calls)
+    if on_record:
+        world.bad = {"a", "c"}  # a sink of another mind
+        if how == "raise" and step == "refused":
+            world.bad = set()
+    progress, books = world.process(0, ["a", "b", "c"])
+    if on_record and how == "return":
+        assert len(world.calls) == asked  # nobody asks again
+    if step in ("refusals-closed", "in-dead-letters", "acted"):
+        assert len(world.calls) == asked
+    assert (world.rows, world.parked) == (["A", "C"], ["b"])
+    assert (progress.acked, progress.failed, progress.dead) == (2, 1, 1)
+    assert (books.acked, books.dead) == (2, 1)
+    assert books.balanced
+
+
+def test_a_second_refusal_adds_to_the_first(tmp_path, dying_at):
+    world = Refusing(tmp_path, bad={"b"}, how="raise")
+    with dying_at("refused"):
+        world.process(0, ["a", "b", "c"])
+    world.bad = {"c"}
+    _, books = world.process(0, ["a", "b", "c"])
+    assert (world.rows, world.parked, books.dead) == (["A"], ["b", "c"], 2)
+    assert world.calls[1:] == [["A", "C"], ["A"]]
+
+
+def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
+    world = Refusing(tmp_path, bad={"b"})
+    world.behaves = fails("b", "c")
+    world.process(0, ["a", "b", "c"])
+    world.now_ms += 10_000
+    progress, books = world.process(1, ["d"])
+    assert (progress.retried, progress.acked, progress.failed, progress.dead) == (2, 2, 1, 1)
+    assert (world.rows, world.parked, books.dead) == (["A", "C", "D"], ["b"], 1)
+    assert (progress.latency_ms.p50, progress.latency_ms.p99) == (0, 10_000)  # of d and c
+    state, _ = world.driver()
+    with state:
+        assert state.decision(1).all_dead["lines"][ATTEMPT].to_pylist() == [2]
+
+
+def test_a_row_that_hangs_from_two_records_takes_both_along(tmp_path):
+    world = Refusing(tmp_path, bad={"a&b"}, shared_rows=[("A", "B")])
+    world.bad = {"a&b"}
+    _, books = world.process(0, ["a", "b", "c"])
+    # The rows of these records that were not refused are there.
+    assert (world.rows, world.parked) == (["A", "B", "C"], ["a", "b"])
+    assert (books.acked, books.dead) == (1, 2)
+
+
+def test_the_records_of_several_spouts_are_told_apart(tmp_path):
+    world = Refusing(tmp_path, bad={"b", "x"}, spouts=("lines", "others"))
+    _, books = world.process(0, ["a", "b", ("others", "x"), ("others", "y")])
+    assert world.parked == ["b", "x"]
+    assert {name: account.dead for name, account in books.spouts.items()} == {
+        "lines": 1,
+        "others": 1,
+    }
+    assert books.balanced
+
+
+def test_all_may_be_refused(tmp_path):
+    world = Refusing(tmp_path, bad={"a", "b"}, how="raise")
+    _, books = world.process(0, ["a", "b"])
+    assert (world.rows, world.parked, books.dead, books.acked) == ([], ["a", "b"], 2, 0)
+    assert world.calls[-1] == []
+
+
+@pytest.mark.parametrize(
+    ("rejects", "words"),
+    [
+        (lambda: SinkRejects(pa.table({"line": ["Z"]}), "no"), "1 of 1 values of line are in none"),
+        (lambda: SinkRejects(pa.table({"word": ["A"]}), "no"), "by columns of its stream, line"),
+        (lambda: SinkRejects.at([0], [7], "no"), "refuses 1 rows that it was not given"),
+        (lambda: SinkRejects.at([9], [0], "no"), "refuses 1 rows that it was not given"),
+    ],
+)
+def test_a_row_that_it_was_not_given_is_a_failure_of_the_sink(tmp_path, rejects, words):
+    world = Refusing(tmp_path, {"sink_attempts": 2})
+    world._named = lambda refused: rejects()
+    world.bad = {"a"}
+    with pytest.raises(SinkError, match=words):
+        world.process(0, ["a", "b"])
+    world.bad = set()
+    assert world.process(0, ["a", "b"])[1].acked == 2
+
+
+def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
+    world = Refusing(tmp_path, bad={"loose"}, shared_rows=[])
+    plain = world._file
+    world._file = lambda work, rows, roots: plain(
+        work, rows + ([("LOOSE", None)] if rows and not isinstance(rows[0][1], list) else []), roots
+    )
+    with caplog.at_level("WARNING", "ackcore"):
+        _, books = world.process(0, ["a"])
+    assert (world.rows, world.parked, books.acked, books.dead) == (["A"], [], 1, 0)
+    assert "sinks refused 1 rows that hang from no record" in caplog.text
+
+
+def test_a_decision_of_another_driver_stands(tmp_path, dying_at):
+    """One that is there already is not written a second time."""
+    world = Refusing(tmp_path, bad={"b"})
+    with dying_at("refused"):
+        world.process(0, ["a", "b"])
+    state, _ = world.driver()
+    with state:
+        (one,) = state.refusals.of(0)
+        assert (one.sink, one.written) == ("upper", True)
+        with pytest.raises(insist.CheckpointInUse):
+            state.refusals.add(0, 0, one)
+
+
+def test_what_cannot_be_read_again_stops_the_query(tmp_path):
+    world = Refusing(tmp_path, {"sink_attempts": 1}, bad={"b"})
+    fetch, world.fetch = world.fetch, lambda *args: {}
+    with pytest.raises(SinkError, match="reading the records again that sinks refused"):
+        world.process(0, ["a", "b"])
+    world.fetch = fetch
+    world.bad = {"a"}
+    world.process(0, ["a", "b"])
+    assert world.parked == ["b"]
+
+
+def test_a_careful_micro_batch_is_read_again_from_its_snapshot(tmp_path, dying_at):
+    world = Refusing(tmp_path, {"careful_after": 0}, bad={"b"})
+    with dying_at("refused"):
+        world.process(0, ["a", "b"])
+    world.process(0, ["other", "rows"])
+    assert (world.rows, world.parked) == (["A"], ["b"])
+
+
+# ------------------------------------------------------------------------------------- isolation
+
+
+class Raising(World):
+    """A world whose sink raises over bad lines, or is out; it replaces what a batch id had."""
+
+    replaces = True
+
+    def __init__(self, path, settings=None, *, bad=(), isolate=True):
+        self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
+        super().__init__(path, settings or {})
+
+    def _sink(self, builder):
+        builder.sink("upper", self, isolate=self.isolate)
+
+    def write_accepted(self, accepted):
+        lines = [
+            line.lower()
+            for file in accepted.files
+            for some in read_accepted(file, accepted.nonacked)
+            for line in some["line"].to_pylist()
+        ]
+        self.calls.append(lines)
+        if self.out:
+            raise ConnectionError("it is out")
+        for line in lines:
+            if line in self.bad:
+                raise ValueError(f"no {line}")
+        self.written[accepted.batch_id] = [line.upper() for line in lines]
+
+
+LINES = [f"line-{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("bad", [["line-7"], ["line-0", "line-19"], LINES[3:9], LINES[1:]])
+def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
+    world = Raising(tmp_path, bad=bad)
+    _, books = world.process(0, LINES)
+    assert world.rows == sorted(line.upper() for line in LINES if line not in bad)
+    assert world.parked == sorted(bad)
+    assert (books.acked, books.dead) == (20 - len(bad), len(bad))
+    # Once more before it begins; then halves, and at last all that is left.
+    assert world.calls[:3] == [LINES, LINES, LINES[:10]]
+    assert world.calls[-1] == [line for line in LINES if line not in bad]
+    assert world.paused == [1.0]
+    state, _ = world.driver()
+    with state:
+        (dead,) = state.decision(0).all_dead.values()
+    said = {Reason.decode(text).message for text in dead[REASON].to_pylist()}
+    assert said == {f"no {line}" for line in bad}
+
+
+def test_a_sink_that_is_out_refuses_nothing(tmp_path):
+    world = Raising(tmp_path, {"sink_attempts": 3}, bad=["line-3"])
+    world.out = True
+    many = [*LINES, *map(str, range(500))]
+    with pytest.raises(SinkError, match="the last time with ConnectionError: it is out"):
+        world.process(0, many)
+    assert len(world.calls) < 200  # twice some 64, and not as many as there are rows
+    world.out = False
+    assert world.process(0, many)[1].dead == 1
+
+
+@pytest.mark.parametrize("lines", [["a"], ["a", "b"]])
+def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_path, lines):
+    world = Raising(tmp_path / "any", {"sink_attempts": 2}, bad=["a", "b"])
+    with pytest.raises(SinkError, match="no a"):
+        world.process(0, lines)
+    world = Raising(tmp_path / "named", bad=["a", "b"], isolate=["ValueError"])
+    _, books = world.process(0, lines)
+    assert (books.acked, books.dead, world.parked) == (0, len(lines), lines)
+
+
+def test_an_error_that_is_not_named_is_no_rows_fault(tmp_path):
+    world = Raising(tmp_path, {"sink_attempts": 2}, bad=["line-3"], isolate=[KeyError])
+    with pytest.raises(SinkError, match="no line-3"):
+        world.process(0, LINES)
+    assert world.calls == [LINES, LINES]
+
+
+def test_an_outage_amid_the_search_ends_it(tmp_path):
+    world = Raising(tmp_path, bad=["line-3"], isolate=[ValueError])
+    write, count = world.write_accepted, [0]
+
+    def out_for_a_while(accepted):
+        count[0] += 1
+        world.out = 4 <= count[0] <= 6
+        write(accepted)
+
+    world.write_accepted = out_for_a_while
+    _, books = world.process(0, LINES)
+    assert (world.parked, books.dead) == (["line-3"], 1)
+
+
+def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
+    world = Raising(tmp_path, bad=["line-3"])
+    write = world.write_accepted
+
+    def dying(accepted):
+        if len(world.calls) == 5:
+            raise Killed
+        write(accepted)
+
+    world.write_accepted = dying
+    with pytest.raises(Killed):
+        world.process(0, LINES)
+    world.write_accepted = write
+    _, books = world.process(0, LINES)
+    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+    assert len(world.rows) == 19
+
+
+def test_a_stop_amid_the_search_is_heard(tmp_path):
+    world = Raising(tmp_path, bad=["line-3"])
+    write = world.write_accepted
+
+    def stopping(accepted):
+        world.stopping = len(world.calls) >= 2
+        write(accepted)
+
+    world.write_accepted = stopping
+    with pytest.raises(insist.Stopped):
+        world.process(0, LINES)
+    world.stopping, world.write_accepted = False, write
+    assert world.process(0, LINES)[1].dead == 1
+
+
+def test_only_a_sink_that_replaces_is_isolated():
+    builder = TopologyBuilder()
+    with pytest.raises(TypeError, match="does not say by an attribute 'replaces'"):
+        builder.sink("upper", to_kafka("topic", "broker:9092"), isolate=True)
+    with pytest.raises(ValueError, match="isolate of sink 'upper' has 'NoError'"):
+        builder.sink("upper", print, isolate=["NoError"])
+    with pytest.raises(TypeError, match="isolate of sink 'upper' must be a list"):
+        builder.sink("upper", print, isolate=ValueError)
+    builder.sink("upper", to_parquet("/somewhere"), isolate=True)
