@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"topology"}, {"pyarrow"}),
     ({"spark"}, {"pyarrow", "pyspark", "py4j"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
+    ({"cli"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 
 #: The packages of ``spark/``, by when and where code runs, and what each may import of the others.

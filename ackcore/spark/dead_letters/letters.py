@@ -116,6 +116,19 @@ def read_parts(path: Path, wanted: Bools | None = None) -> Iterator[pa.Table]:
 
 
 @contextlib.contextmanager
+def reading_letters(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file of letters, to read parts of it; within, what is wrong with it names it.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    """
+    with _reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
+
+
+@contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Name the file in whatever is wrong with it."""
     try:

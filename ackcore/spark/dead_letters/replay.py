@@ -40,6 +40,7 @@ from ackcore.spark.dead_letters.letters import (
     read_schema,
     starts_of,
 )
+from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
@@ -74,10 +75,11 @@ def replay(
     path: str | os.PathLike[str],
     spark: SparkSession | None = None,
     *,
-    where: str | Column | None = None,
+    where: str | Column | LetterFilter | None = None,
     spout: str | None = None,
     again: bool = False,
     request: str | None = None,
+    dry_run: bool = False,
 ) -> Replay:
     """Send dead letters through their topology again, as new records with all their attempts.
 
@@ -90,10 +92,10 @@ def replay(
         The checkpoint, or the directory that was given as ``dead_letters``.
     spark : SparkSession, optional
         Evaluates ``where``; the active one if not given.
-    where : str or Column, optional
-        Which ones, over the columns of `dead_letters`; all if not given.  Where a source has
-        changed it is evaluated over the columns that letters were written with; a column
-        that only others have is null.
+    where : str, Column or LetterFilter, optional
+        Which ones; all if not given.  A `LetterFilter` needs no Spark; all else is over the columns
+        of `dead_letters`: where a source has changed, over those that letters were written with,
+        and a column that only others have is null.
     spout : str, optional
         Of the letters; all if not given.
     again : bool, default False
@@ -101,6 +103,8 @@ def replay(
     request : str, optional
         An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
         nothing, and returns what the first one did.
+    dry_run : bool, default False
+        Only tell what would be sent.
 
     Letters of offsets that `KafkaSpout` did not read stand for no record, and are left out.
 
@@ -141,7 +145,11 @@ def replay(
             if note.request == name:
                 return Replay(name, _counted(note.rows))
         kinds = kinds_of(store, spout)
-        chosen = None if where is None else _matches(session_of(spark), kinds, notes, where)
+        chosen: Mapping[Path, Int64s] | None = None
+        if isinstance(where, LetterFilter):
+            chosen = wanted_rows(kinds, notes, where)
+        elif where is not None:
+            chosen = _matches(session_of(spark), kinds, notes, where)
         rows: dict[str, dict[str, list[list[int]]]] = {}
         wanted: dict[str, list[tuple[LetterFile, Bools]]] = {}
         for kind in kinds:
@@ -156,7 +164,7 @@ def replay(
         tables = {
             each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
         }
-        if tables:
+        if tables and not dry_run:
             # What was sent last goes by the times of the notes, and the clock may be set back.
             at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
             _send(directory, store, Note(name, at_ms, rows), tables)

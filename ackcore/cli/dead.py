@@ -1,0 +1,216 @@
+"""``ackcore dead``: the dead letters of a checkpoint, listed, shown and sent again."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ackcore.cli.reporting import cell, console, plain, print_json, table, time_of
+from ackcore.spark.dead_letters.listing import (
+    Letter,
+    LetterFilter,
+    LetterId,
+    count_letters,
+    list_letters,
+)
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
+
+Place = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
+]
+Spout = Annotated[str | None, typer.Option(help="Of this spout only.")]
+Component = Annotated[str | None, typer.Option(help="That this component failed.")]
+Error = Annotated[str | None, typer.Option(help="With this error's name, such as ValueError.")]
+Message = Annotated[str | None, typer.Option(help="With this in the error's message.")]
+_TIME = "2026-11-23T10:00, or 30min, 2h or 7d ago"
+Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"That died since {_TIME}.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help=f"That died before {_TIME}.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    letters = typer.Typer(no_args_is_help=True, help="The dead letters.")
+    letters.command("list")(listed)
+    letters.command()(show)
+    letters.command("replay")(replayed)
+    app.add_typer(letters, name="dead")
+
+
+def listed(
+    checkpoint: Place,
+    spout: Spout = None,
+    component: Component = None,
+    error: Error = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
+    sent: Annotated[
+        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many at most; 0 for all.")] = 50,
+    payload: Annotated[bool, typer.Option("--payload", help="Show the records as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, the newest first."""
+    store = store_of(checkpoint)
+    check_spout(store, spout)
+    wanted = _filter((), spout, component, error, message, since, until, sent)
+    found = list_letters(store, wanted, limit or None, payload=payload)
+    if as_json:
+        for letter in found:
+            print_json(_to_json(letter))
+        return
+    columns = ("letter", "died", "component", "error", "attempts", "sent", "message")
+    shown = table("dead letters", *columns, *(["record"] if payload else []))
+    rows = 0
+    for letter in found:
+        rows += 1
+        record = [cell(letter.payload)] if payload else []
+        shown.add_row(
+            cell(letter.id),
+            time_of(letter.last_ms),
+            cell(letter.component),
+            cell(letter.error_type),
+            str(letter.attempts),
+            str(letter.sent or "-"),
+            cell(letter.error_message[:200]),
+            *record,
+        )
+    if not rows:
+        console().print("no dead letter is like that")
+        return
+    console().print(shown)
+    if limit and rows == limit:
+        console().print(
+            f"these are {limit} of {count_letters(store, wanted):,}; --limit shows more"
+        )
+
+
+def show(
+    checkpoint: Place,
+    letter: Annotated[str, typer.Argument(metavar="LETTER", help="As it is listed.")],
+    as_json: Json = False,
+) -> None:
+    """Show one dead letter whole, with its record. Exits with 1 if there is none of that name."""
+    wanted = _ids([letter])
+    found = next(list_letters(store_of(checkpoint), LetterFilter(wanted), 1, payload=True), None)
+    if found is None:
+        typer.echo(f"ackcore: there is no dead letter {plain(letter)}", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        print_json(_to_json(found))
+        return
+    for name, value in _to_json(found).items():
+        if name == "record":
+            value = json.dumps(value, ensure_ascii=False, indent=2)
+            lines = value.splitlines()
+        else:
+            value = time_of(value) if name in ("first_ms", "last_ms") else value
+            lines = str("-" if value is None else value).splitlines() or [""]
+        for at, line in enumerate(lines):
+            typer.echo(f"{'' if at else name.removesuffix('_ms'):<14}{plain(line)}")
+
+
+def replayed(
+    checkpoint: Place,
+    letters: Annotated[
+        list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
+    ] = None,
+    spout: Spout = None,
+    component: Component = None,
+    error: Error = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
+    all_of_them: Annotated[
+        bool, typer.Option("--all", help="All there are, where nothing else says which.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also those sent already.")] = False,
+    request: Annotated[
+        str | None, typer.Option(help="An id of yours: a second time, nothing is done.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell how many would be sent.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters through their topology again: the query takes them, or its next start."""
+    wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, None)
+    if wanted == LetterFilter() and not all_of_them:
+        raise typer.BadParameter("say which letters, or --all")
+    done = replay(
+        checkpoint, where=wanted, spout=spout, again=again, request=request, dry_run=dry_run
+    )
+    many = sum(done.records.values())
+    if as_json:
+        print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
+        return
+    of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
+    if not many:
+        typer.echo("no dead letter is to be sent: none is like that, or all were sent already")
+    elif dry_run:
+        typer.echo(f"{many:,} dead letters would be sent: {of}")
+    else:
+        typer.echo(f"{many:,} dead letters are sent again ({of}), request {done.request}")
+
+
+def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:
+    try:
+        return tuple(LetterId.of(text) for text in texts)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _filter(
+    ids: Sequence[LetterId],
+    spout: str | None,
+    component: str | None,
+    error: str | None,
+    message: str | None,
+    since: str | None,
+    until: str | None,
+    sent: bool | None,
+) -> LetterFilter:
+    since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
+    return LetterFilter(ids, spout, component, error, message, since_ms, until_ms, sent)
+
+
+def time_in(text: str) -> int:
+    """Return the time that a text says, in milliseconds since 1970.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it says none.
+    """
+    ago = _AGO.fullmatch(text.removesuffix("ago").strip())
+    if ago is not None:
+        return int((time.time() - float(ago[1]) * _SECONDS[ago[2]]) * 1000)
+    try:
+        # Without a zone it is this machine's.
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(f"a time is {_TIME}, got {plain(text)!r}") from None
+
+
+def _to_json(letter: Letter) -> dict[str, Any]:
+    told = {"letter": str(letter.id), "spout": letter.id.spout, "batch_id": letter.id.batch_id}
+    names = ("message_id", "attempts", "component", "error_type", "error_message")
+    told |= {name: getattr(letter, name) for name in names}
+    told |= {"first_ms": letter.first_ms, "last_ms": letter.last_ms}
+    told |= {"sent": letter.sent, "request": letter.request}
+    if letter.payload is not None:
+        told["record"] = json.loads(letter.payload)
+    return told

@@ -1,0 +1,31 @@
+"""Where the command line begins: it loads what a command needs, or says what is missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+#: Commands by name, and the extra that each needs beside ``cli``.
+COMMANDS = {"status": "spark", "dead": "spark"}
+
+
+def main() -> None:
+    """Run the command that is asked for."""
+    asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    names = [asked] if asked in COMMANDS else list(COMMANDS)
+    extra = "cli"
+    try:
+        app = import_module("ackcore.cli.app")
+        extra = f"cli,{COMMANDS[names[0]]}"
+        command = app.app_of(names)
+    except ModuleNotFoundError as error:
+        if (error.name or "ackcore").partition(".")[0] == "ackcore":
+            raise
+        way_out = f"pip install 'ackcore[{extra}]'"
+        print(f"ackcore: {error.name} is not installed; {way_out}", file=sys.stderr)
+        sys.exit(2)
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What commands print: text in which nothing of a record works as a command, JSON, and errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+OK, NO, USAGE, CHECKPOINT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the answer is no (records died beyond --max-dead, nothing was found, a "
+    "check failed); 2 wrong usage, or something is not installed; 3 the checkpoint cannot be used; "
+    "4 the run failed; 130 interrupted."
+)
+
+
+class Commands(TyperGroup):
+    """Commands whose errors are said in one line, and told by the exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            # What Typer raises has an exit code, but for this one.
+            own = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
+            if own or ctx.params.get("debug"):
+                raise
+            text, code = _told(error)
+            print(f"ackcore: {plain(text)}", file=sys.stderr)
+            raise typer.Exit(code) from None
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """Return what to say of an error, and the exit code."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error) or type(error).__name__
+    if "TooManyDead" in kinds:
+        return text, NO
+    if kinds & {"StateError", "FileNotFoundError"}:
+        return text, CHECKPOINT
+    ours = type(error).__module__.partition(".")[0] == "ackcore"
+    if ours or isinstance(error, ValueError | TypeError):
+        return text, FAILED if ours else USAGE
+    return f"{type(error).__name__}: {text.strip().splitlines()[0]}", FAILED
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return a text on one line in which nothing is a command to a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def cell(text: object) -> Text:
+    """Return a text of a record's as it stands in a table: no markup of rich's either."""
+    return Text(plain(str(text)))
+
+
+def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; the columns named in ``right`` hold numbers."""
+    # Titles wrap at their table's width.
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=None, min_width=len(title) + 2
+    )
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def console() -> Console:
+    """Return what prints; as wide as it must be where it is not a terminal."""
+    made = Console(highlight=False)
+    if not made.is_terminal:
+        made.width = 160
+    return made
+
+
+def time_of(ms: int | None) -> str:
+    """Return a time as ISO 8601, in this machine's zone."""
+    if ms is None:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
+
+
+#: Seconds, and what so many of them are called.
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def span_of(ms: float) -> str:
+    """Return how long something takes or has taken."""
+    if abs(ms) < 1000:
+        return f"{ms:.0f} ms"
+    if abs(ms) < 60_000:
+        return f"{ms / 1000:.1f} s"
+    seconds = int(abs(ms) // 1000)
+    parts = []
+    for size, name in _UNITS:
+        if seconds >= size:
+            parts.append(f"{seconds // size} {name}")
+            seconds %= size
+    return ("-" if ms < 0 else "") + " ".join(parts[:2])
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on one line."""
+    print(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))

@@ -1,0 +1,174 @@
+"""``ackcore status CHECKPOINT``: how a query stands, whether it runs or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ackcore.cli.reporting import cell, console, print_json, span_of, table, time_of
+from ackcore.spark.inspect.reasons import AGES_MS, ReasonCount
+from ackcore.spark.inspect.status import Logged, Status, read_status
+
+#: So many reasons are shown.
+_REASONS = 8
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(status)
+
+
+def status(
+    checkpoint: Annotated[Path, typer.Argument(help="The directory that start() was given.")],
+    batches: Annotated[int, typer.Option(min=0, help="How many micro-batches to show.")] = 5,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Books, what waits, the last micro-batches, lag and dead letters; the query is not disturbed.
+
+    Exits with 1 if the books do not balance.
+    """
+    shown = read_status(checkpoint, batches=batches)
+    if as_json:
+        print_json(shown.to_json())
+    elif watch:
+        with Live(rendered(shown), console=console(), screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(1)
+                shown = read_status(checkpoint, batches=batches)
+                live.update(rendered(shown), refresh=True)
+    else:
+        console().print(rendered(shown))
+    if not shown.books.balanced:
+        raise typer.Exit(1)
+
+
+def rendered(status: Status) -> RenderableType:
+    """Return a status as it is printed."""
+    parts: list[RenderableType] = [_heading(status), ""]
+    parts += [_books(status), ""]
+    if status.waiting.records:
+        parts += [_waiting(status), ""]
+        parts += [_reasons("waiting because of", status.waiting.reasons, "oldest"), ""]
+    if status.batches:
+        parts += [_batches(status.batches), ""]
+    if status.dead.letters:
+        parts += [_reasons("dead because of", status.dead.reasons, "first died"), ""]
+    return Group(*parts[:-1])
+
+
+def _heading(status: Status) -> Text:
+    holder = status.holder
+    if holder is None:
+        runs = "nothing was started on it"
+    elif holder.holds is None:
+        runs = f"last held by {holder.name}; whether it runs cannot be told from here"
+    else:
+        runs = f"running, {holder.name}" if holder.holds else f"not running, last {holder.name}"
+    lines = [f"{status.checkpoint}: a {status.kind}, {runs}"]
+    under_way = status.under_way
+    if under_way is not None:
+        since = span_of(status.at_ms - under_way.planned_ms)
+        step = "decided, sinks have their turn" if under_way.decided else "runs"
+        again = f", {under_way.due} records again" if under_way.due else ""
+        crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""
+        lines.append(f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}")
+    if status.requests:
+        lines.append(f"replays that wait for their micro-batch: {status.requests}")
+    if status.lag:
+        lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
+        lines.append(f"lag: {lag} offsets")
+    dead = status.dead
+    if dead.letters:
+        lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were sent again")
+    return cell_lines(lines)
+
+
+def cell_lines(lines: Iterable[str]) -> Text:
+    """Return lines, each with nothing in it that is a command to a terminal."""
+    return Text("\n").join(cell(line) for line in lines)
+
+
+def _books(status: Status) -> RenderableType:
+    names = ("records", "replayed", "acked", "waiting", "dead", "retried", "resolved")
+    books = status.books
+    title = f"books after {books.batches:,} micro-batches" + (
+        "" if books.balanced else ": THEY DO NOT BALANCE"
+    )
+    found = table(title, "spout", *names, right=names)
+    for spout, account in sorted(books.spouts.items()):
+        found.add_row(cell(spout), *(f"{getattr(account, name):,}" for name in names))
+    if len(books.spouts) > 1:
+        found.add_row("all", *(f"{getattr(books, name):,}" for name in names))
+    return found
+
+
+def _waiting(status: Status) -> RenderableType:
+    waiting = status.waiting
+    labels = [f"< {span_of(age)}" for age in AGES_MS] + [f"> {span_of(AGES_MS[-1])}"]
+    due = waiting.next_due_ms
+    next_due = "" if due is None else f", the next is due {_until(due - status.at_ms)}"
+    found = table(f"waiting: {waiting.records:,}{next_due}", "known for", *labels, right=(*labels,))
+    found.add_row("records", *(f"{n:,}" if n else "-" for n in waiting.ages))
+    return found
+
+
+def _until(ms: int) -> str:
+    return "now" if ms <= 0 else f"in {span_of(ms)}"
+
+
+def _reasons(title: str, reasons: Sequence[ReasonCount], oldest: str) -> RenderableType:
+    found = table(
+        title, "spout", "component", "error", "records", oldest, "for example", right=("records",)
+    )
+    for each in reasons[:_REASONS]:
+        found.add_row(
+            cell(each.spout),
+            cell(each.component),
+            cell(each.error_type),
+            f"{each.records:,}",
+            time_of(each.oldest_ms),
+            cell(each.message[:120]),
+        )
+    left = reasons[_REASONS:]
+    if left:
+        many = sum(each.records for each in left)
+        found.add_row(f"{len(left)} more", "", "", f"{many:,}", "", "")
+    return found
+
+
+def _batches(batches: Sequence[Logged]) -> RenderableType:
+    columns = ("records", "acked", "failed", "again", "dead", "took", "records/s", "p50", "p99")
+    found = table(
+        "the last micro-batches",
+        "number",
+        "done at",
+        *columns,
+        "of which",
+        right=("number", *columns),
+    )
+    for each in batches:
+        progress = each.progress
+        steps = sorted(progress.steps_ms.items(), key=lambda step: -step[1])[:3]
+        found.add_row(
+            str(progress.batch_id),
+            time_of(each.at_ms),
+            f"{progress.records:,}",
+            f"{progress.acked:,}",
+            f"{progress.failed:,}",
+            f"{progress.retried + progress.replayed:,}",
+            f"{progress.dead:,}",
+            span_of(progress.duration_ms),
+            f"{progress.records_per_s:,.0f}",
+            span_of(progress.latency_ms.p50),
+            span_of(progress.latency_ms.p99),
+            ", ".join(f"{name} {span_of(ms)}" for name, ms in steps),
+        )
+    return found

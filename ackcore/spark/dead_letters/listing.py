@@ -1,0 +1,272 @@
+"""Dead letters one by one, without Spark: the newest first, and only those that are wanted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.arrow.json_rows import json_encoder
+from ackcore.spark.dead_letters.files import Kind, LetterFile, files_of
+from ackcore.spark.dead_letters.letters import LETTER, TIME, Bools, reading_letters, starts_of
+from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
+
+_ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
+#: What a filter looks at.
+_LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class LetterId:
+    """Which letter: a spout's, of a micro-batch, and the how-manieth of those."""
+
+    spout: str
+    batch_id: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.spout}/{self.batch_id}/{self.position}"
+
+    @classmethod
+    def of(cls, text: str) -> LetterId:
+        """Read what `str` returns.
+
+        Raises
+        ------
+        ValueError
+            If it is none.
+        """
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"a dead letter is named by SPOUT/MICRO-BATCH/NUMBER, as they are listed, got "
+                f"{text!r}"
+            )
+        return cls(found[1], int(found[2]), int(found[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters are wanted: those of which all that is given holds.
+
+    Parameters
+    ----------
+    ids : sequence of LetterId
+        One of these.
+    spout, component, error_type : str, optional
+        Whose they are, what failed them, and with which error.
+    message : str, optional
+        A part of the error's message, in any case.
+    since_ms, until_ms : int, optional
+        They died at that time or later; before it.
+    sent : bool, optional
+        Whether they were sent again.
+    """
+
+    ids: Sequence[LetterId] = ()
+    spout: str | None = None
+    component: str | None = None
+    error_type: str | None = None
+    message: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    sent: bool | None = None
+
+    def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
+        """Return the numbers of the rows of a file that are wanted, in order."""
+        if self.spout not in (None, spout):
+            return np.empty(0, np.int64)
+        batch_ids = _column(file.path, "batch_id").to_numpy()
+        wanted = np.ones(len(batch_ids), np.bool_)
+        if self.ids:
+            wanted[:] = False
+            starts = starts_of(batch_ids)
+            for one in self.ids:
+                start = starts.get(one.batch_id)
+                if one.spout == spout and start is not None:
+                    row = start + one.position
+                    if row < len(batch_ids) and batch_ids[row] == one.batch_id:
+                        wanted[row] = True
+        if self.sent is not None:
+            wanted &= (sent_rows(batch_ids, spout, notes)[0] > 0) == self.sent
+        for name in _LOOKED_AT:
+            if wanted.any():
+                wanted &= self._holds(name, file.path)
+        return np.flatnonzero(wanted)
+
+    def _holds(self, name: str, path: Path) -> Bools | bool:
+        column: Any
+        if name == "last_ms":
+            if self.since_ms is None and self.until_ms is None:
+                return True
+            column = _column(path, name).cast(TIME).cast(pa.int64()).to_numpy()
+            since = -(2**63) if self.since_ms is None else self.since_ms
+            until = 2**63 - 1 if self.until_ms is None else self.until_ms
+            mask: Bools = (column >= since) & (column < until)
+            return mask
+        value = self.message if name == "error_message" else getattr(self, name)
+        if value is None:
+            return True
+        column = _column(path, name)
+        if name == "error_message":
+            found = pc.match_substring(column, value, ignore_case=True)
+        else:
+            found = pc.equal(column, value)
+        return np.asarray(found.fill_null(False).to_numpy(), np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter.
+
+    Attributes
+    ----------
+    id : LetterId
+        By which it is found again.
+    message_id, attempts, error_type, error_message, component : str, int, str, str, str
+        As `dead_letters` has them.
+    first_ms, last_ms : int
+        When the record was first seen, and when it died, in milliseconds since 1970.
+    sent : int
+        How often it was sent again.
+    request : str or None
+        By which request at last.
+    payload : str or None
+        The record, as JSON; None if that was not asked for.
+    """
+
+    id: LetterId
+    message_id: str
+    attempts: int
+    error_type: str
+    error_message: str
+    component: str
+    first_ms: int
+    last_ms: int
+    sent: int
+    request: str | None
+    payload: str | None = None
+
+
+def list_letters(
+    store: Path, wanted: LetterFilter, limit: int | None = None, *, payload: bool = False
+) -> Iterator[Letter]:
+    """Yield letters, those of the newest micro-batch first.
+
+    Parameters
+    ----------
+    store : Path
+        Where they are.
+    wanted : LetterFilter
+        Which ones.
+    limit : int, optional
+        How many at most; all if not given.
+    payload : bool, default False
+        Whether the records are read as well.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a file is damaged.
+    """
+    notes = notes_of(store)
+    left = 2**63 if limit is None else limit
+    files = [(spout, file) for spout, some in files_of(store).items() for file in some]
+    for spout, file in sorted(files, key=lambda each: each[1].last, reverse=True):
+        if left <= 0:
+            return
+        rows = wanted.rows(file, spout, notes)[-left:]
+        left -= len(rows)
+        yield from _letters(file, spout, rows, notes, payload)
+
+
+def count_letters(store: Path, wanted: LetterFilter) -> int:
+    """Return how many letters are wanted.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a file is damaged.
+    """
+    notes = notes_of(store)
+    return sum(
+        len(wanted.rows(file, spout, notes))
+        for spout, files in files_of(store).items()
+        for file in files
+    )
+
+
+def wanted_rows(
+    kinds: Iterable[Kind], notes: Sequence[Note], wanted: LetterFilter
+) -> dict[Path, Int64s]:
+    """Return the rows of files that are wanted, without files that have none."""
+    found = {
+        file.path: wanted.rows(file, kind.spout, notes) for kind in kinds for file in kind.files
+    }
+    return {path: rows for path, rows in found.items() if len(rows)}
+
+
+def _column(path: Path, name: str) -> pa.ChunkedArray:
+    with reading_letters(path) as file:
+        return file.read([name])[name]
+
+
+def _letters(
+    file: LetterFile, spout: str, rows: Int64s, notes: Sequence[Note], payload: bool
+) -> Iterator[Letter]:
+    """Yield letters of a file, the last row first."""
+    if not len(rows):
+        return
+    batch_ids = _column(file.path, "batch_id").to_numpy()
+    times, newest = sent_rows(batch_ids, spout, notes)
+    starts = starts_of(batch_ids)
+    for row, one in _values(file.path, rows[::-1], payload):
+        number = one.pop("batch_id")
+        by = int(newest[row])
+        yield Letter(
+            LetterId(spout, number, row - starts[number]),
+            **one,
+            sent=int(times[row]),
+            request=None if by < 0 else notes[by].request,
+        )
+
+
+def _values(path: Path, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield rows of a file, which are given the last one first, with their numbers."""
+    columns = [*LETTER.names, "payload"] if payload else LETTER.names
+    with reading_letters(path) as file:
+        end = file.metadata.num_rows
+        for group in reversed(range(file.num_row_groups)):
+            start = end - file.metadata.row_group(group).num_rows
+            here = rows[(rows >= start) & (rows < end)]
+            if len(here):
+                table = file.read_row_group(group, columns=columns).take(pa.array(here - start))
+                yield from zip(here.tolist(), _told(table), strict=True)
+            end = start
+
+
+def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for name in ("first_ms", "last_ms"):
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
+    if "payload" not in table.column_names:
+        yield from table.to_pylist()
+        return
+    encode = _encoder(table["payload"].type)
+    for one in table.to_pylist():
+        yield {**one, "payload": encode(one["payload"])}
+
+
+def _encoder(payload: pa.DataType) -> Callable[[Any], str]:
+    try:
+        return json_encoder(payload)
+    except TypeError:  # JSON has nothing for one of its columns: that is as Python shows it
+        return lambda value: json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,192 @@
+"""``ackcore dead``: lists, one letter, and letters that are sent again."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from checkpoints import OPEN, died
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters import letters as letter_files
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
+from ackcore.topology.tuples import Reason
+
+
+def test_the_newest_come_first(ackcore, checkpoint, lines):
+    found = lines(ackcore("dead", "list", checkpoint, "--json"))
+    assert [each["letter"] for each in found] == [
+        *(f"lines/1/{n}" for n in (2, 1, 0)),
+        *(f"lines/0/{n}" for n in (3, 2, 1, 0)),
+    ]
+    assert found[0] == {
+        "letter": "lines/1/2",
+        "spout": "lines",
+        "batch_id": 1,
+        "message_id": "id-6",
+        "attempts": 5,
+        "component": "enrich",
+        "error_type": "TimeoutError",
+        "error_message": "3 s",
+        "first_ms": 6,
+        "last_ms": 7,
+        "sent": 0,
+        "request": None,
+    }
+    found = lines(ackcore("dead", "list", checkpoint, "--json", "--payload", "--limit", 1))
+    assert [each["record"] for each in found] == [{"value": "line 6"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "many"),
+    [
+        ([], 7),
+        (["--component", "split"], 2),
+        (["--error", "TimeoutError"], 5),
+        (["--message", "[BOLD]"], 2),
+        (["--message", "(no"], 0),
+        (["--since", "1970-01-01T00:00:00.005+00:00"], 3),
+        (["--until", "1970-01-01T00:00:00.005+00:00"], 4),
+        (["--since", "2 d ago"], 0),
+        (["--spout", "lines", "--component", "enrich", "--until", "5min"], 5),
+        (["--sent"], 0),
+        (["--not-sent"], 7),
+        (["--limit", "2"], 2),
+        (["--limit", "0"], 7),
+    ],
+)
+def test_filters(ackcore, checkpoint, lines, options, many):
+    assert len(lines(ackcore("dead", "list", checkpoint, "--json", *options))) == many
+
+
+def test_wrong_filters_are_refused(ackcore, checkpoint):
+    said = ackcore("dead", "list", checkpoint, "--spout", "line", code=2).stderr
+    assert "spout must be one of clicks, lines, got 'line'" in said
+    assert "a time is" in ackcore("dead", "list", checkpoint, "--since", "soon", code=2).stderr
+    said = ackcore("dead", "show", checkpoint, "lines/1", code=2).stderr
+    assert "SPOUT/MICRO-BATCH/NUMBER" in said
+
+
+def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint):
+    said = ackcore("dead", "list", checkpoint, "--limit", "4", "--payload").stdout
+    assert "\\x1b[31m[bold]<b>no</b>\\nnext" in said.replace("\n", "") or "lines/0/3" in said
+    assert "\x1b" not in said
+    assert "these are 4 of 7; --limit shows more" in said
+    said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
+    assert said == "no dead letter is like that\n"
+
+
+def test_one_letter(ackcore, checkpoint, lines):
+    said = ackcore("dead", "show", checkpoint, "lines/0/2").stdout
+    assert '"value": "line 2"' in said
+    assert "\x1b" not in said
+    (found,) = lines(ackcore("dead", "show", checkpoint, "lines/0/2", "--json"))
+    assert found["error_message"] == "\x1b[31m[bold]<b>no</b>\nnext"
+    said = ackcore("dead", "show", checkpoint, "lines/0/4", code=1).stderr
+    assert said == "ackcore: there is no dead letter lines/0/4\n"
+
+
+def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
+    ackcore("dead", "replay", checkpoint, code=2)  # not all of them by mistake
+    said = ackcore("dead", "replay", checkpoint, "lines/1/1", "lines/0/0", "--dry-run").stdout
+    assert said == "2 dead letters would be sent: 2 of lines\n"
+    assert len(lines(ackcore("dead", "list", checkpoint, "--json", "--sent"))) == 0
+    said = ackcore("dead", "replay", checkpoint, "lines/1/1", "lines/0/0", "--request", "r").stdout
+    assert said == "2 dead letters are sent again (2 of lines), request r\n"
+    sent = lines(ackcore("dead", "list", checkpoint, "--json", "--sent"))
+    assert [(each["letter"], each["request"]) for each in sent] == [
+        ("lines/1/1", "r"),
+        ("lines/0/0", "r"),
+    ]
+    done = lines(ackcore("dead", "replay", checkpoint, "--error", "TimeoutError", "--json"))
+    assert done[0]["records"] == {"lines": 4}
+    assert ackcore("dead", "replay", checkpoint, "--all").stdout.startswith("1 dead letters")
+    assert "no dead letter is to be sent" in ackcore("dead", "replay", checkpoint, "--all").stdout
+    (status,) = lines(ackcore("status", checkpoint, "--json"))
+    assert (status["requests"], status["dead"]["sent"]) == (3, 7)
+    assert status["dead"]["reasons"] == []
+
+
+def test_damage_is_told_of(ackcore, checkpoint):
+    (file,) = (checkpoint / "ackcore/dead_letters/lines").glob("batch-1.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+    said = ackcore("dead", "list", checkpoint, code=3).stderr
+    assert "batch-1.parquet is damaged" in said
+    with pytest.raises(CheckpointCorrupt):
+        count_letters(store_of(checkpoint), LetterFilter())
+
+
+REASONS = [Reason("a", "E", "one"), Reason("b", "E", "two"), Reason("a", "F", "One")]
+MAYBE = st.none() | st.sampled_from(["a", "b", "E", "F", "on", "lines", "clicks"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    st.tuples(MAYBE, MAYBE, MAYBE, MAYBE),
+    st.tuples(st.none() | st.integers(0, 40), st.none() | st.integers(0, 40)),
+    st.integers(0, 40),
+)
+def test_filters_are_those_of_plain_python(many_letters, texts, times, limit):
+    """With row groups of seven letters, of three micro-batches, two of them in one file."""
+    store, every = many_letters
+    spout, component, kind, message = texts
+    wanted = LetterFilter((), spout, component, kind, message, *times)
+    expected = [
+        each
+        for each in every
+        if spout in (None, each[0])
+        and component in (None, each[1].component)
+        and kind in (None, each[1].type)
+        and (message or "").lower() in each[1].message.lower()
+        and (times[0] is None or each[2] >= times[0])
+        and (times[1] is None or each[2] < times[1])
+    ]
+    found = list(list_letters(store, wanted, payload=True))
+    assert count_letters(store, wanted) == len(found)
+    assert sorted((each.id.spout, each.last_ms) for each in found) == sorted(
+        (each[0], each[2]) for each in expected
+    )
+    assert [each.id.batch_id for each in found] == sorted(
+        (each.id.batch_id for each in found), reverse=True
+    )
+    assert list(list_letters(store, wanted, limit, payload=True)) == found[:limit]
+    some = tuple(each.id for each in found[::2])
+    named = list(list_letters(store, LetterFilter(some), payload=True)) if some else []
+    assert named == found[::2]
+
+
+@pytest.fixture(scope="module")
+def many_letters(tmp_path_factory):
+    path = tmp_path_factory.mktemp("letters") / "c"
+    every = []
+    with pytest.MonkeyPatch.context() as patch, OPEN(path) as state:
+        patch.setattr(letter_files, "_GROUP_ROWS", 7)
+        store = DeadLetters.open(path, state.deployment_key)
+        for number, first in enumerate((0, 15, 24)):
+            dead = {"lines": died(first, 9, REASONS), "clicks": died(first, 4, REASONS)}
+            for spout, table in dead.items():
+                for n, last_ms in enumerate(table["_ackcore_last_ms"].to_pylist()):
+                    every.append((spout, REASONS[n % 3], last_ms))
+            store.write(number, dead)
+    return store.path, every
+
+
+def test_ids_are_read_back():
+    assert LetterId.of(str(LetterId("a/b 1", 7, 0))) == LetterId("a/b 1", 7, 0)
+    for wrong in ("a/1", "a/1/x", "/1/1", "a/1/-1", ""):
+        with pytest.raises(ValueError, match="SPOUT/MICRO-BATCH/NUMBER"):
+            LetterId.of(wrong)
+
+
+def test_a_column_for_which_json_has_nothing_is_shown_as_python_does(tmp_path):
+    table = (
+        died(0, 1).drop_columns("value").append_column("value", pa.array([90], pa.duration("s")))
+    )
+    with OPEN(tmp_path / "c") as state:
+        store = DeadLetters.open(tmp_path / "c", state.deployment_key)
+        store.write(0, {"lines": table})
+    (letter,) = list_letters(store.path, LetterFilter(), payload=True)
+    assert letter.payload == '{"value": "0:01:30"}'

@@ -1,0 +1,98 @@
+"""``ackcore status``, in this process and as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from checkpoints import OPEN, run_one
+
+from ackcore.spark.protocol.progress import Account, Books
+
+
+def test_status_tells_the_books_and_why(ackcore, checkpoint):
+    said = ackcore("status", checkpoint).stdout
+    assert f"{checkpoint}: a batch, not running, last pid" in said
+    assert "books after 2 micro-batches " in said
+    assert "dead letters: 7, of which 0 were sent again" in said
+    assert "waiting: 3, the next is due now" in said
+    assert "TimeoutError" in said
+    # What a record's error says is no command to the terminal, and no markup.
+    assert "\\x1b[31m[bold]<b>no</b>\\nnext" in said
+    assert "\x1b[31m" not in said
+
+
+def test_status_as_json(ackcore, checkpoint, lines):
+    (found,) = lines(ackcore("status", checkpoint, "--json"))
+    assert found["books"]["spouts"]["lines"]["dead"] == 7
+    assert found["books"]["balanced"]
+    assert found["dead"]["letters"] == 7
+    assert found["waiting"]["reasons"][0]["records"] == 3
+    assert found["last_done"] == 1
+
+
+def test_books_that_do_not_balance_are_told_by_the_exit_code(ackcore, tmp_path):
+    totals = Books(1, {"lines": Account(records=5, acked=4)}).to_json()
+    with OPEN(tmp_path / "c") as state:
+        run_one(state, 0, totals=totals)
+    assert "THEY DO NOT BALANCE" in ackcore("status", tmp_path / "c", code=1).stdout
+
+
+def test_a_running_query_is_told(ackcore, tmp_path):
+    with OPEN(tmp_path / "c") as state:
+        state.write_plan(state.make_plan(0, 0))
+        said = ackcore("status", tmp_path / "c").stdout
+    assert "a batch, running, pid" in said
+    assert "micro-batch 0 runs, planned" in said
+
+
+def test_errors_are_one_line(ackcore, tmp_path):
+    done = ackcore("status", tmp_path, code=3)
+    assert done.stderr.startswith("ackcore: checkpoint must be the directory that start()")
+    assert done.stderr.count("\n") == 1
+    done = ackcore("status", "s3://bucket/x", code=2)
+    assert "s3" in done.stderr
+    done = ackcore("--debug", "status", tmp_path, code=1)
+    assert isinstance(done.exception, FileNotFoundError)
+
+
+def test_as_a_process(checkpoint):
+    command = [sys.executable, "-m", "ackcore.cli.entry", "status", str(checkpoint), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["dead"]["letters"] == 7
+    assert done.stderr == ""
+
+
+def test_no_jvm_is_started(checkpoint):
+    code = (
+        "import subprocess, sys, runpy\n"
+        "def refuse(*a, **k): raise AssertionError(a)\n"
+        "subprocess.Popen.__init__ = refuse\n"
+        f"sys.argv = ['ackcore', 'status', {str(checkpoint)!r}]\n"
+        "from ackcore.cli.entry import main\n"
+        "main()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_what_is_not_installed_is_said_in_one_line(checkpoint):
+    for name, extra in [("typer", "cli"), ("rich", "cli"), ("pyarrow", "cli,spark")]:
+        code = (
+            "import sys\n"
+            f"sys.modules[{name!r}] = None\n"
+            f"sys.argv = ['ackcore', 'status', {str(checkpoint)!r}]\n"
+            "from ackcore.cli.entry import main\n"
+            "main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.endswith(f" is not installed; pip install 'ackcore[{extra}]'\n")
+        assert done.stderr.count("\n") == 1
+
+
+def test_help_and_version(ackcore):
+    assert "Exit codes: 0 done" in ackcore("--help").stdout
+    assert ackcore("--version").stdout.startswith("ackcore ")
+    assert ackcore("status", code=2)
+    assert ackcore("nonsense", code=2)
