@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
         name="confluent_kafka",
     ) from None
 
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, TooManyDead
 from ackcore.kafka.cluster import (
     Answers,
     Cluster,
@@ -64,6 +64,7 @@ __all__ = [
     "RangeReader",
     "ReadFailed",
     "ReadTimedOut",
+    "TooManyDead",
     "TopicPartition",
     "UnknownTopics",
     "Watermarks",

@@ -1,10 +1,9 @@
-"""What a consumer asks of confluent-kafka: settings, where partitions begin, records."""
+"""What a consumer asks of confluent-kafka: a client, where partitions end, records."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -13,11 +12,10 @@ from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Value
-from ackcore.offsets import Restored, decode_metadata
 
 _log = logging.getLogger(__name__)
 
-#: How long the broker may take to say what was committed, and where a partition begins and ends.
+#: How long the broker may take to say where a partition begins and ends.
 _REQUEST_S = 30.0
 #: A producer does not know them, and says so.
 _OF_CONSUMERS = (
@@ -31,16 +29,12 @@ class ConsumerError(RuntimeError):
     """A consumer has ended, and why."""
 
 
+class TooManyDead(ConsumerError):
+    """More records died than may, so that something else must be wrong than they."""
+
+
 class OffsetsOutOfRange(ConsumerError):
     """What is to be read next is not there any more, or not yet."""
-
-
-class Begun(NamedTuple):
-    """A partition that is assigned, as it was committed."""
-
-    key: Key
-    restored: Restored
-    committed: bool  # whether it was, or begins where the settings say
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
@@ -65,7 +59,10 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     own["on_commit"] = on_commit
     # librdkafka's own second stalls whoever is faster than it reads ahead.
     # What a disk or a network has changed would be read as it is.
-    config = settings.client.client(own, {"fetch.queue.backoff.ms": 10, "check.crcs": True})
+    defaults: dict[str, Value] = {"fetch.queue.backoff.ms": 10, "check.crcs": True}
+    # New partitions, and topics that fit a pattern.
+    defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
+    config = settings.client.client(own, defaults)
     try:
         return Consumer(config)
     except KafkaException as error:
@@ -91,48 +88,6 @@ def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
         return DeadLetters(TopicKeeper(given, config))
     except KafkaException as error:
         raise _refused(settings, error) from None
-
-
-def begin(
-    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
-) -> list[Begun]:
-    """Ask where partitions begin.
-
-    Raises
-    ------
-    ConsumerError
-        If the broker does not say.
-    """
-    begun = []
-    for found in _committed(client, settings, partitions):
-        key = (found.topic, found.partition)
-        committed = found.offset >= 0
-        if committed:
-            restored = decode_metadata(*key, found.offset, found.metadata)
-        else:
-            low, high = watermarks(client, found)
-            offset = low if settings.start == "earliest" else high
-            restored = decode_metadata(*key, offset, None)
-            _log.info("%s-%d begins at %d, %s", *key, offset, settings.start)
-        begun.append(Begun(key, restored, committed))
-    return begun
-
-
-def _committed(
-    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
-) -> list[TopicPartition]:
-    asked = [TopicPartition(found.topic, found.partition) for found in partitions]
-    try:
-        committed: list[TopicPartition] = client.committed(asked, _REQUEST_S)
-        for found in committed:
-            if found.error is not None:
-                raise KafkaException(found.error)
-    except KafkaException as error:
-        raise ConsumerError(
-            f"what the group {settings.group_id!r} has committed is not to be had: "
-            f"{error.args[0].str()}"
-        ) from None
-    return committed
 
 
 def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:

@@ -9,60 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.dispatch.dispatcher import RecordDead
-from ackcore.kafka.client import (
-    ConsumerError,
-    OffsetsOutOfRange,
-    begin,
-    dead_letters_of,
-    make_client,
-    record_of,
-    watermarks,
-)
+from ackcore.kafka.begin import begin
+from ackcore.kafka.client import ConsumerError, TooManyDead, dead_letters_of, make_client
+from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.held_records import HeldRecords
-from ackcore.offsets import decode_metadata
-from ackcore.retry import capped_doubling
+from ackcore.kafka.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
+from ackcore.kafka.topic_watch import TopicWatch, ids_of
 
 _log = logging.getLogger(__name__)
-
-#: Most records that are read at once, so that an answer waits for milliseconds only.
-_BATCH = 500
-#: How long one look lasts: at the broker, and at the answers where a partition is paused.
-_LOOK_S, _SHORT_LOOK_S = 0.1, 0.01
-#: How long a partition is left alone that is in range, and was refused as out of it.
-_FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
-
-#: What the client cannot read: it says so once, and goes on behind it.
-_UNREADABLE = frozenset(
-    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
-)
-#: Nothing gets better by itself.
-_FINAL = frozenset(
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError._AUTHENTICATION,
-    )
-)
-
-
-def now_ms() -> int:
-    """A clock that never goes back."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class ClientThread:
@@ -84,24 +46,18 @@ class ClientThread:
         self.error: BaseException | None = None
         self.ended = False
         self.drain_s = settings.drain_s
-        self.ends: dict[Key, int] = {}  # one above the last offset, as it was last told
         self._held = held
         self._changed = changed
         self._stopping = self._closing = False
         self._incremental = settings.protocol != "eager"
-        self._generation = 0
         self._commits = Commits(settings.group_id, held, changed, self._fatal)
         self._next_commit_ms = 0
-        self._paused = 0
-        self._assigned_now: set[Key] = set()
-        self._unpositioned: set[Key] = set()  # whose position may be of the assignment before
-        # Partitions that were refused as out of range: how often in a row, when they are read
-        # again, and those whose log is another one, and from where it is read.
-        self._resets: dict[Key, int] = {}
-        self._read_again: dict[Key, int] = {}
-        self._other_logs: dict[Key, int] = {}
         self._dead_letters = dead_letters_of(settings)
         self._client = make_client(settings, self._commits.answered)
+        self._topics = TopicWatch(settings, now_ms())
+        #: The ids that topics had when they were read last.
+        self._seen: dict[str, str] = {}
+        self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)
         name = f"ackcore-kafka-{settings.group_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -115,6 +71,11 @@ class ClientThread:
     def join(self, timeout_s: float) -> None:
         """Wait for it to have ended."""
         self._thread.join(timeout_s)
+
+    @property
+    def ends(self) -> Mapping[Key, int]:
+        """One above the last offset of each partition, as it was last told."""
+        return self._reading.ends
 
     # The thread.
 
@@ -138,16 +99,23 @@ class ClientThread:
                 self._changed.notify_all()
 
     def _subscribe(self) -> None:
-        if self.settings.topics:
+        if not self.settings.by_hand:
             self._client.subscribe(
                 list(self.settings.topics),
                 on_assign=self._on_assign,
                 on_revoke=self._on_revoke,
                 on_lost=self._on_lost,
             )
+        elif self.settings.tasks is None:
+            self._take_by_hand(self.settings.partitions)
         else:
-            some = [TopicPartition(*key) for key in self.settings.partitions]
-            self._client.assign(self._begin(some))
+            found = self._topics.subscribed()
+            tasks = self.settings.tasks
+            if tasks > len(found):
+                _log.warning(
+                    "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
+                )
+            self._take_by_hand(self._share(found))
 
     def _end(self) -> None:
         try:
@@ -162,17 +130,20 @@ class ClientThread:
             try:
                 self._client.close()
             finally:
+                self._topics.close()
                 if self._dead_letters is not None:
                     self._dead_letters.close()
 
     def _turn(self) -> None:
-        self._go_on()
-        self._pause_and_resume()
+        self._see_to_topics()
+        self._reading.go_on()
+        self._reading.pause_and_resume()
         self._see_to_records()
         if now_ms() >= self._next_commit_ms:
             self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
             self._commit()
-        self._read()
+        busy = self._dead_letters is not None and self._dead_letters.under_way > 0
+        self._reading.read(busy=busy)
 
     def _see_to_records(self) -> None:
         """What timed out, and what is dead."""
@@ -180,6 +151,12 @@ class ClientThread:
         with self._changed:
             self._held.expire(now)
             letters = self._held.dying()
+            excess = self._held.dead_limit.excess
+        if excess is not None:
+            raise TooManyDead(
+                f"{excess}: what is not kept as a dead letter was not committed, and is there at "
+                "the next start; see what the dead letters have as their reasons"
+            )
         if self._dead_letters is None:
             if letters:
                 record, failure, failures = letters[0]
@@ -196,189 +173,52 @@ class ClientThread:
                 for letter in kept:
                     self._held.dead(letter)
 
-    # Reading.
-
-    def _pause_and_resume(self) -> None:
-        with self._changed:
-            pause, resume = self._held.pauses()
-            self._paused = self._held.paused
-        if pause:
-            self._client.pause([TopicPartition(*key) for key in pause])
-        if resume:
-            self._client.resume([TopicPartition(*key) for key in resume])
-
-    def _read(self) -> None:
-        with self._changed:
-            room = self._held.room()
-            keys = self._held.assigned
-            busy = self._dead_letters is not None and self._dead_letters.under_way > 0
-            if keys and not room:
-                # Nothing can come: what makes room is an answer.
-                self._changed.wait(_SHORT_LOOK_S)
-        self._assigned_now.clear()
-        wait_s = _SHORT_LOOK_S if busy or self._paused else _LOOK_S
-        if keys and not room:
-            wait_s = 0.0
-        # `consume` waits for all that it is asked for, or its time: one first, then the rest.
-        first = self._client.poll(wait_s)
-        if first is None:
-            return
-        n = min(room, _BATCH) - 1
-        messages = [first, *(self._client.consume(n, 0) if n > 0 else ())]
-        read: defaultdict[Key, list[Message]] = defaultdict(list)
-        errors = []
-        damaged: set[Key] = set()
-        for message in messages:
-            if (error := message.error()) is not None:
-                errors.append((message, error))
-                if error.code() in _UNREADABLE:
-                    damaged.add(_key(message))
-            elif not damaged or _key(message) not in damaged:
-                # Behind a hole that is none, what comes would make it one that is done.
-                read[_key(message)].append(message)
-        for key, some in read.items():
-            if key in self._assigned_now:
-                # They may be of the assignment before, and are further on: gaps count as done.
-                with self._changed:
-                    position = self._held.position(key)
-                if position is not None:
-                    self._read_from(key, position)
-            else:
-                self._take_in(key, some)
-        # Behind the records that came before them: a partition is read on from the last of those.
-        for message, error in errors:
-            self._read_error(message, error)
-
-    def _take_in(self, key: Key, messages: list[Message]) -> None:
-        records, sizes, unreadable = [], [], {}
-        for message in messages:
-            record, failure = record_of(key, message)
-            if failure is not None:
-                unreadable[record.offset] = failure
-            records.append(record)
-            sizes.append(len(message))
-        self._unpositioned.discard(key)
-        self._resets.pop(key, None)
-        with self._changed:
-            self._held.read(key, records, sizes, now_ms(), unreadable)
-
-    def _read_from(self, key: Key, offset: int) -> None:
-        """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""
-        self._unpositioned.add(key)
-        begun = TopicPartition(*key, offset)
-        if self._incremental and self.settings.topics:
-            self._client.incremental_unassign([begun])
-            self._client.incremental_assign([begun])
-        else:
-            with self._changed:
-                positions = [(each, self._held.position(each)) for each in self._held.assigned]
-            self._unpositioned.update(each for each, _ in positions)
-            self._client.assign(
-                [
-                    TopicPartition(*each, offset if each == key or at is None else at)
-                    for each, at in positions
-                ]
-            )
-
-    def _read_error(self, message: Message, error: KafkaError) -> None:
-        code = error.code()
-        if code == KafkaError._AUTO_OFFSET_RESET:
-            self._out_of_range(_key(message))
-        elif code in _UNREADABLE:
-            key = _key(message)
-            with self._changed:
-                position = self._held.position(key)
-            raise ConsumerError(
-                f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
-                "commit an offset behind what is damaged to go on there"
-            )
-        elif error.fatal() or code in _FINAL:
-            raise ConsumerError(f"the consumer cannot go on: {error.str()}")
-        elif code != KafkaError._PARTITION_EOF:
-            _log.warning("Kafka says: %s", error.str())
-
-    def _out_of_range(self, key: Key) -> None:
-        """Go on: the client reads nothing more of a partition after this error."""
-        with self._changed:
-            position = self._held.position(key)
-        if position is None:
-            return  # of an assignment that is over
-        low, high = self._watermarks(key)
-        policy = self.settings.on_out_of_range
-        name = f"{key[0]}-{key[1]}"
-        if low <= position <= high:
-            self._resets[key] = times = self._resets.get(key, 0) + 1
-            wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
-            _log.warning(
-                "%s was refused as out of range, and has %d to %d: it is read again from %d in "
-                "%d ms",
-                *(name, low, high, position, wait_ms),
-            )
-            self._read_again[key] = now_ms() + wait_ms
-            return
-        what = f"{name} is to be read from {position}, and there is {low} to {high}"
-        if policy == "fail":
-            raise OffsetsOutOfRange(
-                f"{what}; out_of_range='earliest' or 'latest' goes on there, and says in a dead "
-                "letter what was lost"
-            )
-        target = low if policy == "earliest" else high
-        if position > high:
-            # Not the log that was read: it was made anew, or lost its end.
-            _log.warning("%s: it is another log, and read from %d", what, target)
-            self._other_logs[key] = target
-            return
-        with self._changed:
-            lost = self._held.lose(key, target, now_ms(), self._dead_letters is not None)
-        _log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
-        self._read_from(key, target)
-
-    def _go_on(self) -> None:
-        """Read on where a partition was refused a while ago, or is another log."""
-        now = now_ms()
-        for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
-            del self._read_again[key]
-            with self._changed:
-                position = self._held.position(key)
-            if position is not None:
-                self._read_from(key, position)
-        for key, target in list(self._other_logs.items()):
-            with self._changed:
-                if not self._held.is_idle(key):
-                    continue  # the log before has those no more, so they are done first
-                state = decode_metadata(*key, target, None).state
-                self._held.assign(*key, self._next_generation(), state, committed=False)
-            del self._other_logs[key]
-            self._read_from(key, target)
-            self._client.resume([TopicPartition(*key)])
-
-    def _watermarks(self, key: Key) -> tuple[int, int]:
-        low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
-        return low, self.ends[key]
-
     # Assignments.
 
-    def _next_generation(self) -> int:
-        # Of the clock: what is late may come from the process before this one.
-        self._generation = max(self._generation + 1, time.time_ns() // 1_000_000)
-        return self._generation
-
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Take in partitions where they were committed; they with the offsets to read from."""
-        generation = self._next_generation()
-        begun = begin(self._client, self.settings, partitions)
-        with self._changed:
-            for each in begun:
-                self._assigned_now.add(each.key)
-                self._unpositioned.add(each.key)
-                self._held.assign(
-                    *each.key,
-                    max(generation, (each.restored.generation or 0) + 1),
-                    each.restored.state,
-                    committed=each.committed,
-                )
+        """Take in partitions where they begin; return them with the offsets to read from."""
+        ids = self._topics.ids({each.topic for each in partitions})
+        begun = begin(self._client, self.settings, partitions, ids, self._seen)
+        self._seen.update({topic: found for topic, found in ids.items() if found is not None})
+        self._reading.begin(begun)
         self._next_commit_ms = 0  # where they begin, if it is not committed
-        return [TopicPartition(*each.key, each.restored.state.committable) for each in begun]
+        return self._reading.positions([each.key for each in begun])
+
+    def _see_to_topics(self) -> None:
+        """Notice topics that were made anew and, read by hand, partitions that are new."""
+        if self._reading.had_error:
+            self._topics.soon(now_ms())
+            self._reading.had_error = False
+        with self._changed:
+            topics = {topic for topic, _ in self._held.assigned}
+        found = self._topics.look(topics, now_ms())
+        if found is None:
+            return
+        if self.settings.tasks is not None:
+            self._take_by_hand(self._share(found))
+        ids = ids_of(found)
+        self._reading.learn_ids(ids)
+        self._seen.update({topic: one for topic, one in ids.items() if one is not None})
+
+    def _share(self, partitions: list[Partition]) -> list[Key]:
+        """Return each so-manieth partition of the ordered list."""
+        mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
+        return [(one.topic, one.partition) for one in mine]
+
+    def _take_by_hand(self, wanted: Iterable[Key]) -> None:
+        """Read those partitions, and no others."""
+        wanted = list(wanted)
+        with self._changed:
+            held = self._held.assigned
+        gone = [key for key in held if key not in set(wanted)]
+        new = [TopicPartition(*key) for key in wanted if key not in set(held)]
+        if held and not gone and not new:
+            return
+        if gone:
+            self._let_go(gone)
+        if new:
+            self._begin(new)
+        self._client.assign(self._reading.positions(wanted))
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         if self._closing:
@@ -391,23 +231,17 @@ class ClientThread:
         client.resume(begun)  # a pause outlasts the assignment that it was made in
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        keys = [(found.topic, found.partition) for found in partitions]
+        self._let_go([(found.topic, found.partition) for found in partitions])
+
+    def _let_go(self, keys: list[Key]) -> None:
         self._drain(keys)
         self._commits.send_last(self._client, keys)
-        self._forget(keys)
+        self._reading.forget(keys)
 
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         _log.warning("%d partitions went to other members: nothing of them is committed", len(keys))
-        self._forget(keys)
-
-    def _forget(self, keys: Iterable[Key]) -> None:
-        with self._changed:
-            for key in keys:
-                self._held.forget(key)
-                for known in (self.ends, self._resets, self._read_again, self._other_logs):
-                    known.pop(key, None)
-            self._changed.notify_all()
+        self._reading.forget(keys)
 
     def _drain(self, keys: list[Key]) -> None:
         """Give nothing more of partitions to anyone, and wait for what is out, but not for long."""
@@ -435,41 +269,16 @@ class ClientThread:
                 return
             with self._changed:
                 if self._held.unanswered(keys):
-                    self._changed.wait(_SHORT_LOOK_S)
+                    self._changed.wait(SHORT_LOOK_S)
 
     # Commits.
 
     def _commit(self) -> None:
         """Send what has changed, unless the commits before are not answered yet."""
         if not self._commits.under_way:
-            self._pass_markers()
+            self._reading.pass_markers()
             self._commits.send(self._client)
 
     def _fatal(self, error: ConsumerError) -> None:
         self.error = self.error or error
         self._stopping = True
-
-    def _pass_markers(self) -> None:
-        """Where all is done, what the client has passed is, too: transactions' markers."""
-        with self._changed:
-            keys = self._held.assigned
-            idle = [key for key in keys if self._held.is_idle(key)]
-        if idle:
-            for found in self._client.position([TopicPartition(*key) for key in idle]):
-                key = (found.topic, found.partition)
-                if found.offset < 0:  # none yet: what comes is of this assignment
-                    self._unpositioned.discard(key)
-                elif found.error is None and key not in self._unpositioned:
-                    with self._changed:
-                        self._held.advance(key, found.offset)
-        for key in keys:
-            _, high = self._client.get_watermark_offsets(TopicPartition(*key), cached=True)
-            if high >= 0:
-                self.ends[key] = high
-
-
-def _key(message: Message) -> Key:
-    topic, partition = message.topic(), message.partition()
-    assert topic is not None
-    assert partition is not None
-    return topic, partition

@@ -14,19 +14,20 @@ from typing import Any, NamedTuple, Self
 
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.kafka.client_thread import ClientThread, now_ms
+from ackcore.kafka.client_thread import ClientThread
 from ackcore.kafka.consumer_settings import (
     ConsumerSettings,
     KeepDead,
     OutOfRange,
     Protocol,
-    Start,
     as_partitions,
     as_topics,
 )
 from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.partition_reading import now_ms
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.starts import Start
 
 #: Records that are taken at once for an event loop.
 _BATCH = 64
@@ -68,19 +69,44 @@ class Consumer:
         Whose offsets are committed.
     partitions : sequence of (str, int), optional
         Topics and partitions to read, in place of ``topics``: nothing is assigned by the group.
+    tasks, task : int, optional
+        Consumer ``task`` of ``tasks``, from 0 on, reads the partitions task, task + tasks, ... of
+        the ordered list of those of ``topics``, and the group assigns nothing.  Each must run
+        once; where a partition goes from one to another, as the list became longer, what was out
+        is done twice.
     protocol : {"cooperative", "eager", "consumer"}, default "cooperative"
         How the group assigns: incrementally, all anew each time, or by the broker (KIP-848).
-    start : {"earliest", "latest"}, default "earliest"
-        Where to begin a partition of which nothing is committed.
+    start : {"earliest", "latest"}, datetime or mapping, default "earliest"
+        Where to begin a partition of which nothing is committed: at the first record that there
+        is, at the end, at the first record of a time (with its zone), or at offsets by (topic,
+        partition), those without one at the earliest.  So does a partition that is new: of what
+        it got before it was assigned "latest" passes over all, a time nothing.
+    force_from_start : str, optional
+        The name of a deployment.  A partition that was committed under another name, or none,
+        begins as ``start`` says all the same, once for each name.  Give all members of the group
+        the same one; taken away, they go on.
+    max_offset_behind : int, optional
+        What is further behind the end of its partition, when that is assigned, is passed over,
+        with a dead letter "TooFarBehind" that says which offsets; or, where ``out_of_range`` is
+        "fail", ends the consumer.
     out_of_range : {"earliest", "latest", "fail"}, optional
         What to do where the records to be read next were deleted: go on at the first that there is,
         or at the end, with a dead letter that says what is lost (a warning, if there are none), or
         end with `OffsetsOutOfRange`.  By default ``"earliest"`` with ``dead_letters``, and
         ``"fail"`` without.
+        A topic that was deleted and made again (its id is another) is read from its beginning,
+        or, with "fail", ends the consumer, too.
     dead_letters : str or callable, optional
         A topic, or ``keep(record, failure)``, called in a thread of its own, which must have kept
         the record when it returns.  What cannot be kept is tried again until it is.  By default the
         consumer ends with `ackcore.dispatch.RecordDead`.
+    max_dead : float, optional
+        Of the last ``dead_window`` records that were acked or died, at most this share may be
+        dead, and not all: else it ends with `TooManyDead`.
+    dead_window : int, default 1000
+        Of how many; before there are so many, nothing is too much.
+    max_dead_in_a_row : int, optional
+        So many records may die one after another; one more, and it ends with `TooManyDead`.
     max_attempts : int, default 5
         Times that a record may fail.
     backoff_ms, max_backoff_ms : int, default 1000, 300000
@@ -94,6 +120,8 @@ class Consumer:
         Seconds between commits.
     drain_s : float, default 10.0
         Seconds for answers when partitions are taken away, and when it is closed.
+    refresh_s : float, default 60.0
+        How often it is asked for new partitions, and for topics that were made again.
     max_in_flight, max_in_flight_bytes : int, default 10_000, 16 MiB
         Records of one partition that are read and neither done nor waiting; from there on it is
         paused, until half of that is free again.
@@ -121,10 +149,17 @@ class Consumer:
         bootstrap_servers: str,
         group_id: str,
         partitions: Sequence[tuple[str, int]] | None = None,
+        tasks: int | None = None,
+        task: int | None = None,
         protocol: Protocol = "cooperative",
         start: Start = "earliest",
+        force_from_start: str | None = None,
+        max_offset_behind: int | None = None,
         out_of_range: OutOfRange | None = None,
         dead_letters: KeepDead | None = None,
+        max_dead: float | None = None,
+        dead_window: int = 1000,
+        max_dead_in_a_row: int | None = None,
         max_attempts: int = 5,
         backoff_ms: int = 1000,
         max_backoff_ms: int = 300_000,
@@ -132,6 +167,7 @@ class Consumer:
         unavailable_timeout_s: float = 7 * 24 * 3600.0,
         commit_interval_s: float = 1.0,
         drain_s: float = 10.0,
+        refresh_s: float = 60.0,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 16 << 20,
         max_waiting: int = 10_000,
@@ -143,10 +179,17 @@ class Consumer:
             group_id,
             as_topics(topics),
             as_partitions(partitions),
+            tasks=tasks,
+            task=task,
             protocol=protocol,
             start=start,
+            force_from_start=force_from_start,
+            max_offset_behind=max_offset_behind,
             out_of_range=out_of_range,
             dead_letters=dead_letters,
+            max_dead=max_dead,
+            dead_window=dead_window,
+            max_dead_in_a_row=max_dead_in_a_row,
             max_attempts=max_attempts,
             backoff_ms=backoff_ms,
             max_backoff_ms=max_backoff_ms,
@@ -154,6 +197,7 @@ class Consumer:
             unavailable_timeout_s=unavailable_timeout_s,
             commit_interval_s=commit_interval_s,
             drain_s=drain_s,
+            refresh_s=refresh_s,
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
             max_waiting=max_waiting,
@@ -163,10 +207,10 @@ class Consumer:
         self._changed = threading.Condition()
         self._held = HeldRecords(
             settings.policy,
-            deployment=settings.deployment,
             limits=settings.limits,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
             unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
+            dead_limit=settings.dead_limit,
             wake=self._changed.notify_all,
         )
         self._stopped = False

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
 
 from ackcore._columns import as_count
 from ackcore.flow.numbers import positive
+from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
+from ackcore.kafka.producing import check_options
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.starts import Start, as_start
 from ackcore.retry import Policy
 
 Protocol = Literal["cooperative", "eager", "consumer"]
-Start = Literal["earliest", "latest"]
 OutOfRange = Literal["earliest", "latest", "fail"]
 KeepDead = str | Callable[[KafkaRecord, Failure], object]
 
@@ -35,8 +36,16 @@ class ConsumerSettings:
     partitions: tuple[tuple[str, int], ...]
     protocol: Protocol = "cooperative"
     start: Start = "earliest"
+    force_from_start: str | None = None
+    max_offset_behind: int | None = None
+    tasks: int | None = None
+    task: int | None = None
+    refresh_s: float = 60.0
     out_of_range: OutOfRange | None = None
     dead_letters: KeepDead | None = None
+    max_dead: float | None = None
+    dead_window: int = 1000
+    max_dead_in_a_row: int | None = None
     max_attempts: int = 5
     backoff_ms: int = 1000
     max_backoff_ms: int = 300_000
@@ -55,18 +64,30 @@ class ConsumerSettings:
         if not self.group_id:
             raise ValueError("group_id must not be empty: it is whose offsets are committed")
         self._one_of("protocol", ("cooperative", "eager", "consumer"))
-        self._one_of("start", ("earliest", "latest"))
+        as_start(self.start, ("earliest", "latest"))
         self._one_of("out_of_range", ("earliest", "latest", "fail", None))
         for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
             as_count(getattr(self, name), name, 1, 2**62)
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
+        as_count(self.dead_window, "dead_window", 1)
+        for name in ("max_offset_behind", "max_dead_in_a_row"):
+            if getattr(self, name) is not None:
+                as_count(getattr(self, name), name, 0)
+        if self.max_dead is not None:
+            positive(self.max_dead, "max_dead", 1.0, "the share of the records that may die")
+        if self.force_from_start is not None and not isinstance(self.force_from_start, str):
+            raise TypeError(
+                "force_from_start must be a name, of this deployment, say 'release 12': each new "
+                f"name begins anew once; got {type(self.force_from_start).__name__}"
+            )
         if self.timeout_s is not None:
             positive(self.timeout_s, "timeout_s", 1e9, "seconds")
-        for name in ("unavailable_timeout_s", "commit_interval_s"):
+        for name in ("unavailable_timeout_s", "commit_interval_s", "refresh_s"):
             positive(getattr(self, name), name, 1e9, "seconds")
         self.check_drain(self.drain_s)
         self._check_topics()
+        self._check_tasks()
 
     def _one_of(self, name: str, choices: tuple[str | None, ...]) -> None:
         value = getattr(self, name)
@@ -105,11 +126,24 @@ class ConsumerSettings:
             raise TypeError(
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
+        if isinstance(dead, str):
+            check_options(self.client)  # the producer of dead letters is given them, too
         read = {*self.topics, *(topic for topic, _ in self.partitions)}
         if dead in read:
             raise ValueError(
                 f"dead_letters must not be a topic that is read, got {dead!r}; they would come back"
             )
+
+    def _check_tasks(self) -> None:
+        if self.tasks is None and self.task is None:
+            return
+        if self.tasks is None or self.task is None or not self.topics:
+            raise ValueError(
+                "tasks and task must be given together, and with topics: task i of T reads the "
+                "partitions i, i + T, ... of these; "
+                f"got tasks={self.tasks!r}, task={self.task!r}, topics={self.topics!r}"
+            )
+        as_count(self.task, "task", 0, as_count(self.tasks, "tasks", 1) - 1)
 
     @property
     def policy(self) -> Policy:
@@ -124,10 +158,14 @@ class ConsumerSettings:
         )
 
     @property
-    def deployment(self) -> int:
-        """Whose offsets these are, as in `ackcore.offsets.encode_metadata`: the group's."""
-        digest = blake2b(self.group_id.encode(), digest_size=8, person=b"ackcore.group").digest()
-        return int.from_bytes(digest, "little", signed=True)
+    def dead_limit(self) -> DeadLimit:
+        """How many may die."""
+        return DeadLimit(self.max_dead, self.dead_window, self.max_dead_in_a_row)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether nothing is assigned by the group."""
+        return bool(self.partitions) or self.tasks is not None
 
     @property
     def on_out_of_range(self) -> OutOfRange:

@@ -80,10 +80,17 @@ class HeldPartition:
     """A partition in one generation of its assignment."""
 
     def __init__(
-        self, topic: str, partition: int, generation: int, state: OffsetState, committed: bool
+        self,
+        topic: str,
+        partition: int,
+        generation: int,
+        state: OffsetState,
+        committed: bool,
+        deployment: int = 0,
     ) -> None:
         self.key = (topic, partition)
         self.generation = generation
+        self.deployment = deployment
         self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
         self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
         self.sizes = [0] * 4  # bytes, by status
@@ -183,24 +190,18 @@ class TakenAt:
 
 
 class MetadataForm:
-    """How much metadata a broker takes, as far as it has said so.
+    """How much metadata a broker takes, as far as it has said so."""
 
-    Parameters
-    ----------
-    deployment : int
-        As in `encode_metadata`.
-    """
-
-    def __init__(self, deployment: int) -> None:
-        self._deployment = deployment
+    def __init__(self) -> None:
         self._limit, self._wide = KAFKA_LIMIT, True
         self.version = 0
 
-    def encode(self, tracker: OffsetTracker) -> Commit:
+    def encode(self, found: HeldPartition) -> Commit:
         """What to commit of a partition."""
+        tracker = found.tracker
         if self._limit < _LEAST_METADATA:
             return Commit(tracker.committable, "")
-        return encode_metadata(tracker, self._deployment, limit=self._limit, wide=self._wide)
+        return encode_metadata(tracker, found.deployment, limit=self._limit, wide=self._wide)
 
     def shorten(self, version: int) -> bool:
         """Take in that it was too large as it was then; whether it is shorter now."""

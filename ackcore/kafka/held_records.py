@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ackcore._records import OffsetState
+from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import (
     DYING,
     FRESH,
@@ -30,9 +31,12 @@ from ackcore.kafka.held_partition import (
     PartitionCommit,
     TakenAt,
 )
+from ackcore.kafka.pauses import change_pauses, room
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.retry import Policy
 
+LOST_UPSTREAM = Failure("LostUpstream", "were deleted before they were read")
+TOO_FAR_BEHIND = Failure("TooFarBehind", "were passed over, too far behind the end")
 _TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
 
 
@@ -42,12 +46,12 @@ class HeldRecords:
     Parameters
     ----------
     policy : Policy
-    deployment : int
-        As in `encode_metadata`.
     timeout_ms : int or None
         A record that is out for longer has failed.
     unavailable_timeout_ms : int
         Failures that are no attempts count nevertheless, once a record is so old.
+    dead_limit : DeadLimit, optional
+        Told how each record ends.
     wake : callable, optional
         Called when there may be something to take, or what was waited for was answered.
 
@@ -58,10 +62,10 @@ class HeldRecords:
         self,
         policy: Policy,
         *,
-        deployment: int = 0,
         limits: Limits | None = None,
         timeout_ms: int | None = None,
         unavailable_timeout_ms: int = 7 * 24 * 3_600_000,
+        dead_limit: DeadLimit | None = None,
         wake: Callable[[], object] = lambda: None,
     ) -> None:
         self._policy = policy
@@ -76,7 +80,8 @@ class HeldRecords:
         self._taken_at = TakenAt()
         self._dying: list[DeadLetter] = []
         self._sequence = 0
-        self._metadata = MetadataForm(deployment)
+        self._metadata = MetadataForm()
+        self.dead_limit = dead_limit or DeadLimit()
         self.counts = ConsumerCounts()
 
     # Partitions.
@@ -89,6 +94,7 @@ class HeldRecords:
         state: OffsetState,
         *,
         committed: bool = True,
+        deployment: int = 0,
     ) -> None:
         """Take in a partition, as it was committed.
 
@@ -100,9 +106,11 @@ class HeldRecords:
             Where to begin, and what is done above that.
         committed : bool, default True
             Whether the broker has it; if not, it is committed though nothing is done.
+        deployment : int, default 0
+            What its commits are of, as in `encode_metadata`.
         """
         self.forget((topic, partition))
-        found = HeldPartition(topic, partition, generation, state, committed)
+        found = HeldPartition(topic, partition, generation, state, committed, deployment)
         self._partitions[found.key] = found
 
     def close(self, keys: Iterable[Key]) -> None:
@@ -187,6 +195,7 @@ class HeldRecords:
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
                 self._die(found, held, failure, failures)
             elif offset in unreadable:
+                self.dead_limit.ended(dead=True)
                 self._die(found, held, unreadable[offset], failures + 1)
             else:
                 self._fresh.append((found, offset))
@@ -196,17 +205,21 @@ class HeldRecords:
             self._wake()
         return n
 
-    def lose(self, key: Key, stop: int, now_ms: int, keep: bool) -> int:
-        """Take in that a partition's records below an offset are gone before they were read.
+    def lose(
+        self, key: Key, stop: int, now_ms: int, keep: bool, why: Failure = LOST_UPSTREAM
+    ) -> int:
+        """Take in that a partition's records below an offset are not to be read.
 
         Parameters
         ----------
         key : Key
         stop : int
-            The first offset that is there.
+            The first offset that is read.
         now_ms : int
         keep : bool
             Whether a dead letter is to say so before they are committed over.
+        why : Failure
+            Of the dead letter, behind the offsets that it names; by default that they were deleted.
 
         Returns
         -------
@@ -225,8 +238,8 @@ class HeldRecords:
             record = KafkaRecord(*key, start, None, None, [], None, 0, found.generation)
             held = found.held[start] = Held(record, 0, now_ms)
             found.count(held, 1)
-            text = f"offsets {start} to {stop - 1} were deleted before they were read"
-            self._die(found, held, Failure("LostUpstream", text), 0)
+            text = f"offsets {start} to {stop - 1} {why.message}"
+            self._die(found, held, Failure(why.kind, text), 0)
         self.advance(key, stop)
         self.counts.lost += lost
         return lost
@@ -298,6 +311,7 @@ class HeldRecords:
         if found is None or held is None:
             return False
         self.counts.acked += 1
+        self.dead_limit.ended(dead=False)
         self._done(found, record.offset)
         return True
 
@@ -394,6 +408,7 @@ class HeldRecords:
             first_ms=held.read_ms,
         )
         if waiting is None:
+            self.dead_limit.ended(dead=True)
             self._die(found, held, failure, record.attempt + 1)
             return
         held.record = record._replace(attempt=waiting.attempt)
@@ -448,7 +463,7 @@ class HeldRecords:
         found = [self._partitions[key] for key in some if key in self._partitions]
         encode, form = self._metadata.encode, self._metadata.version
         return [
-            PartitionCommit(*each.key, each.generation, encode(each.tracker), each.changes, form)
+            PartitionCommit(*each.key, each.generation, encode(each), each.changes, form)
             for each in found
             if each.changes != each.committed_changes
         ]
@@ -468,27 +483,12 @@ class HeldRecords:
     # How much may be read.
 
     def room(self) -> int:
-        """Records that may be read at once, whatever partition they are of; 0 if all are paused.
-
-        An eighth of the limit in any case, or one that is nearly full would make all reads small:
-        so much more than the limit there may be.
-        """
-        limit = self._limits.in_flight
-        free = [limit - each.in_flight for each in self._partitions.values() if not each.cause]
-        return max(min(free), limit // 8, 1) if free else 0
+        """As `pauses.room`."""
+        return room(self._partitions, self._limits)
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Which partitions are to be paused now, and which resumed: the changes since."""
-        waiting = sum(each.numbers[WAITING] for each in self._partitions.values())
-        waiting_bytes = sum(each.sizes[WAITING] for each in self._partitions.values())
-        pause: list[Key] = []
-        resume: list[Key] = []
-        for key, each in self._partitions.items():
-            cause = each.cause_of_pause(self._limits, waiting, waiting_bytes)
-            if bool(cause) != bool(each.cause):
-                (pause if cause else resume).append(key)
-            each.cause = cause
-        return pause, resume
+        """As `change_pauses`: which partitions are to be paused now, and which resumed."""
+        return change_pauses(self._partitions, self._limits)
 
     @property
     def paused(self) -> int:

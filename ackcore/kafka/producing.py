@@ -103,7 +103,7 @@ def check_topic(topic: str) -> None:
 
 
 #: What a coordinator says that moves or has just begun; librdkafka hands it out here.
-_PASSING = {
+PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
@@ -426,7 +426,7 @@ class Transactions:
                 error = found.error
             except KafkaException as raised:
                 error = raised.args[0]
-            if error.code() not in _PASSING or time.monotonic() > until:
+            if error.code() not in PASSING or time.monotonic() > until:
                 raise KafkaException(error)
             self._producer.poll(_SLICE_S)
 

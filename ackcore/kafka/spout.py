@@ -14,6 +14,7 @@ from ackcore._columns import as_count
 from ackcore.flow.numbers import positive
 from ackcore.kafka.ranges import RECORD_SCHEMA
 from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.starts import Start, as_start
 
 #: What `KafkaSpout.start` may be beside a time and offsets.
 STARTS = ("group", "earliest", "latest")
@@ -167,31 +168,10 @@ def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _start(start: Any, group_id: str | None) -> Any:
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise ValueError(
-                f"start must be a time with its zone, got {start!r} without one; "
-                "datetime(..., tzinfo=timezone.utc) has one"
-            )
-        return start
-    if isinstance(start, Mapping):
-        for key, offset in start.items():
-            named = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)
-            if not named or not isinstance(key[1], int) or not isinstance(offset, int):
-                raise TypeError(
-                    "start must map (topic, partition) to an offset, "
-                    f"got {key!r}: {offset!r}; {{('lines', 0): 100}} is one"
-                )
-            as_count(offset, f"start of {key[0]}-{key[1]}", 0)
-        return dict(start)
-    if start not in STARTS:
-        raise ValueError(
-            f"start must be one of {', '.join(map(repr, STARTS))}, a datetime, or offsets by "
-            f"(topic, partition), got {start!r}"
-        )
+def _start(start: Any, group_id: str | None) -> Start:
+    found = as_start(start, STARTS)
     # Without a group there is nothing that it could have committed.
-    return "earliest" if start == "group" and group_id is None else start
+    return "earliest" if found == "group" and group_id is None else found
 
 
 def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
 
 from consumer_books import Effects, work
 
-from ackcore.kafka import Consumer, client_thread, dead_letters
+from ackcore.kafka import Consumer, commits, dead_letters
 
 #: Where a process can be told to die: what is called there.
 POINTS = {
@@ -28,13 +28,9 @@ POINTS = {
         "_report",
         "before",
     ),
-    "after the commit is sent, before its answer": (
-        client_thread.ClientThread,
-        "_on_commit",
-        "before",
-    ),
-    "in the revocation, before the commit": (client_thread.ClientThread, "_commit_now", "before"),
-    "in the revocation, after the commit": (client_thread.ClientThread, "_commit_now", "after"),
+    "after the commit is sent, before its answer": (commits.Commits, "answered", "before"),
+    "in the revocation, before the commit": (commits.Commits, "send_last", "before"),
+    "in the revocation, after the commit": (commits.Commits, "send_last", "after"),
 }
 
 

@@ -142,7 +142,7 @@ def consumer_of(books, **arguments):
         **arguments,
     }
     options = {**QUICK, **arguments.pop("options", {})}
-    topics = None if "partitions" in arguments else books.topic
+    topics = None if "partitions" in arguments else arguments.pop("topics", books.topic)
     return Consumer(
         topics,
         bootstrap_servers=books.server.bootstrap_servers,

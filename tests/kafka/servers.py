@@ -9,6 +9,7 @@ from functools import cached_property
 
 from confluent_kafka import (
     Consumer,
+    KafkaException,
     Message,
     Producer,
     TopicPartition,
@@ -134,8 +135,16 @@ class KafkaServer(ABC):
         """Return the offset that a group has committed, -1001 for none, and its metadata."""
         # Not by the admin client, in which an answer from no coordinator ends the process.
         consumer = Consumer(self.conf(group_id=group, enable_auto_commit=False))
+        until = time.monotonic() + TIMEOUT_S
         try:
-            (found,) = consumer.committed([TopicPartition(topic, partition)], TIMEOUT_S)
+            while True:
+                try:
+                    (found,) = consumer.committed([TopicPartition(topic, partition)], TIMEOUT_S)
+                    break
+                except KafkaException as error:  # it begins with the first group, and is not ready
+                    if "NOT_COORDINATOR" not in str(error) or time.monotonic() > until:
+                        raise
+                    time.sleep(0.02)
         finally:
             consumer.close()
         assert found.error is None, found.error

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager, suppress
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +20,32 @@ from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
+
+
+class Topics:
+    """Says nothing of topics, as an old broker would; or what it is told to."""
+
+    found: ClassVar = {}
+
+    def __init__(self, settings, now_ms):
+        pass
+
+    def ids(self, topics):
+        return self.found
+
+    def look(self, topics, now_ms):
+        return None
+
+    def soon(self, now_ms):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _topics(monkeypatch):
+    monkeypatch.setattr(client_thread, "TopicWatch", Topics)
 
 
 class Message:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import NamedTuple
 
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
+from ackcore.kafka.starts import first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import Position
 
@@ -97,13 +97,6 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
     low, high = found.low, found.high
     if not found.is_first:
         return Start(low, "new partition")
-    if isinstance(spout.start, Mapping):
-        offset = spout.start.get((found.topic, found.partition))
-        return Start(low, "earliest") if offset is None else Start(offset, "explicit")
-    if isinstance(spout.start, datetime):
-        return Start(high if found.of_time is None else found.of_time, "timestamp")
-    if spout.start == "latest":
-        return Start(high, "latest")
     if spout.start == "group" and found.committed is not None:
         offset, metadata = found.committed
         state = decode_metadata(found.topic, found.partition, offset, metadata).state
@@ -112,7 +105,9 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
         if state.end > high:
             return Start(offset, "group")  # the metadata is of other records
         return Start(state.end, "group", tuple(holes))
-    return Start(low, "earliest")
+    return Start(
+        *first_offset(spout.start, (found.topic, found.partition), low, high, found.of_time)
+    )
 
 
 def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:

@@ -1,0 +1,181 @@
+"""Where a partition that is assigned to a consumer begins: decisions, each with a name and logged.
+
+"group" is where it was committed; "earliest", "latest", "timestamp" and "explicit" are as ``start``
+says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
+beginning of a topic that has the name of the one that was read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, watermarks
+from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.held_partition import Key
+from ackcore.kafka.origins import Origin
+from ackcore.kafka.producing import PASSING
+from ackcore.kafka.starts import first_offset, time_ms
+from ackcore.offsets import Restored, decode_metadata
+
+_log = logging.getLogger(__name__)
+
+#: How long the broker may take to say what was committed, and which offsets are of a time.
+_REQUEST_S = 30.0
+_PAUSE_S = 0.1
+MADE_ANEW = "topic made anew"
+_WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
+
+
+class Begun(NamedTuple):
+    """A partition that is assigned, and where it begins."""
+
+    key: Key
+    restored: Restored
+    committed: bool  # whether it begins where it was committed, and as it was
+    origin: Origin
+    topic_id: str | None
+    near: int | None  # what is below is too far behind; None if nothing is
+
+
+def begin(
+    client: Consumer,
+    settings: ConsumerSettings,
+    partitions: Sequence[TopicPartition],
+    ids: Mapping[str, str | None],
+    seen: Mapping[str, str],
+) -> list[Begun]:
+    """Decide where partitions begin.
+
+    Parameters
+    ----------
+    client, settings, partitions
+        Of a consumer, and what is assigned to it.
+    ids : mapping from str to str or None
+        The ids of their topics, as far as they are known.
+    seen : mapping from str to str
+        The ids that topics had when this consumer read them last.
+
+    Raises
+    ------
+    OffsetsOutOfRange
+        If a topic was made anew, or a partition is too far behind, and that is not to be.
+    ConsumerError
+        If the broker does not say what is asked of it.
+    """
+    found = _committed(client, settings, partitions)
+    goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
+    new = [_key(each) for each, kept in zip(found, goes_on, strict=True) if kept is None]
+    times = _of_time(client, settings, new)
+    begun = []
+    for each, kept in zip(found, goes_on, strict=True):
+        key, topic_id = _key(each), ids.get(each.topic)
+        if kept is None:
+            low, high = watermarks(client, each)
+            offset, why = first_offset(settings.start, key, low, high, times.get(key))
+            why = why if each.offset < 0 else f"forced, {why}"
+            kept = decode_metadata(*key, offset, None), why
+        restored, why = kept
+        offset = restored.state.committable
+        level = logging.WARNING if why == MADE_ANEW else logging.INFO
+        _log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
+        if why == MADE_ANEW and settings.on_out_of_range == "fail":
+            raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
+        name = settings.force_from_start
+        origin = Origin.of(topic_id, name)
+        if name is None:  # of a deployment before, which is not to begin anew if it comes back
+            origin = origin._replace(name=Origin.read(restored.deployment).name)
+        near = _near(client, settings, each, offset)
+        begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
+    return begun
+
+
+def _key(partition: TopicPartition) -> Key:
+    return partition.topic, partition.partition
+
+
+def _goes_on(
+    found: TopicPartition,
+    settings: ConsumerSettings,
+    topic_id: str | None,
+    seen: Mapping[str, str],
+) -> tuple[Restored, str] | None:
+    """Where a partition goes on, and why; None if it is to begin as ``start`` says."""
+    key = _key(found)
+    now = Origin.of(topic_id, settings.force_from_start)
+    was_seen = Origin.of(seen.get(found.topic), None)
+    if found.offset < 0:
+        anew = decode_metadata(*key, 0, None), MADE_ANEW
+        return anew if was_seen.is_other_topic(now) else None
+    restored = decode_metadata(*key, found.offset, found.metadata)
+    was = Origin.read(restored.deployment)
+    if settings.force_from_start is not None and was.name != now.name:
+        return None
+    if (was if was.topic else was_seen).is_other_topic(now):
+        return decode_metadata(*key, 0, None), MADE_ANEW
+    return restored, "group"
+
+
+def _near(
+    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
+) -> int | None:
+    """Below which offset a partition is too far behind, if it is."""
+    most = settings.max_offset_behind
+    if most is None:
+        return None
+    _, high = watermarks(client, partition)
+    if high - offset <= most:
+        return None
+    what = f"{partition.topic}-{partition.partition}"
+    if settings.on_out_of_range == "fail":
+        raise OffsetsOutOfRange(
+            f"{what} is to be read from {offset}, and ends at {high}: that is more than "
+            f"max_offset_behind={most} behind; raise it, or give dead_letters= something that is "
+            "told which offsets are passed over"
+        )
+    _log.warning("%s is to be read from %d, too far behind %d: it begins %d before that",
+                 what, offset, high, most)  # fmt: skip
+    return high - most
+
+
+def _committed(
+    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
+) -> list[TopicPartition]:
+    asked = [TopicPartition(found.topic, found.partition) for found in partitions]
+    until = time.monotonic() + _REQUEST_S
+    while True:
+        try:
+            committed: list[TopicPartition] = client.committed(asked, _REQUEST_S)
+            error = next((one.error for one in committed if one.error is not None), None)
+        except KafkaException as raised:
+            error = raised.args[0]
+        if error is None:
+            return committed
+        if error.code() not in PASSING or time.monotonic() > until:
+            raise ConsumerError(
+                f"what the group {settings.group_id!r} has committed is not to be had: "
+                f"{error.str()}"
+            )
+        time.sleep(_PAUSE_S)  # its coordinator moves, or has just begun
+
+
+def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
+    """Return the first offsets of the time at which to begin, if it is one, where there are any."""
+    wanted = time_ms(settings.start)
+    if wanted is None or not keys:
+        return {}
+    try:
+        asked = [TopicPartition(*key, wanted) for key in keys]
+        answered: list[TopicPartition] = client.offsets_for_times(asked, _REQUEST_S)
+        for found in answered:
+            if found.error is not None:
+                raise KafkaException(found.error)
+    except KafkaException as error:
+        raise ConsumerError(
+            f"which offsets are of {settings.start} is not to be had: {error.args[0].str()}"
+        ) from None
+    return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

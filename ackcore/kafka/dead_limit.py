@@ -1,0 +1,52 @@
+"""How many of a consumer's records may die before something else must be wrong than they."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class DeadLimit:
+    """Looks at what becomes of each record: acked, or dead.
+
+    Parameters
+    ----------
+    share : float or None
+        Of the last ``window`` records no more than this share may be dead, and not all of them.
+    window : int
+        How many; nothing is said of fewer.
+    in_a_row : int or None
+        No more than so many may die one after another.
+    """
+
+    def __init__(
+        self, share: float | None = None, window: int = 1000, in_a_row: int | None = None
+    ) -> None:
+        self._share = share
+        self._in_a_row = in_a_row
+        self._last: deque[bool] = deque(maxlen=window)
+        self._window = window
+        self._dead = 0
+        self._row = 0
+        #: What was too many, once it was.
+        self.excess: str | None = None
+
+    def ended(self, *, dead: bool) -> None:
+        """Take in that a record has ended, and how."""
+        self._row = self._row + 1 if dead else 0
+        if self._in_a_row is not None and self._row > self._in_a_row:
+            self.excess = self.excess or (
+                f"{self._row} records died one after another, and max_dead_in_a_row is "
+                f"{self._in_a_row}"
+            )
+        if self._share is None:
+            return
+        self._dead += dead
+        if len(self._last) == self._window:
+            self._dead -= self._last[0]
+        self._last.append(dead)
+        most = min(self._share * self._window, self._window - 1)
+        if len(self._last) == self._window and self._dead > most:
+            self.excess = self.excess or (
+                f"{self._dead} of the last {self._window} records died, and max_dead is "
+                f"{self._share:g}"
+            )

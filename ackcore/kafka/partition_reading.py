@@ -1,0 +1,351 @@
+"""What a consumer's thread does with its client to read: errors, positions and pauses included."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from ackcore.kafka.begin import MADE_ANEW, Begun
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, record_of, watermarks
+from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.held_partition import Key
+from ackcore.kafka.held_records import TOO_FAR_BEHIND, HeldRecords
+from ackcore.kafka.origins import Origin
+from ackcore.offsets import decode_metadata
+from ackcore.retry import capped_doubling
+
+_log = logging.getLogger(__name__)
+
+#: Most records that are read at once, so that an answer waits for milliseconds only.
+_BATCH = 500
+#: How long one look lasts: at the broker, and at the answers where a partition is paused.
+_LOOK_S, SHORT_LOOK_S = 0.1, 0.01
+#: How long a partition is left alone that is in range, and was refused as out of it.
+_FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
+
+#: What the client cannot read: it says so once, and goes on behind it.
+_UNREADABLE = frozenset(
+    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
+)
+#: Nothing gets better by itself.
+_FINAL = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    )
+)
+
+
+def now_ms() -> int:
+    """A clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class PartitionReading:
+    """Reads partitions into `HeldRecords`; all of it is called by the client's thread.
+
+    Parameters
+    ----------
+    client : Consumer
+    settings : ConsumerSettings
+    held : HeldRecords
+        Touched under ``changed`` only.
+    changed : threading.Condition
+    topic_ids : callable
+        Given topics, asks for their ids, and waits for the answer.
+    """
+
+    def __init__(
+        self,
+        client: Consumer,
+        settings: ConsumerSettings,
+        held: HeldRecords,
+        changed: threading.Condition,
+        topic_ids: Callable[[Iterable[str]], Mapping[str, str | None]],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._held = held
+        self._changed = changed
+        self._topic_ids = topic_ids
+        #: One above the last offset of a partition, as it was last told.
+        self.ends: dict[Key, int] = {}
+        #: Whether there was an error that may be of a topic which is gone.
+        self.had_error = False
+        self._incremental = settings.protocol != "eager" and not settings.by_hand
+        self._generation = 0
+        self._paused = 0
+        self._begun: dict[Key, Begun] = {}
+        self._assigned_now: set[Key] = set()
+        self._unpositioned: set[Key] = set()  # whose position may be of the assignment before
+        # Partitions that were refused as out of range: how often in a row, when they are read
+        # again, and those whose log is another one, and from where it is read.
+        self._resets: dict[Key, int] = {}
+        self._read_again: dict[Key, int] = {}
+        self._other_logs: dict[Key, int] = {}
+
+    # Partitions.
+
+    def begin(self, begun: Iterable[Begun]) -> None:
+        """Take in partitions where they begin; they are to be assigned at their positions."""
+        generation = self._next_generation()
+        with self._changed:
+            for each in begun:
+                self._begun[each.key] = each
+                self._assigned_now.add(each.key)
+                self._held.assign(
+                    *each.key,
+                    max(generation, (each.restored.generation or 0) + 1),
+                    each.restored.state,
+                    committed=each.committed,
+                    deployment=each.origin.deployment,
+                )
+                if each.near is not None:
+                    keep = self._settings.dead_letters is not None
+                    self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
+
+    def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
+        """Return partitions that are held, to be assigned where they are read next."""
+        with self._changed:
+            found = [(key, self._held.position(key)) for key in keys]
+        self._unpositioned.update(key for key, _ in found)
+        return [TopicPartition(*key, offset) for key, offset in found if offset is not None]
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Let partitions go."""
+        with self._changed:
+            for key in keys:
+                self._held.forget(key)
+                self._begun.pop(key, None)
+                for known in (self.ends, self._resets, self._read_again, self._other_logs):
+                    known.pop(key, None)
+            self._changed.notify_all()
+
+    def _next_generation(self) -> int:
+        # Of the clock: what is late may come from the process before this one.
+        self._generation = max(self._generation + 1, time.time_ns() // 1_000_000)
+        return self._generation
+
+    def learn_ids(self, ids: Mapping[str, str | None]) -> None:
+        """Take in the ids that topics have now: where one is another, it was made anew.
+
+        Raises
+        ------
+        OffsetsOutOfRange
+            If that is not to be.
+        """
+        for key, begun in list(self._begun.items()):
+            now = ids.get(key[0])
+            if now is None or now == begun.topic_id:
+                continue
+            known = begun.origin._replace(topic=Origin.of(now, None).topic)
+            self._begun[key] = begun._replace(topic_id=now, origin=known)
+            if begun.topic_id is None:
+                continue
+            what = f"{key[0]}-{key[1]}: the {MADE_ANEW}"
+            if self._settings.on_out_of_range == "fail":
+                raise OffsetsOutOfRange(
+                    f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
+                )
+            _log.warning("%s, and it is read from 0", what)
+            # What comes under offsets of before is left, to be read when those are done with.
+            self._other_logs[key] = 0
+            self._client.pause([TopicPartition(*key)])
+
+    # Reading.
+
+    def pause_and_resume(self) -> None:
+        """Have the client read of what there is room for."""
+        with self._changed:
+            pause, resume = self._held.pauses()
+            self._paused = self._held.paused
+        if pause:
+            self._client.pause([TopicPartition(*key) for key in pause])
+        if resume:
+            self._client.resume([TopicPartition(*key) for key in resume])
+
+    def read(self, *, busy: bool) -> None:
+        """Read what there is, or wait for it; not for long if there is something else to do."""
+        with self._changed:
+            room = self._held.room()
+            keys = self._held.assigned
+            if keys and not room:
+                # Nothing can come: what makes room is an answer.
+                self._changed.wait(SHORT_LOOK_S)
+        self._assigned_now.clear()
+        wait_s = SHORT_LOOK_S if busy or self._paused else _LOOK_S
+        if keys and not room:
+            wait_s = 0.0
+        # `consume` waits for all that it is asked for, or its time: one first, then the rest.
+        first = self._client.poll(wait_s)
+        if first is None:
+            return
+        n = min(room, _BATCH) - 1
+        messages = [first, *(self._client.consume(n, 0) if n > 0 else ())]
+        read: defaultdict[Key, list[Message]] = defaultdict(list)
+        errors = []
+        damaged: set[Key] = set()
+        for message in messages:
+            if (error := message.error()) is not None:
+                errors.append((message, error))
+                if error.code() in _UNREADABLE:
+                    damaged.add(_key(message))
+            elif not damaged or _key(message) not in damaged:
+                # Behind a hole that is none, what comes would make it one that is done.
+                read[_key(message)].append(message)
+        for key, some in read.items():
+            if key in self._assigned_now:
+                # They may be of the assignment before, and are further on: gaps count as done.
+                with self._changed:
+                    position = self._held.position(key)
+                if position is not None:
+                    self._read_from(key, position)
+            elif key not in self._other_logs:
+                self._take_in(key, some)
+        # Behind the records that came before them: a partition is read on from the last of those.
+        for message, error in errors:
+            self._read_error(message, error)
+
+    def _take_in(self, key: Key, messages: list[Message]) -> None:
+        records, sizes, unreadable = [], [], {}
+        for message in messages:
+            record, failure = record_of(key, message)
+            if failure is not None:
+                unreadable[record.offset] = failure
+            records.append(record)
+            sizes.append(len(message))
+        self._unpositioned.discard(key)
+        self._resets.pop(key, None)
+        with self._changed:
+            self._held.read(key, records, sizes, now_ms(), unreadable)
+
+    def _read_from(self, key: Key, offset: int) -> None:
+        """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""
+        self._unpositioned.add(key)
+        begun = TopicPartition(*key, offset)
+        if self._incremental:
+            self._client.incremental_unassign([begun])
+            self._client.incremental_assign([begun])
+        else:
+            with self._changed:
+                others = [each for each in self._held.assigned if each != key]
+            self._client.assign([begun, *self.positions(others)])
+
+    def _read_error(self, message: Message, error: KafkaError) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            return
+        self.had_error = True
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            self._out_of_range(_key(message))
+        elif code in _UNREADABLE:
+            key = _key(message)
+            with self._changed:
+                position = self._held.position(key)
+            raise ConsumerError(
+                f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
+                "commit an offset behind what is damaged to go on there"
+            )
+        elif error.fatal() or code in _FINAL:
+            raise ConsumerError(f"the consumer cannot go on: {error.str()}")
+        else:
+            _log.warning("Kafka says: %s", error.str())
+
+    def _out_of_range(self, key: Key) -> None:
+        """Go on: the client reads nothing more of a partition after this error."""
+        with self._changed:
+            position = self._held.position(key)
+        if position is None or key in self._other_logs:
+            return  # of an assignment that is over, or will be
+        low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
+        high = self.ends[key]
+        policy = self._settings.on_out_of_range
+        name = f"{key[0]}-{key[1]}"
+        if low <= position <= high:
+            self._resets[key] = times = self._resets.get(key, 0) + 1
+            wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
+            _log.warning(
+                "%s was refused as out of range, and has %d to %d: it is read again from %d in "
+                "%d ms",
+                *(name, low, high, position, wait_ms),
+            )
+            self._read_again[key] = now_ms() + wait_ms
+            return
+        if position > high:
+            self.learn_ids(self._topic_ids([key[0]]))
+            if key in self._other_logs:
+                return
+        what = f"{name} is to be read from {position}, and there is {low} to {high}"
+        if policy == "fail":
+            raise OffsetsOutOfRange(
+                f"{what}; out_of_range='earliest' or 'latest' goes on there, and says in a dead "
+                "letter what was lost"
+            )
+        target = low if policy == "earliest" else high
+        if position > high:
+            # Not the log that was read: it was made anew, or lost its end.
+            _log.warning("%s: it is another log, and read from %d", what, target)
+            self._other_logs[key] = target
+            return
+        with self._changed:
+            keep = self._settings.dead_letters is not None
+            lost = self._held.lose(key, target, now_ms(), keep)
+        _log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+        self._read_from(key, target)
+
+    def go_on(self) -> None:
+        """Read on where a partition was refused a while ago, or is another log."""
+        now = now_ms()
+        for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
+            del self._read_again[key]
+            with self._changed:
+                position = self._held.position(key)
+            if position is not None and key not in self._other_logs:
+                self._read_from(key, position)
+        for key, target in list(self._other_logs.items()):
+            with self._changed:
+                if not self._held.is_idle(key):
+                    continue  # the log before has those no more, so they are done first
+                state = decode_metadata(*key, target, None).state
+                self._held.assign(
+                    *key,
+                    self._next_generation(),
+                    state,
+                    committed=False,
+                    deployment=self._begun[key].origin.deployment,
+                )
+            del self._other_logs[key]
+            self._read_from(key, target)
+            self._client.resume([TopicPartition(*key)])
+
+    def pass_markers(self) -> None:
+        """Where all is done, what the client has passed is, too: transactions' markers."""
+        with self._changed:
+            keys = self._held.assigned
+            idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]
+        if idle:
+            for found in self._client.position([TopicPartition(*key) for key in idle]):
+                key = (found.topic, found.partition)
+                if found.offset < 0:  # none yet: what comes is of this assignment
+                    self._unpositioned.discard(key)
+                elif found.error is None and key not in self._unpositioned:
+                    with self._changed:
+                        self._held.advance(key, found.offset)
+        for key in keys:
+            _, high = self._client.get_watermark_offsets(TopicPartition(*key), cached=True)
+            if high >= 0:
+                self.ends[key] = high
+
+
+def _key(message: Message) -> Key:
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None
+    assert partition is not None
+    return topic, partition

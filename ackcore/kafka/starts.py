@@ -1,0 +1,76 @@
+"""Where a partition begins to be read, as a user asks for it: by name, by time, or by offset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ackcore._columns import as_count
+
+#: A name, a time with its zone, or offsets by topic and partition.
+Start = str | datetime | Mapping[tuple[str, int], int]
+
+
+def as_start(start: Any, names: tuple[str, ...]) -> Start:
+    """Return a start, checked; offsets are copied.
+
+    Raises
+    ------
+    TypeError
+        If offsets are no whole numbers by (topic, partition).
+    ValueError
+        If it is none of the names, a time without a zone, or an offset below 0.
+    """
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ValueError(
+                f"start must be a time with its zone, got {start!r} without one; "
+                "datetime(..., tzinfo=timezone.utc) has one"
+            )
+        return start
+    if isinstance(start, Mapping):
+        for key, offset in start.items():
+            named = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)
+            if not named or not isinstance(key[1], int) or not isinstance(offset, int):
+                raise TypeError(
+                    "start must map (topic, partition) to an offset, "
+                    f"got {key!r}: {offset!r}; {{('lines', 0): 100}} is one"
+                )
+            as_count(offset, f"start of {key[0]}-{key[1]}", 0)
+        return dict(start)
+    if start not in names:
+        raise ValueError(
+            f"start must be one of {', '.join(map(repr, names))}, a datetime, or offsets by "
+            f"(topic, partition), got {start!r}"
+        )
+    return str(start)
+
+
+def first_offset(
+    start: Start, key: tuple[str, int], low: int, high: int, of_time: int | None
+) -> tuple[int, str]:
+    """Return where a partition begins, in range or not, and the decision's name.
+
+    Parameters
+    ----------
+    start : Start
+        What was asked for; by offsets, a partition that has none begins at its earliest record.
+    key : (str, int)
+        Topic and partition.
+    low, high : int
+        Its first offset, and its end.
+    of_time : int or None
+        The first offset of the time that was asked for; None if there is no record of it or later.
+    """
+    if isinstance(start, Mapping):
+        offset = start.get(key)
+        return (low, "earliest") if offset is None else (offset, "explicit")
+    if isinstance(start, datetime):
+        return (high if of_time is None else of_time), "timestamp"
+    return (high, "latest") if start == "latest" else (low, "earliest")
+
+
+def time_ms(start: Start) -> int | None:
+    """Milliseconds since 1970 of a time that was asked for; None if it is none."""
+    return round(start.timestamp() * 1000) if isinstance(start, datetime) else None

@@ -1,0 +1,120 @@
+"""Which topics and partitions there are, asked again and again by a thread that nothing waits for.
+
+A consumer's own client does not tell the ids of topics, nor what changes while it is not a member.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from ackcore.kafka.client import ConsumerError
+from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
+from ackcore.kafka.consumer_settings import ConsumerSettings
+
+_log = logging.getLogger(__name__)
+
+#: Asked for at once, it is not asked more often than so.
+_SOON_MS = 500
+
+
+class TopicWatch:
+    """Asks a cluster for topics.
+
+    Parameters
+    ----------
+    settings : ConsumerSettings
+        What is read, and how often it is looked for.
+    now_ms : int
+        Of a clock that never goes back, as all times here.
+    """
+
+    def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
+        self._every_ms = round(settings.refresh_s * 1000)
+        self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
+        self._cluster = Cluster(settings.client)
+        self._thread = ThreadPoolExecutor(1, "ackcore-kafka-topics")
+        self._asked: Future[list[Partition]] | None = None
+        self._complained = False
+        names = [name for name in settings.topics if not name.startswith("^")]
+        patterns = [name for name in settings.topics if name.startswith("^")]
+        self._names = names
+        self._all = settings.tasks is not None
+        # librdkafka looks for a pattern anywhere in a name.
+        self._pattern = "|".join(f".*(?:{each}).*" for each in patterns)
+
+    def subscribed(self) -> list[Partition]:
+        """Return all partitions of the topics that are read, in order.
+
+        Raises
+        ------
+        ConsumerError
+            If nobody says, or a topic that is named is not there.
+        """
+        return self._answer(lambda: self._subscribed(missing_ok=False))
+
+    def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
+        """Return the ids of topics, as far as they are there.
+
+        Raises
+        ------
+        ConsumerError
+            If nobody says.
+        """
+        return ids_of(self._answer(lambda: self._of(topics)))
+
+    def _answer(self, question: Callable[[], list[Partition]]) -> list[Partition]:
+        try:
+            return self._thread.submit(question).result()
+        except (ClusterFailed, UnknownTopics) as error:
+            raise ConsumerError(f"which partitions there are is not to be had: {error}") from None
+
+    def _subscribed(self, *, missing_ok: bool) -> list[Partition]:
+        ask = self._cluster.partitions
+        found = ask(self._names, missing_ok=missing_ok) if self._names else []
+        if self._pattern:
+            found += ask(pattern=self._pattern)
+        return sorted(set(found))
+
+    def _of(self, topics: Iterable[str]) -> list[Partition]:
+        return self._cluster.partitions(topics, missing_ok=True)
+
+    def soon(self, now_ms: int) -> None:
+        """Have it asked at once: a topic may be gone."""
+        self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
+
+    def look(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
+        """Return an answer that has come; ask again, if that is due, and do not wait for it.
+
+        Where partitions are read by `tasks`, it is of all that are read, else of these topics.
+        """
+        found = None
+        if self._asked is not None and self._asked.done():
+            try:
+                found = self._asked.result()
+                self._complained = False
+            except (ClusterFailed, UnknownTopics) as error:
+                if not self._complained:
+                    _log.warning("which partitions there are is asked again later: %s", error)
+                self._complained = True
+            self._asked = None
+            self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
+        if self._asked is None and now_ms >= self._next_ms:
+            if self._all:
+                self._asked = self._thread.submit(self._subscribed, missing_ok=True)
+            elif topics:
+                self._asked = self._thread.submit(self._of, topics)
+        return found
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with suppress(AttributeError):  # closed before
+            self._cluster.close()
+
+
+def ids_of(partitions: Iterable[Partition]) -> dict[str, str | None]:
+    """Return the ids of the topics of partitions."""
+    return {one.topic: one.topic_id for one in partitions}

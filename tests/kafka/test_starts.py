@@ -1,0 +1,281 @@
+"""Where a consumer begins: as it was committed, as it is asked to, and at which topic."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka import Consumer as Client
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
+from consumer_books import Books, consuming, partitions_of, take
+from servers import raise_errors, wait_until
+
+from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
+from ackcore.kafka.origins import Origin
+from ackcore.offsets import decode_metadata
+
+
+@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
+def kafka(request):
+    """Either, by one interface."""
+    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
+
+
+def by_hand(books, **arguments):
+    """A consumer of partition 0; nobody has to join or leave a group."""
+    return consuming(books, partitions=[(books.topic, 0)], **arguments)
+
+
+def books_of(kafka, tmp_path, partitions=1):
+    return Books(kafka, tmp_path, partitions)
+
+
+def first_of(books, **arguments):
+    """The first offset that a consumer hands out of partition 0, which it leaves as it is."""
+    with by_hand(books, **arguments) as consumer:
+        return take(consumer, 1)[0].offset
+
+
+def begun(caplog):
+    """The decisions that were logged."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line.partition(" begins at ")[2] for line in lines if " begins at " in line]
+
+
+MINUTE_MS = 60_000
+
+
+@pytest.mark.parametrize(
+    ("start", "decision"),
+    [
+        ("earliest", "0, earliest"),
+        ({("{}", 0): 7}, "7, explicit"),
+        ({("other", 0): 7}, "0, earliest"),
+        (datetime(2026, 1, 1, 0, 3, tzinfo=UTC), "3, timestamp"),
+        (datetime(2027, 1, 1, tzinfo=UTC), "10, timestamp"),
+    ],
+)
+def test_a_partition_of_which_nothing_is_committed_begins_as_start_says(
+    kafka_broker, tmp_path, caplog, start, decision
+):
+    caplog.set_level(logging.INFO)
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    books.topic = kafka_broker.new_topic(1, retention_ms=-1)  # they are old
+    new_year = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    kafka_broker.produce(
+        books.topic, [{"value": b"x", "timestamp": new_year + n * MINUTE_MS} for n in range(10)]
+    )
+    if isinstance(start, dict):
+        start = {(topic.format(books.topic), n): offset for (topic, n), offset in start.items()}
+    with consuming(books, start=start):
+        wait_until(lambda: books.committed()[0][0] >= 0, "its start is committed")
+    assert begun(caplog) == [decision]
+    assert books.committed()[0][0] == int(decision.partition(",")[0])
+    with consuming(books, start="latest"):
+        wait_until(lambda: begun(caplog)[1:], "it has begun again")
+    assert begun(caplog)[1:] == [f"{decision.partition(',')[0]}, group"]
+
+
+def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    books = books_of(mock_kafka, tmp_path)
+    books.produce(10)
+    with by_hand(books) as consumer:
+        consumer.ack_many(take(consumer, 5))
+        wait_until(lambda: books.committed()[0][0] == 5, "five are done")
+    for name, first in (("one", 0), ("one", 2), (None, 4), ("one", 6), ("two", 0)):
+        with by_hand(books, force_from_start=name) as consumer:
+            taken = take(consumer, 10 - first)
+            assert taken[0].offset == first, name
+            consumer.ack_many(taken[:2])
+            done = first + 2
+            wait_until(lambda n=done: books.committed()[0][0] == n, "two more are done")
+    decisions = ["0, earliest", "0, forced, earliest", "2, group", "4, group", "6, group"]
+    assert begun(caplog) == [*decisions, "0, forced, earliest"]
+
+
+def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
+    books = books_of(mock_kafka, tmp_path)
+    books.produce(10)
+    mock_kafka.delete_records(books.topic, 4)
+    arguments = {"start": {(books.topic, 0): 2}}
+    assert first_of(books, **arguments) == 4
+    wait_until(books.dead, "the loss is kept")
+    with pytest.raises(OffsetsOutOfRange, match="from 99, and there is 4 to 10"):
+        take_of_new_group(books, start={(books.topic, 0): 99}, out_of_range="fail")
+
+
+def take_of_new_group(books, **arguments):
+    books.group = books.server.new_group()
+    return first_of(books, **arguments)
+
+
+def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tmp_path, caplog):
+    books = books_of(mock_kafka, tmp_path)
+    books.produce(100)
+    with by_hand(books) as consumer:
+        taken = take(consumer, 100)
+        consumer.ack_many([*taken[:10], *taken[12:20], taken[85]])
+        wait_until(lambda: books.committed()[0][0] == 10, "ten are done, and some more")
+    with by_hand(books, max_offset_behind=90) as consumer:
+        assert take(consumer, 1)[0].offset == 10
+    with pytest.raises(OffsetsOutOfRange, match="more than max_offset_behind=20 behind; raise it"):
+        first_of(books, max_offset_behind=20, dead_letters=None)
+    with by_hand(books, max_offset_behind=20) as consumer:
+        taken = take(consumer, 19)
+        assert [one.offset for one in taken] == [*range(80, 85), *range(86, 100)]
+        consumer.ack_many(taken)
+        wait_until(lambda: not books.lag(), "all is done")
+        assert (consumer.stats().counts.lost, consumer.stats().counts.dead) == (70, 1)
+    (letter,) = mock_kafka.consume(books.dead_topic)
+    headers = dict(letter.headers())
+    assert headers["ackcore-reason"] == (
+        b"TooFarBehind: offsets 10 to 79 were passed over, too far behind the end"
+    )
+    assert headers["ackcore-offset"] == b"10"
+    assert "too far behind 100" in caplog.text
+
+
+def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
+    kafka, tmp_path, caplog
+):
+    """Though it has become longer than the one before, so that no offset is out of range."""
+    books = books_of(kafka, tmp_path)
+    books.produce(5)
+    with consuming(books, refresh_s=0.2) as consumer:
+        (out, *taken) = take(consumer, 5)
+        consumer.ack_many(taken)
+        kafka.delete_topic(books.topic)
+        wait_until(lambda: make(kafka, books.topic), "it can be made again")
+        kafka.produce(books.topic, [b"new %d" % n for n in range(20)])
+        wait_until(lambda: "topic made anew" in caplog.text, "it is noticed")
+        consumer.ack(out)
+        values = set()
+
+        def is_through():
+            for record in consumer.poll(100, 0.1):
+                values.add(record.value)
+                consumer.ack(record)
+            return books.committed()[0][0] == 20
+
+        wait_until(is_through, "all is committed")
+        assert values == {b"new %d" % n for n in range(20)}
+
+
+def make(kafka, topic):
+    """Make a topic of the name of one that may not be quite gone; whether it is there."""
+    try:
+        kafka.create_topic(topic, 1)
+    except Exception as error:
+        if "TOPIC_ALREADY_EXISTS" in str(error):
+            return False
+        raise
+    return True
+
+
+def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka, tmp_path, caplog):
+    """A commit of the one before may have crossed its deletion."""
+    books = books_of(mock_kafka, tmp_path)
+    books.produce(10)
+    with by_hand(books) as consumer:
+        consumer.ack_many(take(consumer, 10)[:5])
+        wait_until(lambda: books.committed()[0][0] == 5, "five are done")
+    offset, metadata = books.committed()[0]
+    assert Origin.read(decode_metadata(books.topic, 0, offset, metadata).deployment).topic
+    mock_kafka.delete_topic(books.topic)
+    wait_until(lambda: make(mock_kafka, books.topic), "it can be made again")
+    mock_kafka.produce(books.topic, [b"new"] * 10)
+    books.group = mock_kafka.new_group()  # the mock takes no such commit of one that had members
+    client = Client(mock_kafka.conf(group_id=books.group))
+    crossed = TopicPartition(books.topic, 0, offset, metadata=metadata)
+    client.commit(offsets=[crossed], asynchronous=False)
+    client.close()
+    with pytest.raises(OffsetsOutOfRange, match="the topic made anew; out_of_range='earliest'"):
+        first_of(books, out_of_range="fail")
+    with by_hand(books) as consumer:
+        taken = take(consumer, 10)
+        assert taken[0].offset == 0
+        consumer.ack_many(taken)
+        wait_until(lambda: books.committed()[0][0] == 10, "all are done")
+    assert "topic made anew" in caplog.text
+    with by_hand(books) as consumer:
+        assert consumer.poll(1, 0.5) == []
+
+
+def test_tasks_read_each_so_manieth_partition(mock_kafka, tmp_path, caplog):
+    books = books_of(mock_kafka, tmp_path, partitions=5)
+    books.produce(50)
+    with (
+        consuming(books, tasks=2, task=0) as one,
+        consuming(books, tasks=2, task=1) as other,
+    ):
+        for consumer, partitions in ((one, {0, 2, 4}), (other, {1, 3})):
+            taken = take(consumer, 10 * len(partitions))
+            assert {each.partition for each in taken} == partitions == partitions_of(consumer)
+            consumer.ack_many(taken)
+        wait_until(lambda: not books.lag(), "all is done")
+    assert "some tasks have none" not in caplog.text
+    with consuming(books, tasks=7, task=6) as idle:
+        assert idle.poll(1, 0.2) == []
+        assert idle.stats().partitions == []
+    assert "there are 7 tasks and 5 partitions: some tasks have none" in caplog.text
+
+
+def test_a_task_whose_topic_is_not_there_says_so(mock_kafka):
+    arguments = {"bootstrap_servers": mock_kafka.bootstrap_servers, "group_id": "g"}
+    consumer = Consumer("no-such-topic", tasks=1, task=0, **arguments)
+    with pytest.raises(ConsumerError, match="no-such-topic"):
+        consumer.poll(1, 20.0)
+
+
+def test_tasks_read_new_partitions_and_those_of_a_pattern(kafka_broker, tmp_path):
+    books = books_of(kafka_broker, tmp_path, partitions=1)
+    books.produce(5)
+    pattern = {"topics": f"^{books.topic[:-1]}[{books.topic[-1]}]$", "refresh_s": 0.2}
+    with consuming(books, tasks=1, task=0, **pattern) as consumer:
+        out = take(consumer, 5)
+        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(books.topic, 3)]))
+        wait_until(lambda: partitions_of(consumer) == {0, 1, 2}, "they are read")
+        kafka_broker.produce(books.topic, [b"new"], 2)
+        (new,) = take(consumer, 1)
+        assert (new.partition, new.value) == (2, b"new")
+        assert consumer.ack_many([*out, new]) == 6
+        wait_until(lambda: books.committed()[0][0] == 5, "what was held before goes on")
+
+
+def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
+    """Of two topics a partition that is new moves those behind it."""
+    books = books_of(kafka_broker, tmp_path, partitions=1)
+    second = kafka_broker.new_topic(1)
+    first, last = sorted([books.topic, second])
+    for topic in (first, last):
+        kafka_broker.produce(topic, [b"x"] * 4)
+    arguments = {"topics": [first, last], "tasks": 2, "refresh_s": 0.2, "drain_s": 30.0}
+    with consuming(books, task=1, **arguments) as consumer:
+        taken = take(consumer, 4)
+        assert {one.topic for one in taken} == {last}
+        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(first, 2)]))
+        wait_until(lambda: {p.paused for p in consumer.stats().partitions} == {"revoked"}, "it is")
+        consumer.ack_many(taken)
+        wait_until(
+            lambda: {(p.topic, p.partition) for p in consumer.stats().partitions} == {(first, 1)},
+            "it has the new one in its place",
+        )
+        assert kafka_broker.committed(books.group, last)[0] == 4
+
+
+def test_what_a_commit_is_of_is_told_from_what_others_commit():
+    origin = Origin.of("an id", "release 1")
+    assert 0 < origin.deployment < 2**63
+    assert Origin.read(origin.deployment) == origin
+    assert Origin.read(None) == Origin.read(5) == Origin.read(-5) == Origin.of(None, None)
+    other = Origin.of("another", "release 1")
+    assert origin.is_other_topic(other)
+    assert not origin.is_other_topic(Origin.of(None, "release 1"))
+    assert not Origin.of(None, None).is_other_topic(origin)
+    assert Origin.of("an id", "").name
