@@ -294,6 +294,7 @@ def run_readme():
     """``run_readme(on_spark, **names)`` runs the sessions of one kind, each by itself.
 
     Those of the README and, where they are, of ``docs/``; each has a ``folder`` of its own.
+    What runs topologies in a test needs PySpark, too.
     """
 
     def run_readme(on_spark, on_kafka=False, **names):
@@ -305,7 +306,7 @@ def run_readme():
                 r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
             )
             if ">>>" in fence
-            and ("spark." in fence) is on_spark
+            and ("spark." in fence or "ackcore.testing" in fence) is on_spark
             and ("ackcore.kafka" in fence) is on_kafka
         ]
         assert sessions

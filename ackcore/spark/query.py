@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -221,35 +221,64 @@ def run_batch(
         if offsets is not None:
             stack.enter_context(closing(offsets))
         engine = Engine(topology, spark, state, write_dead_letters, clock=clock, offsets=offsets)
-        ran = state.last_done is None
-        if ran:
-            engine.process(
-                0,
-                [
-                    InputFrame(spout.source, spout.name)
-                    for spout in topology.spouts.values()
-                    if spout.kind is None
-                ],
+        new = [
+            InputFrame(spout.source, spout.name)
+            for spout in topology.spouts.values()
+            if spout.kind is None
+        ]
+        if not run_to_end(engine, new, lambda: _nothing(topology, spark), wait):
+            _log.warning(
+                "%s is of a run that has ended, so nothing was run; what is new in the source "
+                "takes a checkpoint of its own",
+                place,
             )
-        while True:
-            unfinished = state.last_plan != state.last_done
-            due = engine.next_due_ms
-            asked = bool(state.pending_replays())
-            if due is None and not asked and not unfinished:
-                if not ran:
-                    _log.warning(
-                        "%s is of a run that has ended, so nothing was run; what is new in the "
-                        "source takes a checkpoint of its own",
-                        place,
-                    )
-                return close_run(engine.books, letters.reasons(), place, max_dead)
-            left = 0 if due is None or asked or unfinished else due - engine.clock()
-            if left > 0:
-                wait(left / 1000)
-                continue
-            assert state.last_done is not None
-            ran = True
-            engine.process(state.last_done + 1, _nothing(topology, spark))
+        return close_run(engine.books, letters.reasons(), place, max_dead)
+
+
+def run_to_end(
+    engine: Engine,
+    new: Sequence[InputFrame],
+    nothing: Callable[[], Sequence[InputFrame]],
+    wait: Callable[[float], object],
+    done: Callable[[Progress], object] = lambda progress: None,
+) -> bool:
+    """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
+
+    Parameters
+    ----------
+    engine : Engine
+        What has the checkpoint.
+    new : sequence of InputFrame
+        The rows of micro-batch 0.
+    nothing : callable
+        Returns what comes with retries alone.
+    wait : callable
+        Called with the seconds until the next retry is due.
+    done : callable, optional
+        Called after each micro-batch.
+
+    Returns
+    -------
+    bool
+        Whether there was anything to be run.
+    """
+    state = engine.state
+    ran = state.last_done is None
+    if ran:
+        done(engine.process(0, new))
+    while True:
+        unfinished = state.last_plan != state.last_done
+        due = engine.next_due_ms
+        asked = bool(state.pending_replays())
+        if due is None and not asked and not unfinished:
+            return ran
+        left = 0 if due is None or asked or unfinished else due - engine.clock()
+        if left > 0:
+            wait(left / 1000)
+            continue
+        assert state.last_done is not None
+        ran = True
+        done(engine.process(state.last_done + 1, nothing()))
 
 
 def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:

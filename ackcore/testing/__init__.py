@@ -1,14 +1,27 @@
-"""The contract of a ledger, as plain functions that run on any backend.
+"""What tests are written with, in any framework: topologies in this process, and a contract.
 
-`check_backend` runs all of it; `CONTRACT` lists the cases.  Nothing here needs a test framework.
+`run` takes the records of a topology through it, without Spark, and returns what became of them.
+`check_backend` runs the contract of a ledger on any backend; `CONTRACT` lists its cases.
 """
 
 from __future__ import annotations
 
 from ackcore.testing import folding, inside, messages, refusals
+from ackcore.testing.results import DeadLetter, Source, TopologyRun
 from ackcore.testing.scripts import Case, Clock, Factory
+from ackcore.testing.topologies import run
 
-__all__ = ["CONTRACT", "Case", "Clock", "Factory", "check_backend"]
+__all__ = [
+    "CONTRACT",
+    "Case",
+    "Clock",
+    "DeadLetter",
+    "Factory",
+    "Source",
+    "TopologyRun",
+    "check_backend",
+    "run",
+]
 
 #: Every case, in the order of SEMANTICS.
 CONTRACT: tuple[Case, ...] = (

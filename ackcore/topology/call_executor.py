@@ -59,6 +59,8 @@ class CallExecutor(RowExecutor):
         super().__init__(component, context, reasons)
         self._settings = settings
         self._progressed = progressed
+        #: What makes its calls.
+        self.make_calls: Callable[..., Calls[CallInput, None]] = Calls
         self._calls: Calls[CallInput, None] | None = None
         self._trips = 0  # of its breakers, that were told
         if isinstance(component, Bolt):
@@ -81,6 +83,12 @@ class CallExecutor(RowExecutor):
         finally:
             calls.close()
 
+    def abandon(self) -> None:
+        """End its event loop or threads as the end of their process would, without cleanup."""
+        if self._calls is not None:
+            self._calls.close()
+        self._calls = None
+
     def _call_prepare(self) -> None:
         bolt = self.component
         calls = self._calls = self._made_calls()
@@ -100,7 +108,7 @@ class CallExecutor(RowExecutor):
             function = self._await_execute
         elif isinstance(self.component, BasicBolt):
             function = self._execute_in_thread
-        return Calls(function, self._settings)
+        return self.make_calls(function, self._settings)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
         """Execute all rows, and make Arrow of what they emit as it comes."""

@@ -10,15 +10,14 @@ import collections
 import contextlib
 import itertools
 import types
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from branching import DESTS, ROWS, Branch, RowBranch, expected, topologies
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark import TaskContext
 
 from ackcore.ids import spout_key
 from ackcore.spark.run.action import read_results
@@ -31,124 +30,10 @@ from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
-from ackcore.topology import BatchBolt, Bolt, Layout, TopologyBuilder
+from ackcore.spark.tasks.task import called_as
+from ackcore.testing import Source
+from ackcore.topology import Layout, TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
-
-ROWS = pa.schema([("record", pa.int64()), ("value", pa.int64())])
-DESTS = 3
-
-
-def scramble(*numbers):
-    """A small number that depends on all of these; the same everywhere."""
-    total = 17
-    for number in numbers:
-        total = (total * 1_000_003 ^ number) % (2**31 - 1)
-    return total
-
-
-class Branch(BatchBolt):
-    """Emits 0 to 2 rows for each, and fails some, as their values have it."""
-
-    outputs = ROWS
-
-    def __init__(self, number, fails_in, shift=0):
-        self.number, self.fails_in, self.shift = number, fails_in, shift
-
-    def children(self, value):
-        return [scramble(self.number, value, j) for j in range(scramble(self.number, value) % 3)]
-
-    def fails(self, value):
-        return self.fails_in > 0 and scramble(value, self.number, 5) % self.fails_in == 0
-
-    def process(self, batch, out):
-        records, values = (column.to_pylist() for column in batch.columns)
-        found = [(i, child) for i, value in enumerate(values) for child in self.children(value)]
-        columns = [[records[i] + self.shift for i, _ in found], [child for _, child in found]]
-        out.emit(columns, parents=np.array([i for i, _ in found], np.int64))
-        bad = [i for i, value in enumerate(values) if self.fails(value)]
-        out.fail(bad, [ValueError(f"value {values[i]}") for i in bad])
-
-
-class RowBranch(Bolt):
-    """The same a row at a time; an odd value is acked with the next even one or in flush."""
-
-    outputs = ROWS
-    children, fails = Branch.children, Branch.fails
-
-    def __init__(self, number, fails_in):
-        self.number, self.fails_in = number, fails_in
-
-    def prepare(self, context):
-        self.open = []
-
-    def execute(self, tuple):
-        children = self.children(tuple["value"])
-        for child in children[:1]:
-            self.collector.emit((tuple["record"], child), anchors=tuple)
-        self.open.append((tuple, children[1:]))
-        if tuple["value"] % 2 == 0:
-            self.flush()
-
-    def flush(self):
-        for tuple, children in self.open:
-            for child in children:
-                self.collector.emit((tuple["record"], child), anchors=tuple)
-            if self.fails(tuple["value"]):
-                self.collector.fail(tuple, "no")
-            else:
-                self.collector.ack(tuple)
-        self.open = []
-
-
-class Source_(NamedTuple):
-    columns: list
-    schema: pa.Schema
-
-
-@st.composite
-def topologies(draw):
-    """A spout, and bolts that each read one or two components before them."""
-    builder = TopologyBuilder()
-    builder.spout("spout", Source_(ROWS.names, ROWS))
-    names = ["spout"]
-    for number in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from([Branch, Branch, RowBranch]))
-        bolt = kind(number, draw(st.sampled_from([0, 7, 30])))
-        declared = builder.bolt(f"b{number}", bolt, parallelism=draw(st.sampled_from([None, 2])))
-        for source in draw(st.sets(st.sampled_from(names), min_size=1, max_size=2)):
-            how = draw(st.sampled_from(["shuffle", "fields", "local_or_shuffle", "global_", "all"]))
-            fields = ("value",) if how == "fields" else ()
-            getattr(declared, how)(source, *fields)
-        names.append(f"b{number}")
-    for name in names[1:]:
-        builder.sink(name, lambda frame, number: None)
-    return builder.build(chunk_rows=draw(st.sampled_from([1, 4, 1000])))
-
-
-def expected(topology, layout, values):
-    """Which records fail, and the rows of the others by component: word by word."""
-    failed, rows = set(), collections.defaultdict(collections.Counter)
-
-    def visit(component, record, value):
-        for sub in layout.out(component):
-            bolt = topology.bolts[sub.target].component
-            copies = 1
-            if sub.grouping.name == "all" and sub.level_to > sub.level_from:
-                copies = min(sub.parallelism or DESTS, DESTS)
-            for _ in range(copies):
-                if bolt.fails(value):
-                    failed.add(record)
-                for child in bolt.children(value):
-                    rows[sub.target, record][record, child] += 1
-                    visit(sub.target, record, child)
-
-    for record, value in enumerate(values):
-        visit("spout", record, value)
-    kept = collections.defaultdict(collections.Counter)
-    for (component, record), found in rows.items():
-        if record not in failed:
-            kept[component] += found
-    return failed, kept
 
 
 class Simulation:
@@ -179,10 +64,7 @@ class Simulation:
 
     def task(self, stage, partition, batches):
         self._attempts += 1
-        context = types.SimpleNamespace(
-            partitionId=lambda: partition, taskAttemptId=lambda n=self._attempts: n
-        )
-        with mock.patch.object(TaskContext, "get", return_value=context):
+        with called_as(partition, self._attempts):
             return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
 
     def first(self, values, partitions=2, batch_rows=5):
@@ -333,7 +215,7 @@ def test_what_tasks_send_does_not_depend_on_the_order_of_arrival(simulate, topol
 
 def words():
     builder = TopologyBuilder()
-    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.spout("spout", Source(ROWS))
     builder.bolt("one", Branch(1, 9)).shuffle("spout")
     builder.bolt("two", Branch(2, 9)).fields("one", "value")
     builder.bolt("three", Branch(3, 0)).fields("two", "value").fields("spout", "value")
@@ -410,7 +292,7 @@ class Hold(RowBranch):
 def test_what_is_emitted_long_after_its_input_came(simulate, behind):
     """Its chunk has left its ledger rows by then."""
     builder = TopologyBuilder()
-    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.spout("spout", Source(ROWS))
     hold = builder.bolt("hold", Hold(1, 9))
     if behind:
         hold.fields("spout", "value")
@@ -441,7 +323,7 @@ class Raises(Branch):
 def test_what_bolts_raised_is_counted_and_does_not_depend_on_the_order(simulate, behind):
     """A task that runs again must send the same bytes, and these have the counts."""
     builder = TopologyBuilder()
-    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.spout("spout", Source(ROWS))
     builder.bolt("calm", Raises(1, 0)).shuffle("spout")
     raising = builder.bolt("raising", Raises(2, 3))
     if behind:
@@ -468,7 +350,7 @@ def test_what_bolts_raised_is_counted_and_does_not_depend_on_the_order(simulate,
 
 def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):
     builder = TopologyBuilder()
-    builder.spout("spout", Source_(ROWS.names, ROWS))
+    builder.spout("spout", Source(ROWS))
     builder.bolt("raising", Raises(2, 1)).local_or_shuffle("spout")
     simulation = simulate(builder.build())
     assert not simulation.layout.settles

@@ -10,15 +10,13 @@ from ackcore.topology.parts import Spout
 
 def source_schema(spout: Spout) -> pa.Schema:
     """Return the columns of a spout's records, as they are kept if they wait or are dead."""
-    if spout.kind is None:
-        return to_arrow_schema(spout.source.schema)
-    schema: pa.Schema = spout.source.schema
-    return schema
+    schema = spout.source.schema
+    return schema if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 
 
 def emitted_schema(spout: Spout) -> pa.Schema:
     """Return the columns of what a spout emits."""
     if spout.kind is None:
-        return to_arrow_schema(spout.source.schema)
+        return source_schema(spout)
     schema: pa.Schema = spout.source.emits
     return schema

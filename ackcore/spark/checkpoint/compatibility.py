@@ -52,6 +52,7 @@ def claim(
     log: Path | None,
     accept_changes: bool,
     clock_ms: int | None,
+    new_key: int | None = None,
 ) -> dict[str, Any]:
     """Return what meta.json says; a checkpoint on which nothing ran becomes this topology's.
 
@@ -66,10 +67,12 @@ def claim(
     meta = read_record(path, "meta.json")
     if meta is None:
         _refuse_remains(root, log)
+        if new_key is None:
+            new_key = int.from_bytes(os.urandom(8), "little") >> 1
         meta = {
             "fingerprint": topology.fingerprint,
             "kind": kind,
-            "deployment_key": f"{int.from_bytes(os.urandom(8), 'little') >> 1:016x}",
+            "deployment_key": f"{new_key:016x}",
             "created_ms": time.time_ns() // 1_000_000 if clock_ms is None else clock_ms,
             "ackcore": ackcore.__version__,
             "begun": False,

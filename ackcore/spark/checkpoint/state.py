@@ -94,6 +94,7 @@ class State:
         offsets: str | os.PathLike[str] | None = None,
         accept_changes: bool = False,
         clock_ms: int | None = None,
+        new_key: int | None = None,
     ) -> State:
         """Make the checkpoint if there is none, check it, and lock it.
 
@@ -115,6 +116,8 @@ class State:
             Take over the checkpoint of a topology of another structure.
         clock_ms : int, optional
             The time at which it is made; the system's if not given.
+        new_key : int, optional
+            The deployment's key if it is made; a random one if not given.
 
         Returns
         -------
@@ -139,7 +142,7 @@ class State:
                 remove_temporaries(root)
                 spark_log = log if kind == "stream" else None
                 meta = compatibility.claim(
-                    root, topology, kind, spark_log, accept_changes, clock_ms
+                    root, topology, kind, spark_log, accept_changes, clock_ms, new_key
                 )
                 state = cls(root, lock, meta, sources)
                 if state.last_plan is not None and state.last_plan != state.last_done:

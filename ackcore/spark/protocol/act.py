@@ -29,7 +29,7 @@ DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 
 def ask_sinks(
     topology: Topology,
-    spark: SparkSession,
+    spark: SparkSession | None,
     state: State,
     decision: BatchDecision,
     pause: Pause,
@@ -68,7 +68,7 @@ def ask_sinks(
         if not files:
             continue
         accepted = Accepted(
-            spark=spark,
+            spark=spark,  # type: ignore[arg-type] # None where no sink asks for one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=str(state.path.parent),
@@ -90,7 +90,7 @@ def ask_sinks(
 
 
 def park_dead(
-    spark: SparkSession,
+    spark: SparkSession | None,
     decision: BatchDecision,
     write_dead_letters: DeadLetterWriter,
     pause: Pause,

@@ -80,8 +80,8 @@ class Engine:
     ----------
     topology : Topology
         What runs.
-    spark : SparkSession
-        Where.
+    spark : SparkSession or None
+        Where; None if neither its jobs nor its sinks need one.
     state : State
         The open checkpoint.
     write_dead_letters : callable
@@ -101,7 +101,7 @@ class Engine:
     def __init__(
         self,
         topology: Topology,
-        spark: SparkSession,
+        spark: SparkSession | None,
         state: State,
         write_dead_letters: DeadLetterWriter,
         *,

@@ -130,8 +130,8 @@ class Runs:
     ----------
     topology : Topology
         What runs.
-    spark : SparkSession
-        Where.
+    spark : SparkSession or None
+        Where; None if the jobs need none.
     state : State
         The open checkpoint.
     pause : callable
@@ -145,7 +145,7 @@ class Runs:
     def __init__(
         self,
         topology: Topology,
-        spark: SparkSession,
+        spark: SparkSession | None,
         state: State,
         pause: Pause,
         jobs: Jobs,

@@ -29,7 +29,7 @@ from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
-from ackcore.spark.run.setup import RunSetup
+from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
@@ -65,7 +65,7 @@ def run(
     ResultsTooLarge
         If so many records failed that Spark does not hand them to the driver.
     """
-    setup = RunSetup(topology, layout, inputs, plan)
+    setup = setup_on_spark(topology, layout, inputs, plan)
     spec = setup.spec
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
@@ -73,7 +73,7 @@ def run(
     ]
     slices = setup.slices()
     if slices:
-        numbers = setup.spark.range(len(slices), numPartitions=len(slices))
+        numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
         stage = RetryStage(spec, setup.sources, None, slices)
         frames.append(numbers.mapInArrow(stage, columns))
     frame = reduce(DataFrame.union, frames)

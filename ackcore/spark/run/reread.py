@@ -22,7 +22,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
-from ackcore.spark.run.setup import RunSetup
+from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.reread_stage import RereadStage, pick
@@ -69,7 +69,12 @@ def fetch(
         If there are so many that Spark does not hand them to the driver.
     """
     # Asking Spark again would take time, and might have another answer.
-    setup = RunSetup(topology, layout, inputs, plan, accepted.spilled)
+    setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
+    return fetch_records(setup, accepted, failed)
+
+
+def fetch_records(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dict[str, pa.Table]:
+    """Do what `fetch` does, for the setup of the run."""
     spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
     unknown = failed["spout"].is_null().to_numpy()

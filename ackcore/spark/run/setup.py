@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.ids import spout_key
@@ -15,7 +15,7 @@ from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.decoding import ValueDecoder
-from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
 from ackcore.spark.tasks.retry_stage import Slice
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.spec import TaskSpec
@@ -25,37 +25,48 @@ from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
 
 
+class SpoutRows(NamedTuple):
+    """How a run gets the rows of a spout: their columns, and whether it has to write them down."""
+
+    schema: pa.Schema
+    spills: bool
+    refused: tuple[Refused, ...] = ()
+
+
 class RunSetup:
     """The sources of a run and its task spec.
 
     Parameters
     ----------
-    topology, layout, inputs, plan
+    topology, layout, plan
         As `run` has them.
-    spilled : collection of str, optional
-        The spouts whose input the run has spilled; by default Spark is asked which need that.
+    rows : mapping from str to SpoutRows
+        By spout.
+    tasks : int
+        Tasks at once; and, unless the settings say otherwise, behind each exchange.
+    isolates : bool
+        As `TaskSpec` has it.
+    inputs : sequence of InputFrame
+        What is read again where nothing was written down.
     """
 
     def __init__(
         self,
         topology: Topology,
         layout: Layout,
-        inputs: Sequence[InputFrame],
         plan: RunPlan,
-        spilled: Collection[str] | None = None,
+        rows: Mapping[str, SpoutRows],
+        tasks: int,
+        isolates: bool,
+        inputs: Sequence[InputFrame] = (),
     ) -> None:
         self.plan = plan
         self.inputs = inputs
-        self.spark: SparkSession = inputs[0].frame.sparkSession
         settings = topology.settings
         self.sources: dict[str, SpoutSpec] = {}
         schemas: dict[tuple[str, str], pa.Schema] = {}
         for number, spout in enumerate(topology.spouts.values()):
-            shared = None if spout.kind is None else spout.name
-            frames = [one for one in inputs if one.spout in (spout.name, shared)]
-            schema = None if spout.kind is not None else _schema_of(frames, spout.name)
-            if schema is None:
-                schema = source_schema(spout)
+            schema, spills, refused = rows[spout.name]
             self.sources[spout.name] = SpoutSpec(
                 name=spout.name,
                 number=number,
@@ -63,15 +74,11 @@ class RunSetup:
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
                 claims=spout.tracked and bool(spout.message_id) and not spout.unique,
-                spills=(
-                    spout.tracked and not all(_reads_alike(one, spout) for one in frames)
-                    if spilled is None
-                    else spout.name in spilled
-                ),
+                spills=spout.tracked and spills,
                 key=spout_key(plan.key, spout.name, "", plan.number),
                 by_tasks=spout.kind is not None,
                 decode=_decoder_of(spout),
-                refused=tuple(one for frame in frames for one in frame.refused),
+                refused=refused,
             )
             schemas[spout.name, DEFAULT_STREAM] = (
                 schema if spout.kind is None else emitted_schema(spout)
@@ -79,7 +86,7 @@ class RunSetup:
         for bolt in topology.bolts.values():
             for stream, schema in bolt.schemas.items():
                 schemas[bolt.name, stream] = schema
-        tasks = settings.parallelism or self.spark.sparkContext.defaultParallelism
+        dests = settings.parallelism or tasks
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
         self.spec = TaskSpec(
             layout=layout,
@@ -87,7 +94,7 @@ class RunSetup:
             schemas=schemas,
             key=plan.key,
             number=plan.number,
-            dests=max(tasks, *asked) if asked else tasks,
+            dests=max(dests, *asked) if asked else dests,
             chunk_rows=settings.chunk_rows,
             directory=plan.work,
             journal=plan.journal,
@@ -95,11 +102,9 @@ class RunSetup:
             careful=plan.careful,
             suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
             rejected=frozenset(plan.rejected),
-            # Where rows may come in another order, a root of one attempt is not that of the next.
-            isolates=not any(source.spills for source in self.sources.values())
-            and self.spark.conf.get("spark.speculation", "false") != "true",
+            isolates=isolates,
             timeout_s=settings.bolt_call_timeout_s,
-            slots=max(1, self.spark.sparkContext.defaultParallelism),
+            slots=max(1, tasks),
         )
 
     def slices(self) -> tuple[Slice, ...]:
@@ -114,6 +119,43 @@ class RunSetup:
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
+
+
+def setup_on_spark(
+    topology: Topology,
+    layout: Layout,
+    inputs: Sequence[InputFrame],
+    plan: RunPlan,
+    spilled: Collection[str] | None = None,
+) -> RunSetup:
+    """Return the setup of a run on Spark.
+
+    Parameters
+    ----------
+    topology, layout, inputs, plan
+        As `run` has them.
+    spilled : collection of str, optional
+        The spouts whose input the run has spilled; by default Spark is asked which need that.
+    """
+    spark = inputs[0].frame.sparkSession
+    rows: dict[str, SpoutRows] = {}
+    for spout in topology.spouts.values():
+        shared = None if spout.kind is None else spout.name
+        frames = [one for one in inputs if one.spout in (spout.name, shared)]
+        schema = None if spout.kind is not None else _schema_of(frames, spout.name)
+        if spilled is not None:
+            spills = spout.name in spilled
+        else:
+            spills = spout.tracked and not all(_reads_alike(one, spout) for one in frames)
+        refused = tuple(one for frame in frames for one in frame.refused)
+        rows[spout.name] = SpoutRows(
+            source_schema(spout) if schema is None else schema, spills, refused
+        )
+    # Where rows may come in another order, a root of one attempt is not that of the next.
+    isolates = not any(one.spills for one in rows.values())
+    isolates &= spark.conf.get("spark.speculation", "false") != "true"
+    tasks = spark.sparkContext.defaultParallelism
+    return RunSetup(topology, layout, plan, rows, tasks, isolates, inputs)
 
 
 def _decoder_of(spout: Spout) -> ValueDecoder | None:

@@ -29,7 +29,7 @@ from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, running_counts
 from ackcore.topology.answers import Answers, context_of
 from ackcore.topology.components import output_streams
-from ackcore.topology.executors import Executor, executor_for
+from ackcore.topology.executors import Executor
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Results
 
 
@@ -187,7 +187,7 @@ class Bolts:
             bolt.children.clear()
 
     def _executor(self, name: str) -> Executor:
-        return executor_for(
+        return self._spec.make_executor(
             name,
             self._spec.components[name],
             task=self._attempt.partition,
@@ -216,7 +216,8 @@ class Bolts:
         return self._answers[name]
 
     def close(self) -> None:
-        """Let go of journals; what is in them stays."""
+        """Let go of journals, and of files that were not finished."""
+        self.files.close()
         for journal in self._journals:
             journal.close()
 

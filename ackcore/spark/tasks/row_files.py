@@ -91,6 +91,10 @@ class RowFileWriter:
         self._rows += len(batch)
         self._write(batch.serialize())
 
+    def close(self) -> None:
+        """Let go of a file that is not to be finished; one that is finished stays."""
+        self._file.close()
+
     def finish(self) -> tuple[str, int, int]:
         """Close the file and give it its name; return that, its rows and its fingerprint."""
         with self._file:
@@ -131,6 +135,12 @@ class SinkRowWriter:
             directory = os.path.join(self._work, _place(component, stream))
             files[name] = RowFileWriter(directory, schema, *self._about)
         files[name].write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
+
+    def close(self) -> None:
+        """Let go of files that are not finished."""
+        for files in self._files.values():
+            for file in files.values():
+                file.close()
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
         """Close the files; yields each, by its path in the run's directory, and its fingerprint."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.topology.components import Component
+from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
@@ -59,6 +60,8 @@ class TaskSpec:
         How long one call of a bolt may take.
     slots : int
         How many tasks Spark runs at once.
+    make_executor : callable
+        `executor_for`, or what wraps it.
     """
 
     layout: Layout
@@ -77,6 +80,7 @@ class TaskSpec:
     isolates: bool = False
     timeout_s: int | None = None
     slots: int = 1
+    make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:
         """Return how many tasks of a bolt may have rows at once, at most."""

@@ -70,19 +70,18 @@ class SpoutStage:
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
         content: dict[str, int] = {}
-        spilled: dict[str, RowFileWriter] = {}
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
             if not retried:
                 content[source.name] = sampled(some.batch, content.get(source.name, 0))
             if source.spills and not retried:
-                _spill(spilled, task, source, some.batch)
+                _spill(task, source, some.batch)
             self._take_in(task, some)
             yield from task.outbox.taken()
         files = task.finish()
         kept = []
-        for name, file in sorted(spilled.items()):
+        for name, file in sorted(task.spilled.items()):
             path, rows, of_file = file.finish()
             task.add_to_fingerprint(of_file)
             kept.append((name, f"source/{name}/{path}", rows))
@@ -190,13 +189,11 @@ def _sample(value: pa.Array) -> int | str:
         return str(value.to_string())
 
 
-def _spill(
-    spilled: dict[str, RowFileWriter], task: Task, source: SpoutSpec, batch: pa.RecordBatch
-) -> None:
+def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
     """Append rows to the spilled input of a source that cannot be read again by position."""
-    file = spilled.get(source.name)
+    file = task.spilled.get(source.name)
     if file is None:
         directory = f"{task.spec.directory}/source/{source.name}"
         file = RowFileWriter(directory, source.schema, task.attempt.partition, task.attempt.id)
-        spilled[source.name] = file
+        task.spilled[source.name] = file
     file.write(batch)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Self
 
 import numpy as np
@@ -26,13 +29,30 @@ from ackcore.spark.tasks.results import (
     result_batch,
     to_stream,
 )
+from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
+#: The partition and the number of the attempt, where it is not Spark that calls a stage.
+_CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attempt", default=None)
+
+
+@contextmanager
+def called_as(partition: int, attempt: int) -> Iterator[None]:
+    """Have the stages that are called within take themselves for this attempt at a task."""
+    before = _CALLED_AS.set((partition, attempt))
+    try:
+        yield
+    finally:
+        _CALLED_AS.reset(before)
+
 
 def attempt_at(level: int) -> TaskAttempt:
     """Return which attempt at which task of a level runs here."""
+    called_as = _CALLED_AS.get()
+    if called_as is not None:
+        return TaskAttempt(level, *called_as)
     context = TaskContext.get()
     assert context is not None
     return TaskAttempt(level, context.partitionId(), context.taskAttemptId())
@@ -57,12 +77,15 @@ class Task:
         What becomes of the groups.
     outbox : Outbox
         What the task sends.
+    spilled : dict of str to RowFileWriter
+        By spout, the rows that its source may not give again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
         self.spec = spec
         self.attempt = attempt
         self.chunks = Chunks()
+        self.spilled: dict[str, RowFileWriter] = {}
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox)
         self._isolation = AttemptIsolation(
@@ -129,6 +152,8 @@ class Task:
         # However it went: its marker must not pass for that of an attempt that crashed.
         self._isolation.end()
         self._bolts.close()
+        for file in self.spilled.values():
+            file.close()
 
 
 def _failed(reasons: pa.Table, number: int) -> pa.Table:

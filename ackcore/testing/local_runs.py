@@ -1,0 +1,400 @@
+"""Runs the micro-batches of a topology in this process: the tasks of a stage, one by one.
+
+The protocol, the checkpoint and the stages are those of `ackcore.spark`.  What stands for Spark is
+here: partitions of the rows that a test gives, an exchange that is a list, and tasks that are tried
+four times.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from ackcore._columns import as_count
+from ackcore.spark.base.pickling import refuse_unpicklable
+from ackcore.spark.base.schemas import MESSAGE_ID
+from ackcore.spark.base.sources import source_schema
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters.letters import as_letters
+from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.progress import Progress
+from ackcore.spark.protocol.runs import Jobs
+from ackcore.spark.query import run_to_end
+from ackcore.spark.run.action import read_results
+from ackcore.spark.run.reread import fetch_records
+from ackcore.spark.run.setup import RunSetup, SpoutRows
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.tasks.bolt_stage import BoltStage
+from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
+from ackcore.spark.tasks.inflight_markers import TaskAttempt
+from ackcore.spark.tasks.results import RESULT_SCHEMA
+from ackcore.spark.tasks.retry_stage import RetryStage
+from ackcore.spark.tasks.row_files import read_whole
+from ackcore.spark.tasks.settle_stage import SettleStage
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.task import called_as
+from ackcore.testing.results import DeadLetter, Kill, Row, TopologyRun
+from ackcore.testing.task_kills import Kills, TaskKilled
+from ackcore.topology.builder import Topology
+from ackcore.topology.parts import Sink, Spout
+from ackcore.topology.stage_layout import Layout
+
+Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+#: How often a task is tried, as Spark does.
+_TRIES = 4
+#: Where simulated time begins, in milliseconds since 1970: any time, the same in each test.
+_BEGIN_MS = 1_700_000_000_000
+#: All ids follow from it, so that a test that fails fails again.
+_KEY = 0x5EED
+#: In memory, where that can be had: a checkpoint is synced at each step.
+_MEMORY = Path("/dev/shm")
+
+
+def _as_they_are(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame]:
+    return list(inputs)
+
+
+def run_in_process(
+    topology: Topology, rows: Mapping[str, Any], tasks: int, kills: Mapping[str, Kill]
+) -> TopologyRun:
+    """Do what `ackcore.testing.run` says."""
+    if not isinstance(topology, Topology):
+        raise TypeError(
+            f"topology must be a Topology, got {type(topology).__name__}; "
+            "TopologyBuilder().build() makes one"
+        )
+    tasks = as_count(tasks, "tasks", 1)
+    given = _tables(topology, rows)
+    within = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ackcore-testing-", dir=within) as directory:
+        return LocalRuns(topology, given, tasks, Kills(kills, topology.bolts)).run(Path(directory))
+
+
+class _Recorder:
+    """A sink that keeps its rows."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Take the rows of a micro-batch."""
+        for file in accepted.files:
+            for batch in read_accepted(file, accepted.nonacked):
+                # The file goes with the checkpoint.
+                self.batches.append(pa.concat_batches([batch]))
+
+
+class _Copies(Mapping[str, Any]):
+    """The bolts of one task, each made of what was sent when it is first asked for."""
+
+    def __init__(self, sent: Mapping[str, bytes]) -> None:
+        self._sent = sent
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = cloudpickle.loads(self._sent[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sent)
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+
+class LocalRuns:
+    """A topology and its rows, to be run once.
+
+    Parameters
+    ----------
+    topology : Topology
+    rows : mapping from str to pyarrow.Table
+        By spout, in the columns of its source.
+    tasks : int
+        How many tasks read a spout, and run the bolts behind an exchange.
+    kills : Kills
+        Which tasks die.
+    """
+
+    def __init__(
+        self, topology: Topology, rows: Mapping[str, pa.Table], tasks: int, kills: Kills
+    ) -> None:
+        self._sinks = {name: _Recorder() for name in topology.sinks}
+        self._topology = replace(
+            topology,
+            sinks={
+                name: Sink(name, sink.component, sink.stream, self._sinks[name])
+                for name, sink in topology.sinks.items()
+            },
+        )
+        for name, bolt in topology.bolts.items():
+            refuse_unpicklable(f"bolt {name!r}", bolt.component, "its prepare()")
+        #: As they are sent to tasks.
+        self._bolts: dict[str, bytes] = {
+            name: cloudpickle.dumps(bolt.component)  # type: ignore[no-untyped-call]
+            for name, bolt in topology.bolts.items()
+        }
+        self._rows = rows
+        self._tasks = tasks
+        self._kills = kills
+        self._now_ms = _BEGIN_MS
+        self._attempt = 0
+        self._progress: list[Progress] = []
+        self._dead: list[DeadLetter] = []
+        self._untracked_failures = 0
+        #: By spout and message id, in which micro-batches it was executed.
+        self._executed: dict[str, Counter[str]] = defaultdict(Counter)
+        self._message_ids: dict[str, list[str]] = {}
+        self._counted: set[int] = set()
+
+    def run(self, directory: Path) -> TopologyRun:
+        """Run it, with a checkpoint in a directory."""
+        topology = self._topology
+        with ExitStack() as stack:
+            state = stack.enter_context(
+                State.open(
+                    directory / "checkpoint",
+                    topology,
+                    sources={name: table.schema for name, table in self._rows.items()},
+                    kind="batch",
+                    clock_ms=_BEGIN_MS,
+                    new_key=_KEY,
+                )
+            )
+            engine = Engine(
+                topology,
+                None,
+                state,
+                self._take_dead,
+                clock=lambda: self._now_ms,
+                pause=self._pause,
+                jobs=Jobs(self._run, self._fetch, _as_they_are, _as_they_are),
+            )
+            run_to_end(engine, [], list, self._wait, self._progress.append)
+            books = engine.books
+        tables = {name: self._table(name) for name in self._sinks}
+        return TopologyRun(
+            outputs={name: table.to_pylist() for name, table in tables.items()},
+            tables=tables,
+            dead=self._dead,
+            books=books,
+            attempts={
+                name: [self._executed[name][one] for one in self._message_ids[name]]
+                for name, spout in topology.spouts.items()
+                if spout.tracked
+            },
+            executions=dict(self._kills.taken),
+            progress=self._progress,
+            untracked_failures=self._untracked_failures,
+            elapsed_ms=self._now_ms - _BEGIN_MS,
+            kills=self._kills.count,
+        )
+
+    def _wait(self, seconds: float) -> None:
+        self._now_ms += math.ceil(1000 * seconds)
+
+    def _pause(self, seconds: float) -> bool:
+        self._wait(seconds)
+        return False
+
+    def _table(self, sink: str) -> pa.Table:
+        written = self._topology.sinks[sink]
+        spout = self._topology.spouts.get(written.component)
+        if spout is not None:
+            schema = self._emitted(spout)
+        else:
+            schema = self._topology.bolts[written.component].schemas[written.stream]
+        return pa.Table.from_batches(self._sinks[sink].batches, schema)
+
+    def _emitted(self, spout: Spout) -> pa.Schema:
+        if spout.kind is None:
+            return self._rows[spout.name].schema
+        schema: pa.Schema = spout.source.emits
+        return schema
+
+    def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
+        for spout, table in dead.items():
+            for letter in as_letters(table, number).to_pylist():
+                del letter["first_ms"], letter["last_ms"]
+                self._dead.append(DeadLetter(spout, **letter))
+
+    # ---------------------------------------------------------------------- in place of Spark
+
+    def _setup(self, topology: Topology, layout: Layout, plan: RunPlan) -> RunSetup:
+        rows = {name: SpoutRows(table.schema, True) for name, table in self._rows.items()}
+        setup = RunSetup(topology, layout, plan, rows, self._tasks, isolates=True)
+        # A limit would be kept by ending this process.
+        setup.spec = replace(
+            setup.spec, timeout_s=None, make_executor=self._kills.make_executor, slots=self._tasks
+        )
+        return setup
+
+    def _run(
+        self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
+    ) -> RunResult:
+        """Do what `ackcore.spark.run.action.run` does."""
+        setup = self._setup(topology, layout, plan)
+        spec = setup.spec
+        sent: list[list[pa.RecordBatch]] = []
+        if plan.number == 0:
+            for name, part in self._parts():
+                read = partial(SpoutStage, sources=setup.sources, spout=name)
+                sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
+        slices = setup.slices()
+        for number in range(len(slices)):
+            numbers = pa.RecordBatch.from_pydict({"id": [number]})
+            retries = partial(RetryStage, sources=setup.sources, spout=None, slices=slices)
+            sent.append(self._task(retries, spec, 1, len(sent), [numbers]))
+        schema = ROW_SCHEMA if layout.settles else RESULT_SCHEMA
+        if layout.settles:
+            for level in (*range(2, layout.depth + 1), SETTLE):
+                sent = self._behind_exchange(spec, level, sent)
+            schema = RESULT_SCHEMA
+        batches = [batch for task in sent for batch in task]
+        result = read_results(setup, layout, pa.Table.from_batches(batches, schema))
+        if not result.problems and plan.number not in self._counted:
+            self._count(setup, plan)
+            self._untracked_failures += result.untracked_failures
+        return result
+
+    def _fetch(
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        accepted: RunResult,
+        failed: pa.Table,
+    ) -> Mapping[str, pa.Table]:
+        """Do what `ackcore.spark.run.reread.fetch` does."""
+        return fetch_records(self._setup(topology, layout, plan), accepted, failed)
+
+    def _behind_exchange(
+        self, spec: TaskSpec, level: int, sent: list[list[pa.RecordBatch]]
+    ) -> list[list[pa.RecordBatch]]:
+        rows = pa.Table.from_batches([batch for task in sent for batch in task], ROW_SCHEMA)
+        dests = rows["dest"].to_numpy()
+        found = []
+        for dest in range(spec.dests):
+            here = rows.filter(pa.array(dests == dest)).to_batches()
+            stage = SettleStage if level == SETTLE else partial(BoltStage, level=level)
+            found.append(self._task(stage, spec, level, dest, here))
+        return found
+
+    def _count(self, setup: RunSetup, plan: RunPlan) -> None:
+        """Count what was executed: a run that is not accepted is no attempt."""
+        self._counted.add(plan.number)
+        for name, file in plan.retries.items():
+            self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
+        if plan.number == 0:
+            for partition, (name, part) in enumerate(self._parts()):
+                ids: list[str] = []
+                for batch in part.to_batches():
+                    found = setup.sources[name].message_ids(batch, 0, partition, len(ids))
+                    ids += found.to_pylist()
+                self._message_ids.setdefault(name, []).extend(ids)
+                self._executed[name].update(ids)
+
+    def _parts(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of each task that reads a spout."""
+        for name, table in self._rows.items():
+            cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
+            for start, stop in pairwise(cuts):
+                yield name, table.slice(start, stop - start).combine_chunks()
+
+    def _task(
+        self,
+        stage: Callable[[TaskSpec], Stage],
+        spec: TaskSpec,
+        level: int,
+        partition: int,
+        rows: list[pa.RecordBatch],
+    ) -> list[pa.RecordBatch]:
+        """Run a task, again if it dies; what a process that was killed leaves is left."""
+        for _ in range(_TRIES):
+            self._attempt += 1
+            marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.directory))
+            left: list[bytes] = []
+            self._kills.dying = lambda m=marker, left=left: left.append(m.read_bytes())  # type: ignore[misc]
+            own = replace(spec, components=_Copies(self._bolts))
+            try:
+                with called_as(partition, self._attempt):
+                    return list(stage(own)(iter(rows)))
+            except TaskKilled:
+                marker.write_bytes(left[0])
+            finally:
+                self._kills.ended()
+        raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
+
+
+# ---------------------------------------------------------------------------------- what is given
+
+
+def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """Return the rows of each spout in the columns of its source."""
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            f"rows must map the names of spouts to their rows, got {type(rows).__name__}; "
+            "{'lines': [{'line': 'a b'}]} does"
+        )
+    if set(rows) != set(topology.spouts):
+        raise ValueError(
+            f"rows must have those of each spout, {', '.join(map(repr, topology.spouts))}, got "
+            f"{', '.join(map(repr, rows)) or 'none'}; [] are none"
+        )
+    return {name: _table(spout, rows[name]) for name, spout in topology.spouts.items()}
+
+
+def _table(spout: Spout, rows: Any) -> pa.Table:
+    schema = source_schema(spout)
+    if isinstance(rows, pa.Table):
+        rows = rows.to_pylist() if spout.kind is not None else rows
+    if isinstance(rows, pa.Table):
+        if rows.column_names != schema.names:
+            raise ValueError(
+                f"rows of spout {spout.name!r} must have the columns {schema.names}, "
+                f"got {rows.column_names}"
+            )
+        return rows.cast(schema)
+    found: list[Row] = []
+    for place, row in enumerate(rows):
+        if isinstance(row, Mapping):
+            unknown = [name for name in row if name not in schema.names]
+            if unknown:
+                raise ValueError(
+                    f"row {place} of spout {spout.name!r} has {unknown[0]!r}, and the columns of "
+                    f"its source are {schema.names}"
+                )
+            found.append(dict(row))
+        elif isinstance(row, tuple) and len(row) == len(schema):
+            found.append(dict(zip(schema.names, row, strict=True)))
+        else:
+            raise TypeError(
+                f"row {place} of spout {spout.name!r} must be a dict, or a tuple of "
+                f"{len(schema)} values, got {type(row).__name__} {row!r}"
+            )
+        if spout.kind is not None:
+            made_up = {"topic": "topic", "partition": 0, "offset": place}
+            found[-1] = {**made_up, **found[-1]}
+    try:
+        return pa.Table.from_pylist(found, schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ValueError(
+            f"rows of spout {spout.name!r} do not fit the columns of its source: {error}"
+        ) from error

@@ -1,0 +1,117 @@
+"""What a test of a topology gives it, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ackcore.spark.protocol.progress import Books, Progress
+
+#: Rows of a spout, or of a sink.
+Row = dict[str, Any]
+#: Which of the tuples that a bolt takes its task dies of.
+Kill = int | Collection[int] | Callable[[Row], bool]
+
+
+class Source:
+    """The columns of a spout in a topology that is built without a DataFrame.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the rows that `run` is given for it.
+
+    Raises
+    ------
+    TypeError
+        If it is no schema.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        if not hasattr(schema, "names") or not hasattr(schema, "field"):
+            raise TypeError(
+                f"schema must be a pyarrow.Schema, got {type(schema).__name__}; "
+                "pyarrow.schema([('line', pyarrow.string())]) is one"
+            )
+        self.schema = schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    def __repr__(self) -> str:
+        return f"Source({', '.join(self.columns)})"
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A record that died.
+
+    Attributes
+    ----------
+    spout, message_id : str
+        Which it is.
+    attempts : int
+        Executions it had.
+    component, error_type, error_message : str
+        Why it died, and in which bolt or spout.
+    payload : dict
+        The record as the spout was given it.
+    batch_id : int
+        The micro-batch that it died in.
+    """
+
+    spout: str
+    message_id: str
+    attempts: int
+    component: str
+    error_type: str
+    error_message: str
+    payload: Row
+    batch_id: int
+
+
+@dataclass(frozen=True)
+class TopologyRun:
+    """What became of the records of a topology that `run` has run.
+
+    Attributes
+    ----------
+    outputs : mapping from str to list of dict
+        By sink, the rows that it was given, in the order of micro-batches; within one their order
+        is that of their tasks, which is always the same here, and promised nowhere else.
+    tables : mapping from str to pyarrow.Table
+        The same as tables.
+    dead : list of DeadLetter
+        In the order in which they died.
+    books : Books
+        At the end: ``records``, ``acked``, ``dead``, ``retried`` and others, of all and by spout.
+    attempts : mapping from str to list of int
+        By tracked spout, how often each of its rows was executed, in their order.
+    executions : mapping from str to int
+        By bolt, how many tuples it took, those again that a killed task had taken.
+    progress : list of Progress
+        Of each micro-batch.
+    untracked_failures : int
+        Tuples that failed and hang from no record.
+    elapsed_ms : int
+        How much simulated time passed, all of it in waiting for retries.
+    kills : int
+        How many tasks died.
+    """
+
+    outputs: Mapping[str, list[Row]]
+    tables: Mapping[str, pa.Table]
+    dead: list[DeadLetter]
+    books: Books
+    attempts: Mapping[str, list[int]]
+    executions: Mapping[str, int]
+    progress: list[Progress] = field(repr=False, compare=False)
+    untracked_failures: int = 0
+    elapsed_ms: int = 0
+    kills: int = 0

@@ -1,0 +1,162 @@
+"""Executors of bolts that die at a tuple, as a worker does that is killed; and time that jumps."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.calls import Calls
+from ackcore.testing.results import Kill, Row
+from ackcore.topology.call_executor import CallExecutor
+from ackcore.topology.executors import Executor, executor_for
+from ackcore.topology.tuples import Identity, Results
+
+
+class TaskKilled(BaseException):
+    """A task is to die here: nothing of a bolt, and nothing that runs it, may catch this."""
+
+
+class Kills:
+    """Says at which tuples tasks die, and counts what bolts take.
+
+    Parameters
+    ----------
+    kills : mapping from str to int, collection of int or callable
+        As `ackcore.testing.run` has them.
+    bolts : collection of str
+        Which there are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+
+    def __init__(self, kills: Mapping[str, Kill], bolts: Collection[str]) -> None:
+        self._at: dict[str, set[int]] = {}
+        self._when: dict[str, Callable[[Row], bool]] = {}
+        for name, kill in kills.items():
+            if name not in bolts:
+                raise ValueError(
+                    f"kills names {name!r}, and the bolts are {', '.join(map(repr, bolts))}"
+                )
+            if callable(kill):
+                self._when[name] = kill
+                continue
+            places = [kill] if isinstance(kill, int) else list(kill)
+            if not all(isinstance(at, int) and at > 0 for at in places):
+                raise ValueError(
+                    f"kills[{name!r}] must be a tuple's place from 1, several of them, or a "
+                    f"function of a row, got {kill!r}"
+                )
+            self._at[name] = set(places)
+        #: By bolt, how many tuples it took.
+        self.taken: Counter[str] = Counter()
+        self.count = 0
+        #: Called where a task is to die.
+        self.dying: Callable[[], object] = lambda: None
+        self._executors: list[Executor] = []
+
+    def make_executor(self, name: str, component: Any, **keywords: Any) -> Executor:
+        """Make the executor of one task of a bolt, as `executor_for` does."""
+        executor = executor_for(name, component, **keywords)
+        if isinstance(executor, CallExecutor):
+            waits = SimulatedWaits()
+            executor.make_calls = partial(Calls, clock=waits.clock, selector=waits)
+        self._executors.append(executor)
+        return MortalExecutor(name, executor, self)
+
+    def place_in(self, name: str, batch: pa.RecordBatch) -> int | None:
+        """Return the place of the first tuple in a batch that its task dies of."""
+        taken, places = self.taken[name], self._at.get(name, ())
+        found = [at - taken - 1 for at in places if 0 < at - taken <= len(batch)]
+        if name in self._when:
+            when = self._when[name]
+            rows = enumerate(batch.to_pylist())
+            found += [next((place for place, row in rows if when(row)), len(batch))]
+        first = min(found, default=len(batch))
+        return first if first < len(batch) else None
+
+    def die(self) -> None:
+        """Die: what the process would take along is let go of."""
+        self.count += 1
+        self.dying()
+        for executor in self._executors:
+            if isinstance(executor, CallExecutor):
+                executor.abandon()
+        raise TaskKilled
+
+    def ended(self) -> None:
+        """Forget the executors of a task that has ended."""
+        self._executors.clear()
+
+
+class MortalExecutor:
+    """One task of a bolt that dies where `Kills` says so; see `Executor`."""
+
+    def __init__(self, name: str, executor: Executor, kills: Kills) -> None:
+        self._name = name
+        self._executor = executor
+        self._kills = kills
+
+    @property
+    def ignored(self) -> int:
+        """Calls that came too late to change anything."""
+        return self._executor.ignored
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on a batch, or on those of its rows that come before its death."""
+        place = self._kills.place_in(self._name, batch)
+        if place is None:
+            self._kills.taken[self._name] += len(batch)
+            return self._executor.process(source, stream, batch, identity)
+        self._kills.taken[self._name] += place + 1
+        if place:
+            self._executor.process(
+                source, stream, batch.slice(0, place), identity and identity.part(0, place)
+            )
+        self._kills.die()
+        raise AssertionError("unreachable")
+
+    def flush(self) -> Results:
+        """Flush the bolt."""
+        return self._executor.flush()
+
+    def cleanup(self) -> None:
+        """Let the bolt clean up."""
+        self._executor.cleanup()
+
+
+class SimulatedWaits(selectors.DefaultSelector):
+    """What an event loop waits with: where nothing but time can end a wait, it is over at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ns = 0
+        self._threads = threading.active_count()
+
+    def clock(self) -> int:
+        """Return nanoseconds."""
+        return time.monotonic_ns() + self._ahead_ns
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for a socket or, if there is none, set the clock."""
+        found = super().select(0)
+        if found or (timeout is not None and timeout <= 0):
+            return found
+        # One file is the loop's own; and a thread of the bolt's may have an answer any time.
+        waits = len(self.get_map()) > 1 or threading.active_count() > self._threads
+        if timeout is None or waits:
+            return super().select(timeout)
+        # Up, so that what is due by a float of seconds is due by whole nanoseconds.
+        self._ahead_ns += int(timeout * 1e9) + 1
+        return found

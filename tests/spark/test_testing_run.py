@@ -1,0 +1,356 @@
+"""Topologies run by `ackcore.testing.run`: as a model says, and as real Spark runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import sys
+
+import branching
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from branching import DESTS, ROWS, Branch, expected, topologies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark import cloudpickle
+
+from ackcore import testing
+from ackcore.kafka import KafkaSpout
+from ackcore.retry import backoff_ms
+from ackcore.spark import dead_letters, run_batch, to_parquet
+from ackcore.topology import (
+    AsyncBolt,
+    BasicBolt,
+    BatchBolt,
+    Layout,
+    Reject,
+    Retry,
+    TopologyBuilder,
+)
+
+LINE = pa.schema([("line", pa.string())])
+WORD = pa.schema([("word", pa.string())])
+#: What bolts did, that are in this module: their copies in tasks find it here.
+DONE: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done():
+    DONE.clear()
+
+
+class Split(BatchBolt):
+    outputs = WORD
+
+    def process(self, batch, out):
+        words = pc.split_pattern(batch["line"], " ")
+        out.emit([words.flatten()], parents=pc.list_parent_indices(words))
+
+
+class Check(BasicBolt):
+    outputs = WORD
+
+    def execute(self, tuple, collector):
+        word = tuple["word"]
+        if word == "poison":
+            raise Reject("not for us")
+        if word == "flaky" and tuple.attempt < 2:
+            raise TimeoutError("the service is out")
+        if word == "never":
+            raise ValueError("no such word")
+        DONE.append(word)
+        collector.emit(tuple.values)
+
+    def cleanup(self):
+        DONE.append("cleanup")
+
+
+class Journaled(Check):
+    journal = True
+
+
+class Ask(AsyncBolt):
+    outputs = WORD
+
+    async def execute(self, tuple, collector):
+        await asyncio.sleep(30)
+        if tuple["word"] == "later" and tuple.attempt == 0:
+            raise Retry(after_s=3600)
+        collector.emit((tuple["word"].upper(),))
+
+
+class Total(BatchBolt):
+    """Sums up in flush: one row hangs from many records."""
+
+    outputs = pa.schema([("words", pa.int64())])
+
+    def prepare(self, context):
+        self.rows = []
+
+    def process(self, batch, out):
+        self.rows += range(out.first_row, out.first_row + len(batch))
+
+    def flush(self, out):
+        if self.rows:
+            out.emit([[len(self.rows)]], parents=[self.rows])
+
+
+def nothing(frame, number):
+    raise AssertionError("a sink is not called")
+
+
+def words(bolt, source=None, **keywords):
+    """Lines are split, and their words go through a bolt."""
+    builder = TopologyBuilder()
+    builder.spout("lines", testing.Source(LINE) if source is None else source)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("check", bolt).fields("split", "word")
+    builder.sink("check", nothing, name="words")
+    return builder.build(**{"max_attempts": 5, "backoff_ms": 100, **keywords})
+
+
+def lines(*texts):
+    return {"lines": [{"line": text} for text in texts]}
+
+
+def test_outputs_deaths_attempts_and_books_are_plain():
+    ran = testing.run(words(Check()), lines("to be", "not flaky", "some poison"))
+    assert sorted(row["word"] for row in ran.outputs["words"]) == ["be", "flaky", "not", "to"]
+    assert ran.tables["words"].schema == WORD
+    (dead,) = ran.dead
+    assert (dead.spout, dead.component, dead.attempts) == ("lines", "check", 1)
+    assert (dead.error_type, dead.error_message) == ("Reject", "not for us")
+    assert dead.payload == {"line": "some poison"}
+    assert ran.attempts == {"lines": [1, 3, 1]}
+    books = ran.books
+    assert (books.records, books.acked, books.dead, books.waiting) == (3, 2, 1, 0)
+    assert books.balanced
+    assert [one.batch_id for one in ran.progress] == [0, 1, 2]
+    # The second line is in the second task, at its first place; it waits as it would on Spark.
+    waits = [backoff_ms("0-1-0", n, base_ms=100, cap_ms=300_000) for n in (1, 2)]
+    assert ran.elapsed_ms == sum(waits)
+
+
+def test_the_same_again():
+    rows = lines("to be", "not flaky", "some poison", "never")
+    assert testing.run(words(Check()), rows) == testing.run(words(Check()), rows)
+
+
+def test_no_rows():
+    ran = testing.run(words(Check()), {"lines": []})
+    assert ran.outputs == {"words": []}
+    assert ran.attempts == {"lines": []}
+    assert ran.books.records == 0
+
+
+@settings(max_examples=30)
+@given(
+    topology=topologies(),
+    values=st.lists(st.integers(0, 10**6), max_size=20),
+    # Of three that hit one record it would be the cause.
+    kills=st.dictionaries(st.sampled_from(["b0", "b1", "b2"]), st.integers(1, 40), max_size=2),
+)
+def test_any_topology_does_what_the_model_does_whatever_dies(topology, values, kills):
+    kills = {name: places for name, places in kills.items() if name in topology.bolts}
+    rows = {"spout": list(enumerate(values))}
+    ran = testing.run(topology, rows, tasks=DESTS, kills=kills)
+    failed, kept = expected(topology, Layout.of(topology), values)
+    assert {dead.payload["record"] for dead in ran.dead} == failed
+    assert {dead.attempts for dead in ran.dead} <= {topology.settings.max_attempts}
+    for name in topology.sinks:
+        found = [tuple(row.values()) for row in ran.outputs[name]]
+        assert collections.Counter(found) == kept.get(name, collections.Counter())
+    assert ran.books.acked == len(values) - len(failed)
+    assert ran.attempts["spout"] == [
+        topology.settings.max_attempts if record in failed else 1 for record in range(len(values))
+    ]
+
+
+def test_a_task_that_dies_runs_again_with_the_same_ids():
+    rows = lines("a b c d e f")
+    whole = testing.run(words(Check()), rows)
+    done = len(DONE)
+    died = testing.run(words(Check()), rows, kills={"check": 3})
+    assert (died.kills, whole.kills) == (1, 0)
+    assert died.outputs == whole.outputs
+    assert died.books == whole.books
+    assert died.attempts == {"lines": [1]}
+    # Two words had been through, and what was in flight is run again; no bolt that dies cleans up.
+    assert len(DONE) - done == done + 2
+    assert died.executions["check"] == whole.executions["check"] + 3
+
+
+def test_calls_that_a_journal_has_are_not_made_again():
+    testing.run(words(Journaled()), lines("a b c d e f"), kills={"check": 4})
+    assert sorted(word for word in DONE if word != "cleanup") == list("abcdef")
+
+
+def test_a_record_that_always_kills_is_found_and_the_others_go_on():
+    kills = {"check": lambda row: row["word"] == "be"}
+    ran = testing.run(words(Check()), lines("to be", "or not"), kills=kills)
+    (dead,) = ran.dead
+    assert (dead.error_type, dead.component) == ("KilledWorker", "ackcore")
+    assert dead.payload == {"line": "to be"}
+    assert sorted(row["word"] for row in ran.outputs["words"]) == ["not", "or"]
+    assert ran.kills == 3
+
+
+def test_time_of_async_bolts_is_simulated():
+    """Half a minute for each call, and an hour for one."""
+    ran = testing.run(words(Ask()), lines("now later", "now"), kills={"check": 2})
+    assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
+    assert ran.attempts == {"lines": [2, 1]}
+    assert ran.elapsed_ms >= 3_600_000
+
+
+def test_rows_of_a_kafka_spout_are_given_and_decoded():
+    spout = KafkaSpout(
+        "topic",
+        bootstrap_servers="nobody:9092",
+        deserializer=json.loads,
+        value_type=pa.string(),
+    )
+    builder = TopologyBuilder()
+    builder.spout("in", spout)
+    builder.sink("in", nothing)
+    values = [b'"one"', b"no JSON", None]
+    ran = testing.run(builder.build(max_attempts=1), {"in": [{"value": one} for one in values]})
+    assert [(row["offset"], row["value"]) for row in ran.outputs["in"]] == [(0, "one"), (2, None)]
+    (dead,) = ran.dead
+    assert (dead.error_type, dead.message_id) == ("JSONDecodeError", '["topic", 0, 1]')
+    assert dead.payload["value"] == b"no JSON"
+    assert ran.attempts == {"in": [1, 1, 1]}
+
+
+def test_message_ids_that_repeat_and_untracked_spouts():
+    builder = TopologyBuilder()
+    builder.spout("lines", testing.Source(LINE), message_id="line")
+    builder.spout("beats", testing.Source(LINE), tracked=False)
+    builder.bolt("split", Split()).shuffle("lines").shuffle("beats")
+    builder.bolt("check", Check()).shuffle("split")
+    builder.sink("check", nothing)
+    ran = testing.run(builder.build(), {**lines("a", "b", "b"), "beats": [("c",), ("poison",)]})
+    assert sorted(row["word"] for row in ran.outputs["check"]) == ["a", "c"]
+    assert [dead.error_type for dead in ran.dead] == ["RepeatedMessageId"] * 2
+    assert list(ran.attempts) == ["lines"]
+    assert ran.untracked_failures == 1
+
+
+def test_what_is_wrong_is_named():
+    topology = words(Check())
+    with pytest.raises(TypeError, match="topology must be a Topology, got str"):
+        testing.run("topology", {})
+    with pytest.raises(ValueError, match="rows must have those of each spout, 'lines', got none"):
+        testing.run(topology, {})
+    with pytest.raises(TypeError, match="rows must map the names of spouts"):
+        testing.run(topology, [("a",)])
+    with pytest.raises(ValueError, match=r"row 1 of spout 'lines' has 'word', .*\['line'\]"):
+        testing.run(topology, {"lines": [{"line": "a"}, {"word": "b"}]})
+    with pytest.raises(TypeError, match=r"row 0 of spout .* must be a dict, .* got str 'a'"):
+        testing.run(topology, {"lines": ["a"]})
+    with pytest.raises(ValueError, match="rows of spout 'lines' do not fit"):
+        testing.run(topology, {"lines": [(1,)]})
+    with pytest.raises(ValueError, match="must have the columns"):
+        testing.run(topology, {"lines": pa.table({"word": ["a"]})})
+    with pytest.raises(ValueError, match="kills names 'chek', and the bolts are 'split', 'check'"):
+        testing.run(topology, lines("a"), kills={"chek": 1})
+    with pytest.raises(ValueError, match="must be a tuple's place from 1"):
+        testing.run(topology, lines("a"), kills={"check": [0]})
+    with pytest.raises(ValueError, match="tasks must be at least 1, got 0"):
+        testing.run(topology, lines("a"), tasks=0)
+    with pytest.raises(TypeError, match=r"schema must be a pyarrow.Schema, got list"):
+        testing.Source(["line"])
+    bolt = Check()
+    bolt.client = (row for row in ())
+    with pytest.raises(TypeError, match="its attribute 'client', a generator, cannot be pickled"):
+        testing.run(words(bolt), lines("a"))
+
+
+# --------------------------------------------------------------------------- and as Spark does it
+
+
+def totals(source, **keywords):
+    """Two levels, a row that hangs from many records, message ids, and a spout with a sink."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source, message_id="line")
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("check", Check()).fields("split", "word")
+    builder.bolt("total", Total()).global_("check")
+    for name in ("lines", "check", "total"):
+        builder.sink(name, nothing)
+    return builder.build(**keywords)
+
+
+def branches(source, **keywords):
+    builder = TopologyBuilder()
+    builder.spout("lines", source)
+    builder.bolt("one", Branch(1, 9)).shuffle("lines")
+    builder.bolt("two", Branch(2, 9)).fields("one", "value")
+    builder.bolt("three", Branch(3, 0)).fields("two", "value").fields("lines", "value")
+    builder.sink("three", nothing)
+    return builder.build(**keywords)
+
+
+#: Which records share a row of a sum goes by when they are tried again.
+RETRIED = ("or flaky", "never", "flaky flaky")
+TEXTS = ["to be", "poison", "twice", "twice", "a b c", "", *RETRIED]
+CASES = {
+    "words": (words, LINE, [{"line": text} for text in TEXTS]),
+    "totals": (totals, LINE, [{"line": text} for text in TEXTS if text not in RETRIED]),
+    "branches": (branches, ROWS, [{"record": i, "value": i * 7919} for i in range(60)]),
+}
+
+
+def counted(rows):
+    return collections.Counter(json.dumps(row, sort_keys=True) for row in rows)
+
+
+@pytest.fixture
+def _sent_to_workers():
+    """What the workers get of these modules goes along with the job: they cannot import them."""
+    modules = sys.modules[__name__], branching
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.usefixtures("_sent_to_workers")
+@pytest.mark.parametrize("case", CASES)
+def test_spark_does_the_same(spark, tmp_path, case):
+    """Outputs, dead letters and books of one topology, run here and by `run_batch`."""
+    make, schema, rows = CASES[case]
+    keywords = {"max_attempts": 3, "backoff_ms": 1, "parallelism": 2}
+    source = testing.Source(schema)
+    topology = make(Check(), source, **keywords) if make is words else make(source, **keywords)
+    here = testing.run(topology, {"lines": rows})
+
+    types = ", ".join(
+        f"{one.name} {'string' if one.type == pa.string() else 'bigint'}" for one in schema
+    )
+    frame = spark.createDataFrame(rows, types)
+    builder = TopologyBuilder()
+    spout = topology.spouts["lines"]
+    builder.spout("lines", frame, message_id=spout.message_id or None)
+    for bolt in topology.bolts.values():
+        declared = builder.bolt(bolt.name, bolt.component, parallelism=bolt.parallelism)
+        for one in bolt.inputs:
+            declare = getattr(declared, one.grouping.name.replace("global", "global_"))
+            declare(one.component, *one.grouping.keys)
+    for name, sink in topology.sinks.items():
+        builder.sink(sink.component, to_parquet(f"{tmp_path}/{name}"), name=name)
+    there = run_batch(builder.build(**keywords), spark, tmp_path / "checkpoint")
+
+    # How many micro-batches its retries take goes by the clock.
+    assert here.books.spouts == there.spouts
+    letters = [row.asDict(True) for row in dead_letters(tmp_path / "checkpoint", spark).collect()]
+    about = ("spout", "attempts", "component", "error_type", "error_message", "payload")
+    assert counted({name: getattr(one, name) for name in about} for one in here.dead) == counted(
+        {name: one[name] for name in about} for one in letters
+    )
+    for name in topology.sinks:
+        frame = spark.read.parquet(f"{tmp_path}/{name}").drop("batch_id")
+        assert counted(row.asDict(True) for row in frame.collect()) == counted(here.outputs[name])
