@@ -6,7 +6,14 @@ import sys
 from importlib import import_module
 
 #: Commands by name, and the extra that each needs beside ``cli``.
-COMMANDS = {"status": "spark", "dead": "spark"}
+COMMANDS = {
+    "run": "spark",
+    "status": "spark",
+    "dead": "spark",
+    "explain": "spark",
+    "doctor": None,
+    "bench": None,
+}
 
 
 def main() -> None:
@@ -16,7 +23,7 @@ def main() -> None:
     extra = "cli"
     try:
         app = import_module("ackcore.cli.app")
-        extra = f"cli,{COMMANDS[names[0]]}"
+        extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])])
         command = app.app_of(names)
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":

@@ -65,8 +65,8 @@ def entry_points(spark, frame, tmp_path):
 
 def test_workers_that_are_fit_are_asked_once(spark, context, as_elsewhere, monkeypatch):
     asked = []
-    ask = workers._ask
-    monkeypatch.setattr(workers, "_ask", lambda spark: (asked.append(1), ask(spark))[1])
+    ask = workers.ask
+    monkeypatch.setattr(workers, "ask", lambda spark: (asked.append(1), ask(spark))[1])
     check_workers(spark)
     check_workers(spark)
     assert len(asked) == 1
@@ -86,7 +86,7 @@ def test_on_a_local_master_workers_run_the_drivers_python(context, monkeypatch):
 def test_what_runs_the_drivers_python_is_not_asked(spark, context, monkeypatch):
     top = ackcore.__file__.removesuffix("/ackcore/__init__.py")
     monkeypatch.setenv("PYTHONPATH", top)
-    monkeypatch.delattr(workers, "_ask")
+    monkeypatch.delattr(workers, "ask")
     context.pythonExec = sys.executable
     check_workers(spark)
     assert workers._FIT[context] == sys.executable
@@ -165,7 +165,7 @@ def test_an_editable_install_of_the_drivers_own_is_not_asked(spark, context, tmp
         if said is not None:
             origin.write_text(json.dumps(said))
         assert workers._is_drivers_own(context) == own, said
-    monkeypatch.delattr(workers, "_ask")
+    monkeypatch.delattr(workers, "ask")
     check_workers(spark)
     context.pythonExec = "/another/python"
     assert not workers._is_drivers_own(context)
@@ -175,7 +175,7 @@ def test_a_failure_of_another_kind_is_left_to_what_runs_next(
     spark, context, as_elsewhere, monkeypatch
 ):
     monkeypatch.setattr(
-        workers, "_ask", lambda spark: spark.sql("select raise_error('no')").collect()
+        workers, "ask", lambda spark: spark.sql("select raise_error('no')").collect()
     )
     check_workers(spark)
     assert not workers._FIT

@@ -34,7 +34,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
         text = rest[2:] if rest.startswith("//") else rest
-    kind = _file_system(os.path.realpath(text))
+    kind = file_system(os.path.realpath(text))
     if kind in _KERNELS:
         raise ValueError(
             f"{argument} must be a path on a file system that holds files, got {text!r}, which is "
@@ -50,7 +50,7 @@ _KERNELS = frozenset(
 )
 
 
-def _file_system(path: str) -> str:
+def file_system(path: str) -> str:
     """Return the type of the file system that a path is on; empty where it cannot be told."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")

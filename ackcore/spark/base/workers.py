@@ -83,7 +83,7 @@ def check_workers(spark: SparkSession) -> None:
         return
     if not _is_drivers_own(context):
         try:
-            answers = interruptible(spark, lambda: _ask(spark))
+            answers = interruptible(spark, lambda: ask(spark))
         except (Py4JError, PySparkException) as error:
             found = _NO_START.search(str(error))
             if found is None:
@@ -116,7 +116,7 @@ def _installed_from(sites: list[str]) -> Iterator[Path]:
             yield Path(url2pathname(urlsplit(origin["url"]).path))
 
 
-def _ask(spark: SparkSession) -> set[Answer]:
+def ask(spark: SparkSession) -> set[Answer]:
     """Run a job that asks workers for their Python: as many as there are cores, or one here."""
 
     # Within another function, it is pickled whole: the workers need nothing of ours to run it.

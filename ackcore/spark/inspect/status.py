@@ -188,11 +188,24 @@ def read_status(
         at_ms=now_ms,
         holder=holder_of(root / "lock"),
         dead=count_dead(remembered(root)),
-        batches=tuple(
-            Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
-            for line in read_progress(root, batches)
-        ),
+        batches=read_batches(root, batches),
         **standing,
+    )
+
+
+def read_batches(root: Path, most: int) -> tuple[Logged, ...]:
+    """Return the last micro-batches that are done, the newest one last.
+
+    Parameters
+    ----------
+    root : Path
+        ``<checkpoint>/ackcore``; there may be none yet.
+    most : int
+        How many at most.
+    """
+    return tuple(
+        Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
+        for line in read_progress(root, most)
     )
 
 

@@ -1,0 +1,212 @@
+"""``ackcore doctor``: what ackcore needs here, what there is, and the command that mends it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+import ackcore
+from ackcore.cli.reporting import cell, console, plain, print_json, table
+
+
+class Finding(NamedTuple):
+    """What was looked at: ``ok`` is None where it is not needed; ``mend`` a command."""
+
+    what: str
+    ok: bool | None
+    found: str
+    mend: str = ""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Where a checkpoint is or is to be; else the directory.")
+    ] = None,
+    master: Annotated[
+        str, typer.Option(help="Where Spark runs, to look at its workers; none: leave it out.")
+    ] = "local[1]",
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object a line.")] = False,
+) -> None:
+    """Look at what is needed: Python, Java, Spark, its workers, Arrow, the file system.
+
+    Exits with 1 if something must be mended.
+    """
+    shown = table("", "", "what", "found", "to mend it")
+    well = True
+    for finding in _findings(checkpoint or Path.cwd(), master):
+        well &= finding.ok is not False
+        if as_json:
+            print_json(finding._asdict())
+            continue
+        sign = {True: "ok", False: "MEND", None: "-"}[finding.ok]
+        shown.add_row(sign, finding.what, cell(finding.found), cell(finding.mend))
+    if not as_json:
+        console().print(shown)
+    if not well:
+        raise typer.Exit(1)
+
+
+def _findings(place: Path, master: str) -> Iterator[Finding]:
+    yield Finding(
+        "Python",
+        sys.version_info >= (3, 11),
+        f"{platform.python_version()}, {sys.executable}, {platform.machine()}",
+        "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer",
+    )
+    yield _backend()
+    yield _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
+    spark = _package("pyspark", (3, 5), "pip install 'ackcore[spark]'")
+    yield spark
+    yield _package("confluent_kafka", (2, 16), "pip install 'ackcore[kafka]'", needed=False)
+    yield from _file_system(place)
+    if spark.ok:
+        java = _tried("Java", _java, "apt-get install default-jre-headless, or set JAVA_HOME")
+        yield java
+        if java.ok and master != "none":
+            yield _tried(
+                "Spark and its workers",
+                lambda: _workers(master),
+                "set PYSPARK_PYTHON to a Python that has ackcore[spark] of this version",
+            )
+
+
+def _backend() -> Finding:
+    if ackcore.backend != "native":
+        order = os.environ.get("ACKCORE_BACKEND")
+        mend = "unset ACKCORE_BACKEND" if order else "pip install --force-reinstall ackcore"
+        return Finding("acker", bool(order), f"{ackcore.__version__}, in plain Python", mend)
+    native = import_module("ackcore._native")
+    return Finding("acker", True, f"{ackcore.__version__}, compiled, SIMD level {native.cpu}")
+
+
+def _package(module: str, least: tuple[int, ...], mend: str, *, needed: bool = True) -> Finding:
+    name = module.replace("_", "-")
+    try:
+        import_module(module)
+        found = version(name)
+    except (ImportError, PackageNotFoundError) as error:
+        return Finding(name, False if needed else None, f"not here: {error}", mend)
+    numbers = tuple(int(part) for part in found.split(".")[: len(least)] if part.isdigit())
+    wanted = ".".join(map(str, least))
+    if numbers < least:
+        return Finding(name, False, f"{found}, older than {wanted}", mend)
+    return Finding(name, True, found)
+
+
+def _tried(what: str, look: Callable[[], str], mend: str) -> Finding:
+    try:
+        return Finding(what, True, look())
+    except Exception as error:
+        return Finding(what, False, plain(str(error)), mend)
+
+
+def _java() -> str:
+    import_module("ackcore.examples.quiet_spark").check_java()
+    home = os.environ.get("JAVA_HOME")
+    return f"JAVA_HOME {home}" if home else str(shutil.which("java"))
+
+
+def _workers(master: str) -> str:
+    quiet_spark = import_module("ackcore.examples.quiet_spark")
+    workers = import_module("ackcore.spark.base.workers")
+    with quiet_spark.spark_session(master) as (spark, _):
+        answers = workers.ask(spark)
+        workers.judge(answers)
+    told = sorted({f"Python {each.python} with ackcore {each.version}" for each in answers})
+    return f"Spark {version('pyspark')}; workers: {', '.join(told)}"
+
+
+#: File systems of which is known what their locks are worth on several hosts.
+_SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p")
+
+
+def _file_system(place: Path) -> Iterator[Finding]:
+    """Try what a checkpoint asks for, beside it and not in it."""
+    directory = next(
+        each for each in (place.absolute(), *place.absolute().parents) if each.is_dir()
+    )
+    if (directory / "ackcore").is_dir():
+        directory = directory.parent
+    kind = _kind(directory)
+    free = shutil.disk_usage(directory).free
+    shared = kind.startswith(_SHARED) or kind.startswith("fuse")
+    promise = (
+        "shared: a lock may pass to another host when this one is cut off, which ackcore notices"
+        if shared
+        else "of this host alone: executors elsewhere do not see it"
+    )
+    yield Finding("file system", True, f"{directory}: {kind}, {promise}")
+    room = free > 1 << 30
+    yield Finding("space", room, f"{free / 1e9:.1f} GB free", "" if room else "make room there")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ackcore-doctor-", dir=directory) as scratch:
+            _try_files(Path(scratch))
+    except OSError as error:
+        mend = "choose a directory that driver and executors may write"
+        yield Finding("checkpoint's needs", False, plain(str(error)), mend)
+    else:
+        found = "rename, link, lock and sync of files and directories work"
+        yield Finding("checkpoint's needs", True, found)
+
+
+def _kind(directory: Path) -> str:
+    paths = import_module("ackcore.spark.base.paths") if _has_spark() else None
+    found = paths.file_system(os.path.realpath(directory)) if paths is not None else None
+    return found or "a file system of an unknown kind"
+
+
+def _has_spark() -> bool:
+    try:
+        import_module("pyspark")
+        import_module("pyarrow")
+    except ImportError:
+        return False
+    return True
+
+
+def _try_files(scratch: Path) -> None:
+    one, other = scratch / "one", scratch / "other"
+    with open(one, "wb") as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(one, "rb") as again:
+            try:
+                fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                raise OSError("a file's lock was given twice: two drivers could run at once")
+    os.link(one, scratch / "linked")
+    try:
+        os.link(one, scratch / "linked")
+    except FileExistsError:
+        pass
+    else:
+        raise OSError("a file was linked to a name that is taken")
+    other.write_bytes(b"y")
+    os.replace(one, other)
+    handle = os.open(scratch, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    if other.read_bytes() != b"x":
+        raise OSError("a file that was renamed is not what it was")

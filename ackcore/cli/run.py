@@ -1,0 +1,235 @@
+"""``ackcore run MODULE:NAME --checkpoint DIRECTORY``: a topology, until it ends or is stopped."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from threading import Event, Thread
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json
+from ackcore.cli.status import rendered
+from ackcore.cli.topologies import add_path, check_name, load_topology
+from ackcore.examples.quiet_spark import check_java, spark_session
+from ackcore.spark.inspect.status import read_batches, read_status
+from ackcore.spark.protocol.progress import Books
+from ackcore.spark.query import Query, run_batch, start
+from ackcore.topology.builder import Topology
+
+_LOOK_S = 0.5
+#: How many of the last micro-batches are looked at each time.
+_MANY = 100
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(run)
+
+
+def _conf(settings: list[str] | None) -> dict[str, str]:
+    found = {}
+    for setting in settings or ():
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--conf must be KEY=VALUE, got {setting!r}")
+        found[key] = value
+    return found
+
+
+def _share(text: str | None) -> float | None:
+    if text is None or text.lower() == "none":
+        return None
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"--max-dead must be a number, a share such as 0.01, or none, got {text!r}"
+        ) from None
+
+
+def run(
+    topology: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            callback=check_name,
+            help="A function that is given the SparkSession and returns a Topology.",
+        ),
+    ],
+    checkpoint: Annotated[Path, typer.Option(help="Its directory; a run goes on with it.")],
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark's.")
+    ] = None,
+    batch: Annotated[
+        bool | None,
+        typer.Option(
+            "--batch/--stream", help="Where tasks read Kafka themselves: to its end, or on and on."
+        ),
+    ] = None,
+    trigger: Annotated[
+        str | None, typer.Option(metavar="INTERVAL", help="A micro-batch so often: '10 seconds'.")
+    ] = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End a stream when all there is was done.")
+    ] = False,
+    max_dead: Annotated[
+        str, typer.Option(metavar="N", help="So many may die, or a share; or none: no bound.")
+    ] = "1.0",
+    dead_letters: Annotated[
+        Path | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on though the topology has changed.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the status all the time.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each micro-batch, then the books, as JSON.")
+    ] = False,
+) -> None:
+    """Run a topology: a batch to its end, a stream until Ctrl-C, which lets a micro-batch end.
+
+    Exits with 1 if more records died than may.
+    """
+    if trigger is not None and available_now:
+        raise typer.BadParameter("--trigger and --available-now exclude each other")
+    settings, dead = _conf(conf), _share(max_dead)
+    options: dict[str, Any] = {
+        "max_dead": dead,
+        "dead_letters": dead_letters,
+        "accept_changes": accept_changes,
+    }
+    add_path()
+    check_java()
+    with spark_session(master, settings) as (spark, _):
+        found = load_topology(topology, spark)
+        if _is_batch(found, batch):
+            books = _run_batch(found, spark, checkpoint, options, watch, as_json)
+        else:
+            timing = {"availableNow": True} if available_now else trigger
+            query = start(found, spark, checkpoint, trigger=timing, **options)
+            books = _attend(query, checkpoint, watch, as_json)
+    if as_json:
+        print_json({"books": books.to_json()})
+    else:
+        console().print(rendered(read_status(checkpoint, batches=0)))
+
+
+def _is_batch(topology: Topology, wanted: bool | None) -> bool:
+    streaming = {
+        spout.source.isStreaming for spout in topology.spouts.values() if spout.kind is None
+    }
+    if wanted is not None and streaming and wanted in streaming:
+        which = "streams" if wanted else "bounded"
+        raise typer.BadParameter(f"the sources of the topology are {which}: leave the option out")
+    return wanted if wanted is not None else streaming == {False}
+
+
+def _run_batch(
+    topology: Topology,
+    spark: SparkSession,
+    checkpoint: Path,
+    options: Mapping[str, Any],
+    watch: bool,
+    as_json: bool,
+) -> Books:
+    with _shown(checkpoint, spark, watch, as_json):
+        return run_batch(topology, spark, checkpoint, **options)
+
+
+def _attend(query: Query, checkpoint: Path, watch: bool, as_json: bool) -> Books:
+    """Wait for a stream to end, or for a signal, which lets the micro-batch that runs end."""
+    stopping = Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _shown(checkpoint, None, watch, as_json):
+            while not query.await_termination(_LOOK_S):
+                if stopping.is_set():
+                    query.stop(finish=True)
+        return query.books
+    except KeyboardInterrupt:
+        query.stop()
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        query.stop()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# -- what is shown meanwhile ----------------------------------------------------------------------
+
+
+@contextmanager
+def _shown(
+    checkpoint: Path, spark: SparkSession | None, watch: bool, as_json: bool
+) -> Iterator[None]:
+    """Show how it goes, read from the checkpoint by a thread, while what is within runs."""
+    root, done = checkpoint / "ackcore", Event()
+    before = {each.progress.batch_id for each in read_batches(root, _MANY)}
+
+    def look() -> None:
+        shown = set(before)
+        if as_json or watch:
+            bar = None
+        else:
+            bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                console=console(),
+                transient=True,
+            )
+        with Live(console=console(), screen=True) if watch else bar or nullcontext() as live:
+            task = bar.add_task("starting", total=None) if bar else None
+            ended = False
+            while not ended:
+                ended = done.wait(_LOOK_S)
+                for each in read_batches(root, _MANY):
+                    if each.progress.batch_id not in shown:
+                        shown.add(each.progress.batch_id)
+                        if as_json:
+                            print_json(each.to_json())
+                        elif bar:
+                            bar.console.print(cell(each.progress), soft_wrap=True)
+                if bar and task is not None and spark is not None:
+                    bar.update(task, **_tasks(spark))
+                if isinstance(live, Live) and (root / "meta.json").exists():
+                    live.update(rendered(read_status(checkpoint)))
+
+    thread = Thread(target=look, name="ackcore-shown", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tasks(spark: SparkSession) -> dict[str, Any]:
+    """Return how many of the tasks of Spark's stages that run have ended."""
+    tracker = spark.sparkContext.statusTracker()
+    ended = total = 0
+    with suppress(Py4JError, OSError):
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                ended += info.numCompletedTasks
+                total += info.numTasks
+    if not total:
+        return {"description": "between stages", "total": None}
+    return {"description": f"task {ended} of {total}", "completed": ended, "total": total}

@@ -1,0 +1,71 @@
+"""The topology that a command names: ``MODULE:NAME``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from pyspark.sql import SparkSession
+
+from ackcore.topology.builder import Topology
+
+_NAMED = re.compile(r"([\w.]+):([\w.]+)")
+
+
+def add_path() -> None:
+    """Have this process, and workers that it starts, import from the current directory."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    before = os.environ.get("PYTHONPATH")
+    if here not in (before or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{before}" if before else here
+
+
+def check_name(name: str) -> str:
+    """Return a name of a topology, as typer's callback.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it is not of this form.
+    """
+    if not _NAMED.fullmatch(name):
+        raise typer.BadParameter(
+            f"must be MODULE:NAME, a Topology or a function that returns one, got {name!r}"
+        )
+    return name
+
+
+def load_topology(name: str, spark: SparkSession) -> Topology:
+    """Return a topology; where it is a function of the session, it is called with that.
+
+    Raises
+    ------
+    typer.BadParameter
+        If there is none of that name.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what it imports is missing
+        raise typer.BadParameter(f"there is no module {error.name} in {os.getcwd()}") from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{module} has no {path}")
+        found = getattr(found, part)
+    if callable(found) and not isinstance(found, Topology):
+        found = found(spark) if inspect.signature(found).parameters else found()
+    if not isinstance(found, Topology):
+        raise typer.BadParameter(
+            f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
+            f"does, got {type(found).__name__}"
+        )
+    return found

@@ -1,0 +1,190 @@
+"""``ackcore run``, ``explain``, ``doctor`` and ``bench``, as processes where they start Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import typer
+
+from ackcore.cli.topologies import load_topology
+from ackcore.topology.drawing import draw
+
+TOPOLOGY = """
+import pyarrow as pa
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
+
+class Split(BasicBolt):
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        if tuple["value"] == "no":
+            raise Reject("not for us")
+        for word in tuple["value"].split():
+            collector.emit((word,))
+
+def write(frame, batch_id):
+    frame.count()
+
+def made(spark, lines):
+    builder = TopologyBuilder()
+    builder.spout("lines", lines)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", write)
+    return builder.build(backoff_ms=10)
+
+def batch(spark):
+    return made(spark, spark.createDataFrame([("a b",), ("no",), ("c",)], "value string"))
+
+def stream(spark):
+    return made(spark, spark.readStream.format("rate").load().selectExpr("'a b' as value"))
+
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    (tmp_path / "jobs.py").write_text(TOPOLOGY)
+
+    def run(*words, code=0):
+        command = [sys.executable, "-m", "ackcore.cli.entry", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done
+
+    return run
+
+
+@pytest.mark.spark
+def test_a_batch_is_run_and_too_many_dead_are_told(process, tmp_path):
+    words = ("--master", "local[1]", "--max-dead", "0", "--json")
+    done = process("run", "jobs:batch", "--checkpoint", tmp_path / "c", *words, code=1)
+    (batch,) = map(json.loads, done.stdout.splitlines())
+    assert (batch["batch_id"], batch["records"], batch["acked"], batch["dead"]) == (0, 3, 2, 1)
+    assert "1 of 3 records died" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.spark
+def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(process, tmp_path):
+    command = [sys.executable, "-m", "ackcore.cli.entry", "run", "jobs:stream", "--json"]
+    command += ["--checkpoint", str(tmp_path / "c"), "--master", "local[1]"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
+        said = json.loads(running.stdout.readline())
+        assert said["batch_id"] == 0
+        found = json.loads(process("status", tmp_path / "c", "--json").stdout)
+        assert found["holder"]["holds"]
+        running.send_signal(signal.SIGINT)
+        *_, last = running.stdout
+    assert running.returncode == 0
+    assert "books" in json.loads(last)
+    found = json.loads(process("status", tmp_path / "c", "--json").stdout)
+    assert found["under_way"] is None
+    assert not found["holder"]["holds"]
+
+
+@pytest.mark.spark
+def test_a_topology_is_explained_and_drawn(process, tmp_path):
+    svg = tmp_path / "topology.svg"
+    done = process("explain", "jobs:batch", "--svg", svg, "--json")
+    assert list(json.loads(done.stdout)["structure"]["bolts"]) == ["split"]
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_what_is_no_topology_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "some_jobs.py").write_text("seven = 7\ndef eight(): return 8\n")
+    for name, said in [
+        ("some_jobs:seven", "must be a Topology or a function that returns one.*got int"),
+        ("some_jobs:eight", "got int"),
+        ("some_jobs:nine", "some_jobs has no nine"),
+        ("no_jobs:nine", "there is no module no_jobs"),
+    ]:
+        with pytest.raises(typer.BadParameter, match=said):
+            load_topology(name, None)
+
+
+def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
+    said = ackcore("run", "jobs", "--checkpoint", tmp_path, code=2).stderr
+    assert "must be MODULE:NAME" in said
+    words = ("run", "jobs:batch", "--checkpoint", tmp_path)
+    assert "KEY=VALUE" in ackcore(*words, "--conf", "x", code=2).stderr
+    assert "must be a number" in ackcore(*words, "--max-dead", "few", code=2).stderr
+    both = ("--trigger", "1 second", "--available-now")
+    assert "exclude each other" in ackcore(*words, *both, code=2).stderr
+
+
+# the drawing
+
+STRUCTURE = {
+    "spouts": {"lines": {"fields": ["line"]}, "<clicks>": {"fields": ["x"]}},
+    "bolts": {
+        "split & join": {"inputs": [["lines", "default", "shuffle"]], "streams": {}},
+        "count": {
+            "inputs": [
+                ["split & join", "words", "fields", "word", '"n"'],
+                ["<clicks>", "default", "local_or_shuffle"],
+            ],
+            "streams": {},
+        },
+    },
+    "sinks": {"count": ["count", "default"]},
+}
+
+
+def test_a_drawing_has_all_components_and_counts_and_is_well_formed():
+    counts = {"split & join": {"words": 12345}, "lines": {"default": 7}}
+    drawn = draw(STRUCTURE, counts)
+    root = ElementTree.fromstring(drawn)
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    for text in ("lines", "<clicks>", "split & join", "count", "12,345", "7"):
+        assert text in texts
+    assert 'words: fields(word, "n")' in texts
+    assert texts.count("count") == 2  # the bolt and its sink
+    assert "<clicks>" not in drawn
+
+
+def test_boxes_are_behind_what_they_read():
+    root = ElementTree.fromstring(draw(STRUCTURE))
+    left = {}
+    for group in root.findall("{http://www.w3.org/2000/svg}g"):
+        box = group.find("{http://www.w3.org/2000/svg}rect")
+        if box is not None:
+            left[group[0].text] = int(box.get("x"))
+    assert left["spout lines"] == left["spout <clicks>"]
+    assert left["spout lines"] < left["bolt split & join"] < left["bolt count"] < left["sink count"]
+
+
+def test_nothing_can_be_drawn():
+    assert ElementTree.fromstring(draw({"spouts": {}, "bolts": {}})) is not None
+
+
+# doctor and bench
+
+
+def test_the_doctor_tells_what_is_here(ackcore, tmp_path, lines):
+    found = {
+        each["what"]: each
+        for each in lines(ackcore("doctor", tmp_path / "new", "--master", "none", "--json"))
+    }
+    assert {"Python", "acker", "pyarrow", "pyspark", "Java", "checkpoint's needs"} <= found.keys()
+    assert all(each["ok"] for each in found.values() if each["what"] != "confluent-kafka")
+    assert list(tmp_path.iterdir()) == []
+    assert "rename, link, lock" in ackcore("doctor", tmp_path, "--master", "none").stdout
+
+
+def test_the_doctor_tells_what_mends_it(ackcore, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    said = ackcore("doctor", tmp_path, code=1).stdout
+    assert "MEND" in said
+    assert "default-jre-headless" in said
+
+
+def test_acks_are_counted(ackcore, lines):
+    (found,) = lines(ackcore("bench", "--trees", 100, "--rounds", 2, "--json"))
+    assert found["messages_per_s"] > 0
+    assert "M messages/s" in ackcore("bench", "--trees", 100).stdout
