@@ -137,7 +137,14 @@ class Stream:
             groups=self._groups,
         )
         self.books = self._engine.books
-        self._limit = DeathLimit(max_dead, self.books, self._engine.clock(), checkpoint)
+        self._limit = DeathLimit(
+            max_dead,
+            self.books,
+            self._engine.clock(),
+            checkpoint,
+            window=topology.settings.max_dead_window,
+            in_a_row=topology.settings.max_dead_in_a_row,
+        )
         self._poll_s = self._settings.heartbeat_ms / 1000
         self._spark_checkpoint = checkpoint / "spark"
         self._beats = Beats.beside(spark)

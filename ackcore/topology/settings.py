@@ -67,6 +67,8 @@ _RANGES = {
     "unavailable_timeout_s": _Range(0, MAX_WAIT_MS // 1000),
     "max_waiting": _Range(0),
     "max_retries_per_batch": _Range(1),
+    "max_dead_window": _Range(1, optional=True),
+    "max_dead_in_a_row": _Range(1, optional=True),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
     "sink_attempts": _Range(1),
@@ -105,6 +107,14 @@ class Settings:
         How many retries and replayed records a micro-batch takes, those first that were due first;
         the others are due in the next one, at once.  Whatever of them fails again passes through
         the driver: so many records must fit into its memory a few times.
+    max_dead_window : int, optional
+        Of how many records that ended last (ACKED or DEAD) ``max_dead`` of `start` is to be judged,
+        so that a long good past excuses nothing: of the last micro-batches that have so many
+        together.  None: of all since the start.
+    max_dead_in_a_row : int, optional
+        How many records of a stream may die, micro-batch after micro-batch, while none is ACKED;
+        None: as many as ``max_dead`` allows.  As a share, it does not count what was first seen
+        before the start.
     parallelism : int, optional
         How many tasks there are behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
@@ -156,6 +166,8 @@ class Settings:
     unavailable_timeout_s: int = 604_800
     max_waiting: int = 1_000_000
     max_retries_per_batch: int = 100_000
+    max_dead_window: int | None = None
+    max_dead_in_a_row: int | None = None
     parallelism: int | None = None
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()

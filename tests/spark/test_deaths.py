@@ -157,6 +157,80 @@ def test_how_many_may_die_in_a_stream(max_dead, ended, in_stream, at_end, caplog
         limit.at_end(books)
 
 
+def judged(ended, max_dead=1.0, **settings):
+    """Judge a stream by (acked, dead, of them old) in each micro-batch; return where it ended."""
+    before = Books(3, {"lines": Account(records=1000, acked=900, dead=100)})
+    limit = limits.DeathLimit(max_dead, before, 1000, "cp", **settings)
+    acked, died = 900, 100
+    for number, (more_acked, *dead) in enumerate(ended):
+        new, old = [*dead, 0][:2]
+        acked, died = acked + more_acked, died + new
+        books = Books(4 + number, {"lines": Account(records=9000, acked=acked, dead=died)})
+        reason = Reason("split", "ValueError", f"no {number}").encode()
+        first_ms = [999] * old + [1000] * (new - old)
+        columns = {"_ackcore_reason": [reason] * new, "_ackcore_first_ms": first_ms}
+        try:
+            limit.after(number, {"lines": pa.table(columns)} if new else {}, books)
+        except TooManyDead as error:
+            return number, pickle.loads(pickle.dumps(error))
+    return None, None
+
+
+@pytest.mark.parametrize(
+    ("max_dead", "window", "ended", "number"),
+    [
+        # A long good past excuses nothing; without a window it does.
+        (0.1, 100, [(9000, 0), (50, 0), (45, 5), (20, 20)], 3),
+        (0.1, None, [(9000, 0), (50, 0), (45, 5), (20, 20)], None),
+        # What is past is forgotten: 15 of the last 140, and then 5 of the last 110.
+        (0.12, 100, [(60, 0), (50, 10), (75, 5), (30, 0)], None),
+        (0.1, 100, [(60, 0), (50, 10), (75, 5), (30, 0)], 2),
+        # A number, too, of those that ended last.
+        (9, 100, [(99, 8), (99, 8), (99, 8)], None),
+        (9, 200, [(99, 8), (99, 8), (99, 8)], 1),
+        # Too few to judge a share by; what was there before the start.
+        (0.1, 5, [(9, 0), (0, 9)], None),
+        (0.1, 5, [(9, 0), (0, 99, 95)], None),
+        (0.1, 5, [(9, 0), (0, 10)], 1),
+        (None, 5, [(0, 99)], None),
+    ],
+)
+def test_the_last_records_that_ended_are_judged(max_dead, window, ended, number):
+    found, error = judged(ended, max_dead, window=window)
+    assert found == number
+    if error is not None:
+        assert error.limit == "max_dead_window"
+        assert "records that ended last died" in str(error)
+        assert "max_dead=None lets such a stream run on" in str(error)
+        (cause,) = error.causes
+        assert (cause.component, cause.error_type) == ("split", "ValueError")
+
+
+@pytest.mark.parametrize(
+    ("ended", "number"),
+    [
+        ([(99, 0), (0, 3), (0, 3)], 2),
+        ([(99, 0), (0, 3), (0, 0), (0, 3)], 3),  # nothing ended in between
+        ([(99, 0), (0, 3), (0, 2)], None),
+        ([(99, 0), (0, 3), (1, 3), (0, 3)], None),  # some were ACKED with them
+        ([(99, 0), (1, 3), (0, 5), (0, 1)], 3),
+        ([(99, 0), (0, 50, 46)], None),  # first seen before the start
+        ([(99, 0), (0, 50, 44)], 1),
+    ],
+)
+@pytest.mark.parametrize("max_dead", [None, 1.0, 1000])
+def test_so_many_in_a_row(max_dead, ended, number):
+    found, error = judged(ended, max_dead, in_a_row=5)
+    assert found == number
+    if error is not None:
+        assert error.limit == "max_dead_in_a_row"
+        assert str(error).startswith(
+            "6 records died in a row, and max_dead_in_a_row is 5: 6 in "
+        ) or (ended[-1][1:] == (50, 44))
+        assert "max_dead_in_a_row=None lets such a stream run on" in str(error)
+        assert error.causes[0].messages >= 1
+
+
 @pytest.fixture
 def endless(spark, tmp_path):
     """A stream of words, and a topology that misspells them until it is mended."""

@@ -35,6 +35,8 @@ def test_the_defaults():
         "unavailable_timeout_s": 604_800,
         "max_waiting": 1_000_000,
         "max_retries_per_batch": 100_000,
+        "max_dead_window": None,
+        "max_dead_in_a_row": None,
         "parallelism": None,
         "chunk_rows": 65_536,
         "reject": (),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
 
@@ -40,14 +40,26 @@ class TooManyDead(RuntimeError):
     books : Books
         Of a run that has ended: every record is ACKED or DEAD.  Of a stream, after the micro-batch
         that was one too many; what waits for a retry goes on at the next start.
+    limit : str, default "max_dead"
+        What was exceeded: ``"max_dead"``, ``"max_dead_window"`` or ``"max_dead_in_a_row"``.
+    causes : tuple of Cause, default ()
+        What those died of that counted, the most frequent first.
     """
 
-    def __init__(self, message: str, books: Books) -> None:
+    def __init__(
+        self,
+        message: str,
+        books: Books,
+        limit: str = "max_dead",
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.books = books
+        self.limit = limit
+        self.causes = causes
 
-    def __reduce__(self) -> tuple[type[TooManyDead], tuple[str, Books]]:
-        return TooManyDead, (str(self), self.books)
+    def __reduce__(self) -> tuple[type[TooManyDead], tuple[str, Books, str, tuple[Cause, ...]]]:
+        return TooManyDead, (str(self), self.books, self.limit, self.causes)
 
 
 class Cause(NamedTuple):
@@ -192,6 +204,7 @@ def close_run(
         "the cause is mended, ackcore.spark.replay() and another run_batch() send them through "
         "again; max_dead=None lets such a run pass",
         books,
+        causes=tuple(found),
     )
 
 
@@ -207,13 +220,37 @@ def _excess(died: int, among: int, since: str, max_dead: float | None) -> str | 
     return f"{died} of {_records(among)}{since} died, and max_dead is {max_dead}"
 
 
+class Ended(NamedTuple):
+    """Records that ended in a micro-batch: those that died, of them the new ones, and why."""
+
+    acked: int
+    dead: int
+    new_dead: int
+    causes: tuple[Cause, ...]
+
+
+def _added(some: Iterable[Ended]) -> Ended:
+    """Add micro-batches up; of each kind of death the most frequent message is kept."""
+    acked = dead = new_dead = 0
+    kinds: dict[tuple[str, str], Cause] = {}
+    for one in some:
+        acked, dead, new_dead = acked + one.acked, dead + one.dead, new_dead + one.new_dead
+        for cause in one.causes:
+            kind = cause.component, cause.error_type
+            before = kinds.get(kind, cause._replace(deaths=0))
+            first = max(before, cause, key=lambda each: each.deaths)
+            kinds[kind] = first._replace(deaths=before.deaths + cause.deaths)
+    found = sorted(kinds.values(), key=lambda cause: (-cause.deaths, cause))
+    return Ended(acked, dead, new_dead, tuple(found))
+
+
 class DeathLimit:
     """How many records of a stream may die, of those that ended since it was started.
 
     A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  What was
-    first seen before this start and dies counts against a number, and not against a share: a query
-    that is started again when nothing but hopeless records waits, or is sent to it by `replay`,
-    would end with the first ten of them.
+    first seen before this start and dies counts against a number, and not against a share, nor as
+    one in a row: a query that is started again when nothing but hopeless records waits, or is sent
+    to it by `replay`, would end with the first ten of them.
 
     Parameters
     ----------
@@ -225,6 +262,8 @@ class DeathLimit:
         The time of this start.
     checkpoint : path
         The query's.
+    window, in_a_row : int, optional
+        ``Settings.max_dead_window`` and ``max_dead_in_a_row``.
     """
 
     def __init__(
@@ -233,13 +272,20 @@ class DeathLimit:
         before: Books,
         since_ms: int,
         checkpoint: str | os.PathLike[str],
+        *,
+        window: int | None = None,
+        in_a_row: int | None = None,
     ) -> None:
         self._max_dead = max_dead
-        self._before = before
+        self._window = window
+        self._max_in_a_row = in_a_row
+        self._last_books = before
         self._since_ms = since_ms
-        self._new_dead = 0
         self._checkpoint = checkpoint
         self._last = ""
+        #: The micro-batches of the window; without one, all since the start in one.
+        self._counted: deque[Ended] = deque([_added(())])
+        self._row = _added(())
 
     def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:
         """Judge the stream after a micro-batch that is done; log what died in it.
@@ -256,14 +302,25 @@ class DeathLimit:
         Raises
         ------
         TooManyDead
-            If more died than ``max_dead``: a number at once, a share of them and all of them once
-            ten are dead.
+            If more died than one of the limits allows: a number at once, a share of them and all
+            of them once ten are dead.
         """
+        new_dead = 0
         for table in dead.values():
             first_ms: Int64s = table[FIRST_MS].to_numpy()
-            self._new_dead += int((first_ms >= self._since_ms).sum())
+            new_dead += int((first_ms >= self._since_ms).sum())
+        before, self._last_books = self._last_books, books
+        found = tuple(causes(reason_counts(dead)))
+        one = Ended(books.acked - before.acked, books.dead - before.dead, new_dead, found)
+        if self._window is None:
+            self._counted = deque([_added([*self._counted, one])])
+        else:
+            self._counted.append(one)
+            while _ended(self._counted) - _ended([self._counted[0]]) >= self._window:
+                self._counted.popleft()
+        self._row = _added(() if one.acked else (self._row, one))
         if dead:
-            self._last = f"in micro-batch {number} {_told(causes(reason_counts(dead)))}"
+            self._last = f"in micro-batch {number} {_told(list(found))}"
         self._judge(books, _FEW)
         if dead:
             warn_of_micro_batch(number, dead, self._checkpoint)
@@ -279,20 +336,34 @@ class DeathLimit:
         self._judge(books, 1)
 
     def _judge(self, books: Books, few: int) -> None:
-        limit, acked = self._max_dead, books.acked - self._before.acked
-        died = books.dead - self._before.dead
-        share = isinstance(limit, float)
+        limit, row, counted = self._max_dead, self._row, _added(self._counted)
+        if self._max_in_a_row is not None and row.new_dead > self._max_in_a_row:
+            said = f"{_records(row.new_dead)} died in a row, and max_dead_in_a_row is"
+            self._end(f"{said} {self._max_in_a_row}", "max_dead_in_a_row", row, books)
+        died, share = counted.dead, isinstance(limit, float)
         if limit is None or share or died <= limit:
-            if self._new_dead < few:
+            if counted.new_dead < few:
                 return
-            died = self._new_dead
-        excess = _excess(died, died + acked, " since this start", limit)
-        if excess is None:
-            return
+            died = counted.new_dead
+        since = " since this start" if self._window is None else " that ended last"
+        excess = _excess(died, died + counted.acked, since, limit)
+        if excess is not None:
+            name = "max_dead" if self._window is None else "max_dead_window"
+            self._end(excess, name, counted, books)
+
+    def _end(self, excess: str, limit: str, counted: Ended, books: Books) -> NoReturn:
+        told = self._last if limit == "max_dead" else _told(list(counted.causes))
+        way_out = "max_dead=None" if limit != "max_dead_in_a_row" else f"{limit}=None"
         raise TooManyDead(
-            f"{excess}: {self._last}. All of it is on record: {_look(self._checkpoint)}. When the "
+            f"{excess}: {told}. All of it is on record: {_look(self._checkpoint)}. When the "
             "cause is mended, start() on the same checkpoint goes on behind them, and "
-            "ackcore.spark.replay() sends them through again; max_dead=None lets such a stream run "
+            f"ackcore.spark.replay() sends them through again; {way_out} lets such a stream run "
             "on",
             books,
+            limit,
+            counted.causes,
         )
+
+
+def _ended(some: Iterable[Ended]) -> int:
+    return sum(one.acked + one.dead for one in some)
