@@ -243,6 +243,44 @@ def own_kafka_broker(tmp_path):
         yield broker
 
 
+@contextmanager
+def _real_postgres():
+    required = bool(os.environ.get("ACKCORE_REQUIRE_POSTGRES"))
+    if not required:
+        pytest.importorskip("psycopg", reason="psycopg is not installed")
+    module = importlib.import_module("postgres_server")
+    try:
+        server = module.PostgresServer()
+    except module.Unavailable as error:
+        if required:
+            raise
+        pytest.skip(str(error))
+    try:
+        yield server.start()
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A real PostgreSQL, which all tests of a process share: take `new_database`."""
+    with _real_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres_server():
+    """One for this test alone, which may `kill` and `start` it."""
+    with _real_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server):
+    """How to connect to a database of a real PostgreSQL that is this test's own."""
+    return postgres_server.new_database()
+
+
 LIVE_SPARK = pytest.StashKey()
 
 

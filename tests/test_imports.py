@@ -33,11 +33,14 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark", "py4j"}),
+    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
     ({"cli"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
+
+#: What single sinks need, and nothing else may load.
+OF_SINKS = {"psycopg"}
 
 #: The packages of ``spark/``, by when and where code runs, and what each may import of the others.
 #: The modules of ``spark/`` itself, the entry points, may import them all.
@@ -208,8 +211,10 @@ def test_every_module_can_be_imported_alone(
         assert any(name in answer for name in absent), answer
         pytest.skip(f"an extra is not installed: {answer}")
     assert module in answer
-    banned = {"pyarrow", "confluent_kafka", "pyspark", "pandas", "rich", "typer"}
-    banned -= LAYERS[layer][1]
+    banned = {"pyarrow", "confluent_kafka", "pyspark", "pandas", "rich", "typer", "psycopg"}
+    banned -= LAYERS[layer][1] - OF_SINKS
+    if module.startswith("ackcore.spark.sinks."):
+        banned -= OF_SINKS  # they are loaded where a sink is made
     if "pyarrow" in LAYERS[layer][1]:
         banned -= {"pandas"}  # both look whether it is there
     if module.startswith("ackcore.spark.kafka."):

@@ -7,6 +7,7 @@
 `guard`                call one for each row, tracked, retried and written once
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
+`to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
 `SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
@@ -52,6 +53,7 @@ from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.postgres import to_postgres
 from ackcore.spark.sinks.rejects import SinkRejects
 
 __all__ = [
@@ -84,4 +86,5 @@ __all__ = [
     "start",
     "to_kafka",
     "to_parquet",
+    "to_postgres",
 ]

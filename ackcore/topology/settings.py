@@ -38,6 +38,7 @@ _NOT_SETTINGS = frozenset(
         "KAFKA_JARS",
         "REQUIRE_KAFKA",
         "REQUIRE_NATIVE",
+        "REQUIRE_POSTGRES",
         "SANITIZE",
     )
 )

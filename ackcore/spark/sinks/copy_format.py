@@ -1,0 +1,139 @@
+"""Rows in the form that PostgreSQL's COPY reads: CSV, of which Arrow writes most by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from ackcore.arrow.json_rows import json_encoder
+
+_OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
+
+
+def refuse_unfit(what: str, schema: pa.Schema) -> None:
+    """Refuse columns of types that have no text for PostgreSQL.
+
+    Parameters
+    ----------
+    what : str
+        Begins the message.
+    schema : pyarrow.Schema
+        The rows'.
+
+    Raises
+    ------
+    TypeError
+        Naming the column.
+    """
+    for field in schema:
+        kind = field.type
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            raise TypeError(
+                f"{what}: column {field.name!r} is {kind}, and PostgreSQL keeps no nanoseconds; "
+                "have the bolt emit timestamp('us')"
+            )
+        try:
+            for as_array in (False, True):
+                as_csv(pa.RecordBatch.from_arrays([pa.nulls(1, kind)], ["x"]), [as_array])
+        except (TypeError, pa.ArrowException):
+            raise TypeError(
+                f"{what}: column {field.name!r} of {kind} has no text for PostgreSQL; have the "
+                "bolt emit another type"
+            ) from None
+
+
+def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) -> Any:
+    """Return rows as CSV.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        The rows.
+    arrays : list of bool
+        Of each column, whether a list in it becomes an array; JSON if not.
+    first : int, optional
+        The number of the first row; the rows' numbers are a last column then.
+
+    Returns
+    -------
+    pyarrow.Buffer
+    """
+    columns = [
+        _plain(column, as_array) for column, as_array in zip(batch.columns, arrays, strict=True)
+    ]
+    if first is not None:
+        columns.append(pa.array(np.arange(first, first + len(batch))))
+    out = pa.BufferOutputStream()
+    names = [str(n) for n in range(len(columns))]
+    pyarrow.csv.write_csv(pa.RecordBatch.from_arrays(columns, names), out, _OPTIONS)
+    return out.getvalue()
+
+
+def _plain(column: pa.Array, as_array: bool) -> pa.Array:
+    """Return a column of a type that Arrow writes as PostgreSQL reads it."""
+    kind, is_ = column.type, pa.types
+    if is_.is_timestamp(kind):
+        # What has an offset and goes into a column without one loses it there.
+        return column if kind.tz is None else column.cast(pa.timestamp(kind.unit, "UTC"))
+    if _is_bytes(kind):
+        return _texts(column, _hex)
+    if is_.is_nested(kind):
+        return _texts(column, _array(kind) if as_array and _is_list(kind) else json_encoder(kind))
+    if is_.is_duration(kind) or is_.is_interval(kind):
+        raise TypeError(str(kind))
+    return column
+
+
+def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    values = column.to_pylist()
+    return pa.array([None if value is None else text(value) for value in values], pa.string())
+
+
+def _array(kind: pa.DataType) -> Callable[[Any], str]:
+    """Return a function that makes the literal of an array."""
+    item = _array(kind.value_type) if _is_list(kind.value_type) else _item(kind.value_type)
+    return lambda values: (
+        f"{{{','.join('NULL' if value is None else item(value) for value in values)}}}"
+    )
+
+
+def _item(kind: pa.DataType) -> Callable[[Any], str]:
+    if _is_bytes(kind):
+        return lambda value: _quoted(_hex(value))
+    if pa.types.is_nested(kind):
+        encode = json_encoder(kind)
+        return lambda value: _quoted(encode(value))
+    if pa.types.is_temporal(kind):
+        return lambda value: _quoted(_moment(value))
+    if pa.types.is_decimal(kind):
+        return lambda value: format(value, "f")
+    return lambda value: _quoted(str(value))
+
+
+def _moment(value: Any) -> str:
+    at = value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+    return str(at.isoformat())
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _hex(value: bytes) -> str:
+    return f"\\x{value.hex()}"
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return bool(is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return bool(is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind))

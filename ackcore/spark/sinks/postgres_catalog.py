@@ -1,0 +1,166 @@
+"""What a table of PostgreSQL has, whether a sink can write it, and the table of micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+
+_MARKER = """(
+    deployment text NOT NULL,
+    sink text NOT NULL,
+    target text NOT NULL,
+    batch_id bigint NOT NULL,
+    content text NOT NULL,
+    refused bytea,
+    written_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (deployment, sink, target)
+)"""
+
+
+class Target(NamedTuple):
+    """Which table is written, by which keys, and which one has the micro-batches' numbers."""
+
+    table: str
+    keys: tuple[str, ...]
+    marker: str
+
+
+class Column(NamedTuple):
+    """A column of the table: whether it is an array, and whether it is always generated."""
+
+    is_array: bool
+    generated: bool
+
+
+def where(dsn: str) -> str:
+    """Return what of a connection string may be shown.
+
+    Raises
+    ------
+    ValueError
+        If libpq does not understand it.
+    """
+    try:
+        found = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # Its message may quote the password.
+        raise ValueError(
+            "dsn must be what libpq connects by, such as 'host=db dbname=shop user=etl' or "
+            "'postgresql://etl@db/shop'"
+        ) from None
+    shown = {name: found[name] for name in ("host", "port", "dbname") if name in found}
+    return " ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
+    """Return a connection whose transactions see what others committed meanwhile."""
+    connection = psycopg.connect(
+        dsn, autocommit=True, application_name=name, prepare_threshold=None
+    )
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
+    """Raise ValueError if the table is not there, lacks a column or the keys' index."""
+    with contextlib.closing(connect(dsn)) as connection:
+        table = resolve(connection, target.table, what)
+        columns = columns_of(connection, table)
+        lacking = [name for name in schema.names if name not in columns]
+        if lacking:
+            raise ValueError(
+                f"{what}: table {target.table} has no column {lacking[0]!r}, it has "
+                f"{', '.join(columns)}; add it (ALTER TABLE {target.table} ADD COLUMN "
+                f'"{lacking[0]}" ...), or have the bolt emit no such column'
+            )
+        for name in schema.names:
+            if columns[name].generated:
+                raise ValueError(
+                    f"{what}: column {name!r} of table {target.table} is always generated; have "
+                    "the bolt emit no such column"
+                )
+        if target.keys and not _has_index(connection, table, target.keys):
+            named = ", ".join(f'"{key}"' for key in target.keys)
+            raise ValueError(
+                f"{what}: keys must have a unique index, and table {target.table} has none on "
+                f"{named} alone; CREATE UNIQUE INDEX ON {target.table} ({named}) makes one"
+            )
+
+
+def make_marker(dsn: str, target: Target, what: str) -> None:
+    """Create the table of micro-batches unless it is there."""
+    with contextlib.closing(connect(dsn)) as connection:
+        schema, _ = resolve(connection, target.table, what)
+        if _find(connection, marker_name(connection, schema, target.marker)):
+            return
+        name = marker_name(connection, schema, target.marker)
+        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} {}").format(
+            sql.SQL(name),
+            sql.SQL(_MARKER),
+        )
+        try:
+            connection.execute(create)
+        except (errors.UniqueViolation, errors.DuplicateTable):
+            pass  # another one came at the same time
+        except errors.InsufficientPrivilege as error:
+            raise ValueError(
+                f"{what}: the table of micro-batches, {name}, is not there, and this user may not "
+                f"make it ({error.diag.message_primary}). Have this run by one who may, and let "
+                f"this one read and write it: {' '.join(create.as_string(connection).split())}"
+            ) from error
+
+
+def resolve(connection: psycopg.Connection[Any], table: str, what: str) -> tuple[str, str]:
+    """Return schema and name of a table, or raise ValueError if it is not there."""
+    found = _find(connection, table)
+    if found is None:
+        raise ValueError(
+            f"{what}: there is no table {table} in database {connection.info.dbname!r} for user "
+            f"{connection.info.user!r}; make it first, or name its schema, as in shop.orders"
+        )
+    return found
+
+
+def _find(connection: psycopg.Connection[Any], table: str) -> tuple[str, str] | None:
+    found = connection.execute(
+        "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+        " WHERE pg_class.oid = to_regclass(%s)",
+        [table],
+    ).fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+def marker_name(connection: psycopg.Connection[Any], schema: str, marker: str) -> str:
+    """Return the name of the table of micro-batches, with its schema."""
+    return marker if "." in marker else f"{sql.Identifier(schema).as_string(connection)}.{marker}"
+
+
+def columns_of(connection: psycopg.Connection[Any], table: tuple[str, str]) -> dict[str, Column]:
+    """Return the columns of a table, by their names."""
+    found = connection.execute(
+        "SELECT attname, typcategory = 'A', attgenerated <> '' OR attidentity = 'a'"
+        " FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid"
+        " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [sql.Identifier(*table).as_string(connection)],
+    )
+    return {name: Column(is_array, generated) for name, is_array, generated in found}
+
+
+def _has_index(
+    connection: psycopg.Connection[Any], table: tuple[str, str], keys: Sequence[str]
+) -> bool:
+    """Whether an index makes just these columns unique, for each row and at once."""
+    found = connection.execute(
+        "SELECT array_agg(attname::text) FROM pg_index"
+        " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])"
+        " WHERE indrelid = to_regclass(%s) AND indisunique AND indimmediate AND indisvalid"
+        " AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
+        [sql.Identifier(*table).as_string(connection)],
+    )
+    return any(set(names) == set(keys) for (names,) in found)

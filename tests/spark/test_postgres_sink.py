@@ -1,0 +1,607 @@
+"""A table of PostgreSQL as a sink: rows of ACKED records, each micro-batch once."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, closing
+from contextvars import Context
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("psycopg")
+
+import postgres_server
+import psycopg
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ackcore.spark import SinkError, dead_letters, run_batch, to_postgres
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks import postgres_session
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, check_sink
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+TABLE = "CREATE TABLE words (word text PRIMARY KEY, n bigint CHECK (n < 100))"
+
+
+def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
+    schema = schema.append(pa.field(ROOT, pa.int64()))
+    file = RowFileWriter(str(directory), schema, partition, 0)
+    for at in range(0, len(rows), batch):
+        some = zip(*rows[at : at + batch], strict=True)
+        columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
+        file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    name, n, _ = file.finish()
+    return AcceptedFile(str(directory / name), n)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return (
+        row_file(tmp_path, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
+        row_file(tmp_path, [("d", 4, 10), ("a", 5, 12)], 1),
+    )
+
+
+def accepted(files, batch_id=0, nonacked=(11,), **changes):
+    about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
+    rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
+    return Accepted(batch_id=batch_id, **{**about, **rows, **changes})
+
+
+def execute(dsn, *statements):
+    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else None
+
+
+def words(dsn):
+    return dict(execute(dsn, "SELECT word, n FROM words"))
+
+
+@pytest.fixture
+def sink():
+    """``sink(dsn, table, ...)``, claimed; closed in the end."""
+    made = []
+
+    def sink(dsn, table="words", **arguments):
+        made.append(to_postgres(dsn, table, **arguments))
+        made[-1].claim("count", "abc", "/cp")
+        return made[-1]
+
+    yield sink
+    for one in made:
+        one.close()
+
+
+# -- what is refused at the start ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"dsn": 3}, TypeError, "dsn must be a str, got int"),
+        ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be what libpq connects by"),
+        ({"table": ""}, ValueError, "table must be the name of a table, got ''"),
+        ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
+        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says) as raised:
+        to_postgres(**{"dsn": "", "table": "t", **arguments})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_password_is_not_shown():
+    one = to_postgres("postgresql://etl:hunter2@db:5432/shop", "t")
+    assert repr(one) == "to_postgres('host=db port=5432 dbname=shop', 't')"
+
+
+@pytest.mark.parametrize(
+    ("table", "arguments", "says"),
+    [
+        ("words", {}, r"sink 'count': there is no table words in database 'db\d+' for user"),
+        (
+            "lacking",
+            {},
+            r"table lacking has no column 'n', it has word, at; add it .*COLUMN \"n\" \.\.\.",
+        ),
+        ("made", {}, "column 'n' of table made is always generated; have the bolt emit no such"),
+        (
+            "keyed",
+            {"keys": "n"},
+            r"must have a unique index.*CREATE UNIQUE INDEX ON keyed \(\"n\"\)",
+        ),
+        ("keyed", {"keys": "m"}, "keys must be among the columns word, n, got 'm'"),
+        ("late", {"keys": "n"}, "must have a unique index"),
+        ("part", {"keys": "n"}, "must have a unique index"),
+    ],
+)
+def test_tables_are_refused_before_anything_runs(postgres, table, arguments, says):
+    execute(
+        postgres,
+        "CREATE TABLE lacking (word text, at date)",
+        "CREATE TABLE made (word text, n bigint GENERATED ALWAYS AS IDENTITY)",
+        "CREATE TABLE keyed (word text, n bigint, UNIQUE (word, n))",
+        "CREATE TABLE late (word text, n bigint UNIQUE DEFERRABLE)",
+        "CREATE TABLE part (word text, n bigint)",
+        "CREATE UNIQUE INDEX ON part (n) WHERE n > 0",
+    )
+    with pytest.raises(ValueError, match=says):
+        check_sink("count", to_postgres(postgres, table, **arguments), WORDS)
+
+
+def test_what_has_no_text_for_postgres_is_refused(postgres):
+    one = to_postgres(postgres, "words")
+    with pytest.raises(TypeError, match=r"column 'n' is .*keeps no nanoseconds; have the bolt"):
+        check_sink("count", one, pa.schema([("n", pa.timestamp("ns"))]))
+    with pytest.raises(TypeError, match=r"column 'n' of duration\[us\] has no text for Postgre"):
+        check_sink("count", one, pa.schema([("n", pa.duration("us"))]))
+
+
+def test_who_may_not_make_the_marker_is_told_what_to_run(postgres, postgres_server):
+    execute(
+        postgres,
+        TABLE,
+        "CREATE ROLE reader LOGIN",
+        "GRANT ALL ON words TO reader",
+        "CREATE SCHEMA etl",
+    )
+    as_reader = postgres.replace("user=ackcore", "user=reader")
+    with pytest.raises(
+        ValueError, match=r"may not make it .permission denied.*CREATE TABLE"
+    ) as told:
+        to_postgres(as_reader, "words").claim("count", "abc", "/cp")
+    execute(
+        postgres,
+        str(told.value).partition("write it: ")[2],
+        "GRANT ALL ON ackcore_batches TO reader",
+    )
+    to_postgres(as_reader, "words").claim("count", "abc", "/cp")
+    to_postgres(postgres, "words", marker="etl.done").claim("count", "abc", "/cp")
+    assert execute(postgres, "SELECT count(*) FROM etl.done") == [(0,)]
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_micro_batch_is_written_once(postgres, sink, files, keys):
+    execute(postgres, TABLE if keys else "CREATE TABLE words (word text, n bigint)")
+    one = sink(postgres, keys=keys)
+    for _ in range(2):
+        assert one.write_accepted(accepted(files)) is None
+    one.write_accepted(accepted(files[1:], 3))
+    found = sorted(execute(postgres, "SELECT word, n FROM words"))
+    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
+    assert found == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
+
+
+def test_columns_that_the_stream_does_not_have_stay(postgres, sink, files):
+    """And a column that the table gained while the query ran gets its default."""
+    execute(postgres, TABLE, "INSERT INTO words VALUES ('a', 0), ('z', 9)")
+    one = sink(postgres, keys="word")
+    execute(postgres, "ALTER TABLE words ADD note text DEFAULT 'new'")
+    execute(postgres, "UPDATE words SET note = 'old'")
+    one.write_accepted(accepted(files))
+    found = sorted(execute(postgres, "SELECT * FROM words"))
+    assert found == [("a", 5, "old"), ("c", 3, "new"), ("d", 4, "new"), ("z", 9, "old")]
+
+
+def test_rows_that_are_nothing_but_keys_are_there_once(postgres, sink, files, tmp_path):
+    execute(postgres, "CREATE TABLE words (word text, n bigint, PRIMARY KEY (n, word))")
+    one = sink(postgres, keys=("word", "n"))
+    one.write_accepted(accepted(files))
+    one.write_accepted(accepted(files, 1, nonacked=()))
+    assert len(execute(postgres, "SELECT * FROM words")) == 5
+
+
+VALUES = {
+    "text": ("text", pa.string(), ["", 'a"b\n,\\.\n\\N', "\\.", None, "ü"]),
+    "large": ("varchar(5)", pa.large_string(), ["abc", None, "", "x", "NULL"]),
+    "bytes": ("bytea", pa.binary(), [b"\x00\xff\\", b"", None, b"a", b"\n"]),
+    "small": ("smallint", pa.int8(), [-128, 127, None, 0, 1]),
+    "big": ("numeric", pa.uint64(), [2**64 - 1, 0, None, 1, 2]),
+    "float": ("float8", pa.float64(), [0.1, math.inf, None, 5e-324, -0.0]),
+    "flag": ("boolean", pa.bool_(), [True, False, None, True, False]),
+    "money": ("numeric(10, 2)", pa.decimal128(10, 2), [decimal.Decimal("1.50"), None] * 2 + [None]),
+    "day": ("date", pa.date32(), [datetime.date(2024, 2, 29), None] * 2 + [None]),
+    "time": ("time", pa.time64("us"), [datetime.time(1, 2, 3, 4), None] * 2 + [None]),
+    "plain": ("timestamp", pa.timestamp("us"), [datetime.datetime(2024, 5, 1, 12, 0, 0, 7)] * 5),
+    "instant": (
+        "timestamptz",
+        pa.timestamp("us", "Europe/Berlin"),
+        [datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)] * 5,
+    ),
+    "list": ("text[]", pa.list_(pa.string()), [["a", None, '"\\,{}'], [], None, ["NULL"], [""]]),
+    "nested": ("int[]", pa.list_(pa.list_(pa.int32())), [[[1, 2], [3, None]], [], None, [[1]], []]),
+    "days": ("date[]", pa.list_(pa.date32()), [[datetime.date(2024, 5, 1)], None] * 2 + [[]]),
+    "struct": ("jsonb", pa.struct([("x", pa.int8())]), [{"x": 1}, None, {"x": None}, None, None]),
+    "items": ("jsonb", pa.list_(pa.int8()), [[1, None], None, [], None, None]),
+    "map": ("json", pa.map_(pa.string(), pa.int64()), [[("k", 1)], None, [], None, None]),
+    "none": ("int", pa.null(), [None] * 5),
+}
+
+
+@pytest.mark.parametrize("keys", [None, "id"])
+def test_values_of_every_type_come_through(postgres, sink, tmp_path, keys):
+    kinds = ", ".join(f'"{name}" {sql}' for name, (sql, _, _) in VALUES.items())
+    execute(postgres, f"CREATE TABLE words (id int PRIMARY KEY, {kinds})")
+    schema = pa.schema(
+        [("id", pa.int32()), *((name, kind) for name, (_, kind, _) in VALUES.items())]
+    )
+    columns = [values for _, _, values in VALUES.values()]
+    rows = [(n, *values, None) for n, values in enumerate(zip(*columns, strict=True))]
+    one = sink(postgres, keys=keys)
+    check_sink("count", one, schema)
+    assert one.write_accepted(accepted([row_file(tmp_path, rows, schema=schema, batch=5)])) is None
+    with closing(psycopg.connect(postgres)) as connection:
+        connection.execute("SET TIME ZONE 'UTC'")
+        names = ", ".join(f'"{name}"' for name in VALUES)
+        found = connection.execute(f"SELECT {names} FROM words ORDER BY id").fetchall()
+    expected = [list(row[1:-1]) for row in rows]
+    at = list(VALUES).index("map")
+    for row in expected:
+        row[at] = None if row[at] is None else dict(row[at])
+    assert [list(row) for row in found] == expected
+
+
+# -- rows that are refused -------------------------------------------------------------------------
+
+
+def refused(rejects):
+    """Return {(file, place): error}."""
+    files, places = rejects.places
+    return dict(
+        zip(zip(files.tolist(), places.tolist(), strict=True), rejects.reasons, strict=True)
+    )
+
+
+CONSTRAINED = """CREATE TABLE words (
+    word varchar(5) PRIMARY KEY, n smallint NOT NULL CHECK (n < 100) REFERENCES numbers DEFERRABLE
+    INITIALLY DEFERRED)"""
+#: Three that are taken, and one for each kind of refusal.
+MIXED = [("a", 1), ("b", 2), ("toolong", 1), ("c", 40_000), ("d", 100), ("e", None), ("f", 7)]
+MIXED += [("g\0", 1), (None, 1), ("h", 2)]
+WHY = {2: "StringDataRightTruncation", 3: "NumericValueOutOfRange", 4: "CheckViolation"}
+WHY |= {5: "NotNullViolation", 6: "ForeignKeyViolation", 8: "NotNullViolation"}
+WHY[7] = "CharacterNotInRepertoire"
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_path, keys):
+    execute(
+        postgres,
+        "CREATE TABLE numbers (n smallint PRIMARY KEY)",
+        "INSERT INTO numbers VALUES (1), (2)",
+        CONSTRAINED,
+    )
+    first = row_file(tmp_path, [("y", 1, 11), ("z", 1, 12)])
+    second = row_file(tmp_path, [(*row, 10) for row in MIXED], 1)
+    one = sink(postgres, keys=keys)
+    rejects = one.write_accepted(accepted([first, second]))
+    told = refused(rejects)
+    assert {at: type(error).__name__ for at, error in told.items()} == {
+        (1, place): name for place, name in WHY.items()
+    }
+    assert 'violates foreign key constraint "words_n_fkey" (Key (n)=(7) is not' in str(told[1, 6])
+    assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
+    # The same are refused again, though each would be taken by now, or some are on record.
+    execute(postgres, "INSERT INTO numbers VALUES (7)")
+    again = refused(one.write_accepted(accepted([first, second])))
+    assert {at: repr(error) for at, error in again.items()} == {
+        at: repr(error) for at, error in told.items()
+    }
+    known = accepted([first, second._replace(refused=(2, 3, 4, 5, 6, 7))])
+    assert list(refused(one.write_accepted(known))) == [(1, 8)]
+    assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
+
+
+def test_a_row_that_is_there_is_refused_without_keys(postgres, sink, files):
+    execute(postgres, TABLE, "INSERT INTO words VALUES ('c', 0)")
+    told = refused(sink(postgres).write_accepted(accepted(files)))
+    assert {at: type(error).__name__ for at, error in told.items()} == {
+        (0, 2): "UniqueViolation",
+        (1, 1): "UniqueViolation",
+    }
+    assert words(postgres) == {"a": 1, "c": 0, "d": 4}
+
+
+rows_of_words = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(90, 105), st.sampled_from([None, 10, 11])),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(rows_of_words, min_size=1, max_size=3), chunk=st.integers(1, 8))
+def test_upserts_are_those_of_a_dict(postgres, sink, tmp_path, monkeypatch, batches, chunk):
+    monkeypatch.setattr(postgres_session, "_CHUNK", chunk)
+    execute(postgres, "DROP TABLE IF EXISTS words, ackcore_batches", TABLE)
+    one = sink(postgres, keys="word")
+    expected = {}
+    for number, rows in enumerate(batches):
+        file = row_file(tmp_path, rows, batch=7)
+        told = one.write_accepted(accepted([file], number))
+        taken = [(place, row) for place, row in enumerate(rows) if row[2] != 11]
+        expected |= {word: n for _, (word, n, _) in taken if n < 100}
+        # One that a later row of its key replaces need not be looked at.
+        must = {(0, place) for place, row in taken if row[1] >= 100}
+        assert (set() if told is None else set(refused(told))) <= must
+        assert words(postgres) == expected
+    one.close()
+
+
+def test_a_column_of_the_table_alone_refuses_no_row(postgres, sink, files):
+    execute(postgres, TABLE)
+    one = sink(postgres)
+    execute(postgres, "ALTER TABLE words ADD shop int NOT NULL")
+    with pytest.raises(psycopg.errors.NotNullViolation, match="shop"):
+        one.write_accepted(accepted(files))
+    execute(postgres, "ALTER TABLE words ALTER shop SET DEFAULT 1")
+    assert len(refused(one.write_accepted(accepted(files)))) == 1  # "a" is there twice
+    assert execute(postgres, "SELECT DISTINCT shop FROM words") == [(1,)]
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_table_that_went_away_fails_the_sink_until_it_is_back(postgres, sink, files):
+    execute(postgres, TABLE)
+    one = sink(postgres, keys="word")
+    execute(postgres, "ALTER TABLE words RENAME TO gone")
+    with pytest.raises(ValueError, match="there is no table words"):
+        one.write_accepted(accepted(files))
+    execute(postgres, "ALTER TABLE gone RENAME TO words")
+    one.write_accepted(accepted(files))
+    execute(postgres, "DROP TABLE words")
+    with pytest.raises(psycopg.errors.UndefinedTable, match=r'relation "public.words" does not'):
+        one.write_accepted(accepted(files, 1))
+    execute(postgres, "CREATE TABLE words (word text UNIQUE)")
+    with pytest.raises(psycopg.errors.UndefinedColumn, match='column "n" does not exist'):
+        one.write_accepted(accepted(files, 1))
+    execute(postgres, "ALTER TABLE words ADD n int")
+    one.write_accepted(accepted(files, 1))
+    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
+
+
+def test_a_checkpoint_that_is_older_than_the_table_is_refused(postgres, sink, files):
+    execute(postgres, TABLE)
+    one = sink(postgres, keys="word")
+    one.write_accepted(accepted(files, 4))
+    for number, nonacked in ((3, (11,)), (4, (10, 11))):
+        with pytest.raises(
+            CheckpointForeign, match=r"words has micro-batch 4 .*DELETE FROM"
+        ) as told:
+            one.write_accepted(accepted(files, number, nonacked))
+    execute(postgres, str(told.value).partition("table: ")[2])
+    one.write_accepted(accepted(files, 3))
+
+
+def test_two_sinks_and_two_checkpoints_have_numbers_of_their_own(postgres, sink, files):
+    execute(postgres, "CREATE TABLE words (word text, n bigint)")
+    for about in ({}, {"sink": "other"}, {"deployment": "def"}):
+        for _ in range(2):
+            sink(postgres).write_accepted(accepted(files, **about))
+    assert len(execute(postgres, "SELECT * FROM words")) == 12
+
+
+def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
+    postgres, sink, files, monkeypatch
+):
+    """Its host stands still with its locks; who takes over ends its connection."""
+    execute(postgres, TABLE)
+    impatient = f"{postgres} options='-c lock_timeout=10s'"
+    first, second = sink(impatient, keys="word"), sink(impatient, keys="word")
+    taken = []
+
+    def fence():
+        if taken:
+            raise CheckpointInUse("was taken over")
+
+    def take_over(*point):
+        if not taken:
+            taken.append(point)
+            Context().run(second.write_accepted, accepted(files))
+
+    monkeypatch.setattr(postgres_session, "failpoint", take_over)
+    with fenced(fence), pytest.raises(psycopg.OperationalError):
+        first.write_accepted(accepted(files))
+    assert taken == [("in-transaction", 0)]
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        first.write_accepted(accepted(files))
+    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
+
+
+def test_who_may_not_end_the_other_waits_for_it(postgres, sink, files, monkeypatch):
+    execute(postgres, "CREATE TABLE words (word text, n bigint)", "CREATE ROLE other LOGIN")
+    first = sink(postgres)
+    execute(postgres, "GRANT ALL ON words, ackcore_batches TO other")
+    second = sink(postgres.replace("user=ackcore", "user=other"))
+    for one in (first, second):  # both are connected, with nothing left to wait for
+        one.write_accepted(accepted(files))
+    threads = []
+    waits = "SELECT 1 FROM pg_stat_activity WHERE usename = 'other' AND wait_event_type = 'Lock'"
+
+    def take_over(*point):
+        if not threads:
+            batch = [accepted(files, 1)]
+            threads.append(threading.Thread(target=second.write_accepted, args=batch))
+            threads[0].start()
+            postgres_server.wait_until(lambda: execute(postgres, waits), "the other waits")
+
+    monkeypatch.setattr(postgres_session, "failpoint", take_over)
+    first.write_accepted(accepted(files, 1))
+    threads[0].join()
+    assert len(execute(postgres, "SELECT * FROM words")) == 8
+
+
+def test_one_that_was_taken_over_writes_nothing(postgres, sink, files):
+    execute(postgres, TABLE)
+    one = sink(postgres, keys="word")
+    one.write_accepted(accepted(files))
+
+    def fence():
+        raise CheckpointInUse("was taken over")
+
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        one.write_accepted(accepted(files, 1, nonacked=()))
+    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
+
+
+JOB = """
+import sys
+import numpy as np
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.postgres import to_postgres
+from ackcore.spark.base.failpoints import failpoint
+sink = to_postgres({dsn!r}, "words")
+sink.claim("count", "abc", "/cp")
+for number in range({first}, 2):
+    files = tuple(AcceptedFile(*file) for file in {files!r})
+    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
+    failpoint("in-sink", number)
+"""
+
+
+def test_each_row_is_there_once_whenever_the_driver_is_killed(postgres, files):
+    execute(postgres, "CREATE TABLE words (word text, n bigint)")
+
+    def run(points, first):
+        job = JOB.format(dsn=postgres, files=[tuple(file) for file in files], first=first)
+        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
+        return subprocess.run([sys.executable, "-c", job], env=environment, timeout=60).returncode
+
+    def rows():
+        return len(execute(postgres, "SELECT * FROM words"))
+
+    assert (run("in-transaction:0", 0), rows()) == (-signal.SIGKILL, 0)
+    assert (run("in-sink:0", 0), rows()) == (-signal.SIGKILL, 4)
+    assert (run("in-transaction:1", 0), rows()) == (-signal.SIGKILL, 4)  # 0 is passed over
+    assert (run("", 1), rows()) == (0, 8)
+
+
+def test_a_server_that_crashes_takes_each_row_once(own_postgres_server, sink, files, monkeypatch):
+    dsn = own_postgres_server.new_database()
+    execute(dsn, "CREATE TABLE words (word text, n bigint)")
+    one = sink(dsn)
+    one.write_accepted(accepted(files))
+
+    def crash(*point):
+        own_postgres_server.kill()
+        own_postgres_server.start()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_session, "failpoint", crash)
+        with pytest.raises(psycopg.OperationalError):
+            one.write_accepted(accepted(files, 1))
+    for _ in range(2):
+        one.write_accepted(accepted(files, 1))
+    # One that crashed between two micro-batches is nothing that a sink notices.
+    crash()
+    one.write_accepted(accepted(files, 2))
+    assert len(execute(dsn, "SELECT * FROM words")) == 12
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path, keys):
+    rows = [(f"{n:08}", 1, None) for n in range(40_000)]
+    file = row_file(tmp_path, rows, batch=10_000)
+    dsn = own_postgres_server.new_database()
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(own_postgres_server.small_disk(2))
+        except postgres_server.Unavailable as error:  # only root may, and not in each container
+            pytest.skip(str(error))
+        space = disk.path / "space"
+        execute(dsn, f"CREATE TABLESPACE small LOCATION '{space}'", TABLE + " TABLESPACE small")
+        execute(dsn, "INSERT INTO words VALUES ('a', 1)")
+        one = sink(dsn, keys=keys)
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.DiskFull):
+                one.write_accepted(accepted([file]))
+            assert words(dsn) == {"a": 1}
+        disk.resize(64)
+        for _ in range(2):
+            assert one.write_accepted(accepted([file])) is None
+        assert len(words(dsn)) == 40_001
+        one.close()
+
+
+def test_what_is_connected_does_not_travel(postgres, sink, files):
+    execute(postgres, TABLE)
+    one = sink(postgres, keys="word")
+    one.write_accepted(accepted(files))
+    assert one._live
+    copy = pickle.loads(cloudpickle.dumps(one))
+    assert not copy._live
+    copy.write_accepted(accepted(files, 1))
+    copy.close()
+
+
+# -- in a topology ---------------------------------------------------------------------------------
+
+
+class Split(BasicBolt):
+    """Rejects lines with a ``no``, behind words that it has emitted."""
+
+    outputs = pa.schema([("word", pa.string()), ("id", pa.int64())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            assert word != "no"
+            collector.emit((word, tuple.stable_id))
+
+
+def topology(spark, sink):
+    builder = TopologyBuilder()
+    lines = [("a",), ("b",), ("toolong",), ("c no",)]
+    builder.spout("lines", spark.createDataFrame(lines, "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", sink)
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+STEPS = ["decided", "in-transaction", "in-sink", "refused", "in-dead-letters", "acted", "marked"]
+
+
+def test_wherever_the_driver_fails_each_row_is_written_or_dead_once(
+    spark, postgres, checkpoint, monkeypatch
+):
+    execute(postgres, "CREATE TABLE words (word varchar(5), id bigint)")
+    for step in STEPS:
+        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
+            run_batch(topology(spark, to_postgres(postgres, "words")), spark, checkpoint)
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    one = to_postgres(postgres, "words")
+    books = run_batch(topology(spark, one), spark, checkpoint, max_dead=None)
+    assert not one._live
+    found = execute(postgres, "SELECT word, id FROM words")
+    assert sorted(word for word, _ in found) == ["a", "b"]
+    assert len({key for _, key in found}) == 2
+    assert (books.acked, books.dead) == (2, 2)
+    dead = {row.payload.line: row for row in dead_letters(checkpoint, spark).collect()}
+    assert set(dead) == {"toolong", "c no"}
+    assert dead["toolong"].error_type == "StringDataRightTruncation"
