@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({""}, set()),
     ({"calls"}, set()),
     ({"dispatch"}, set()),
+    ({"metrics"}, {"prometheus_client", "opentelemetry"}),
     ({"arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),

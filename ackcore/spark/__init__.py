@@ -3,6 +3,7 @@
 =====================  ===========================================================================
 `start`                run a topology on streams; `Query` is what runs
 `run_batch`            run a topology on sources that end; `Books` is what came of it
+`QueryListener`        what is told of each micro-batch, of the dead and of the end
 `attempt`              try a function on each row of a frame: its errors become a column
 `guard`                call one for each row, tracked, retried and written once
 `to_parquet`           a sink: a Parquet directory by micro-batch
@@ -43,6 +44,7 @@ from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.guards import guard
+from ackcore.spark.listeners import QueryListener
 from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.protocol.max_dead import TooManyDead
 from ackcore.spark.protocol.progress import Books, Progress
@@ -66,6 +68,7 @@ __all__ = [
     "DeadLetterTopic",
     "Progress",
     "Query",
+    "QueryListener",
     "RunCancelled",
     "RunFailed",
     "SinkError",

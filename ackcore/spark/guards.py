@@ -53,6 +53,7 @@ def guard(
     max_dead: float | None = 1.0,
     dead_letters: Place = None,
     accept_changes: bool = False,
+    listeners: Sequence[Any] = (),
     **settings: Any,
 ) -> Books | Query:
     """Call a function for each row, and lose none: tracked, retried, dead-lettered, written once.
@@ -91,7 +92,7 @@ def guard(
         of batches.
     trigger : str or mapping, optional
         Of a stream: see `start`.
-    max_dead, dead_letters, accept_changes
+    max_dead, dead_letters, accept_changes, listeners
         See `run_batch` and `start`.
     **settings
         Those of a topology, as ``max_attempts=3``: see `ackcore.topology.Settings`.
@@ -157,6 +158,7 @@ def guard(
             max_dead=max_dead,
             dead_letters=dead_letters,
             accept_changes=accept_changes,
+            listeners=listeners,
         )
     return start(
         topology,
@@ -166,4 +168,5 @@ def guard(
         max_dead=max_dead,
         dead_letters=dead_letters,
         accept_changes=accept_changes,
+        listeners=listeners,
     )

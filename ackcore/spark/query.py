@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -28,6 +28,7 @@ from ackcore.spark.checks import check, check_options, check_trigger, read_trigg
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.kafka import kafka_sources
+from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.max_dead import check_max_dead, close_run
@@ -36,6 +37,9 @@ from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink, release_sinks
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
+
+if TYPE_CHECKING:
+    from ackcore.metrics.prometheus import MetricsServer
 
 _log = logging.getLogger("ackcore")
 
@@ -49,6 +53,7 @@ def start(
     max_dead: float | None = 1.0,
     dead_letters: Place = None,
     accept_changes: bool = False,
+    listeners: Sequence[Any] = (),
     clock: Clock = wall_clock_ms,
 ) -> Query:
     """Run a topology whose spouts are streams.
@@ -79,6 +84,8 @@ def start(
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.  Its spouts
         must be the same, in any order.
+    listeners : sequence of QueryListener, optional
+        Are told of each micro-batch, of the dead, and of the end.
     clock : callable, optional
         Returns milliseconds since 1970.
 
@@ -100,6 +107,7 @@ def start(
     """
     check_max_dead(max_dead)
     check_options(dead_letters, accept_changes, clock=clock)
+    told = Listeners(listeners)
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
     check_trigger(topology, spark, options)
@@ -127,6 +135,7 @@ def start(
             write_dead_letters,
             clock,
             max_dead,
+            told,
         )
     except BaseException:
         state.close()
@@ -142,6 +151,7 @@ def run_batch(
     max_dead: float | None = 1.0,
     dead_letters: Place = None,
     accept_changes: bool = False,
+    listeners: Sequence[Any] = (),
     clock: Clock = wall_clock_ms,
     wait: Callable[[float], object] = time.sleep,
 ) -> Books:
@@ -166,6 +176,8 @@ def run_batch(
         ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.
+    listeners : sequence of QueryListener, optional
+        Are told of each micro-batch, of the dead, and of the end.
     clock : callable, optional
         Returns milliseconds since 1970.
     wait : callable, optional
@@ -200,6 +212,7 @@ def run_batch(
     """
     check_max_dead(max_dead)
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
+    told = Listeners(listeners)
     check(topology, spark, streaming=False)
     place = local_path(checkpoint, "checkpoint")
     with ExitStack() as stack:
@@ -226,7 +239,8 @@ def run_batch(
             for spout in topology.spouts.values()
             if spout.kind is None
         ]
-        if not run_to_end(engine, new, lambda: _nothing(topology, spark), wait):
+        stack.enter_context(told.of_run(engine))
+        if not run_to_end(engine, new, lambda: _nothing(topology, spark), wait, told):
             _log.warning(
                 "%s is of a run that has ended, so nothing was run; what is new in the source "
                 "takes a checkpoint of its own",
@@ -240,7 +254,7 @@ def run_to_end(
     new: Sequence[InputFrame],
     nothing: Callable[[], Sequence[InputFrame]],
     wait: Callable[[float], object],
-    done: Callable[[Progress], object] = lambda progress: None,
+    listeners: Listeners,
 ) -> bool:
     """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
 
@@ -254,8 +268,8 @@ def run_to_end(
         Returns what comes with retries alone.
     wait : callable
         Called with the seconds until the next retry is due.
-    done : callable, optional
-        Called after each micro-batch.
+    listeners : Listeners
+        Told of each micro-batch.
 
     Returns
     -------
@@ -263,9 +277,14 @@ def run_to_end(
         Whether there was anything to be run.
     """
     state = engine.state
+
+    def process(number: int, inputs: Sequence[InputFrame]) -> None:
+        progress = engine.process(number, inputs)
+        listeners.done(progress, engine.books, state.decision(number))
+
     ran = state.last_done is None
     if ran:
-        done(engine.process(0, new))
+        process(0, new)
     while True:
         unfinished = state.last_plan != state.last_done
         due = engine.next_due_ms
@@ -278,7 +297,7 @@ def run_to_end(
             continue
         assert state.last_done is not None
         ran = True
-        done(engine.process(state.last_done + 1, nothing()))
+        process(state.last_done + 1, nothing())
 
 
 def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
@@ -363,6 +382,38 @@ class Query:
     def books(self) -> Books:
         """Everything since the checkpoint was made, after the last micro-batch that is done."""
         return self._stream.books
+
+    def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Serve metrics to Prometheus, from the next micro-batch on; needs ``ackcore[metrics]``.
+
+        Parameters
+        ----------
+        port : int
+            0 for any that is free.
+        host : str, default "127.0.0.1"
+            The address to listen at; ``"0.0.0.0"`` for all.
+
+        Returns
+        -------
+        MetricsServer
+            With ``port`` and ``url``; to be closed, or it goes on as long as the process, so that
+            the end of the query is seen.  Its label ``ackcore_query`` is the checkpoint's name.
+
+        Raises
+        ------
+        ImportError
+            If prometheus-client is not installed.
+        OSError
+            If the port is in use.
+        """
+        from ackcore.metrics.prometheus import PrometheusListener  # noqa: PLC0415 - an extra
+
+        listener = PrometheusListener(self._checkpoint.name)
+        server = listener.serve(port, host)
+        if self.progress is not None:
+            listener.on_progress(self.progress, self.books)
+        self._stream.listeners.add(listener)
+        return server
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until it ends.

@@ -38,6 +38,7 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
+from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.insist import Stopped
@@ -80,6 +81,8 @@ class Stream:
         Returns milliseconds since 1970.
     max_dead : int, float or None
         How many records may die; see `start`.
+    listeners : Listeners
+        Told of each micro-batch, and of the end.
 
     Attributes
     ----------
@@ -106,10 +109,12 @@ class Stream:
         write_dead_letters: DeadLetterWriter,
         clock: Clock,
         max_dead: float | None,
+        listeners: Listeners,
     ) -> None:
         self._state = state
         self._spark = spark
         self._settings = topology.settings
+        self.listeners = listeners
         self._available_now = available_now
         #: Nothing new is begun; and what runs is given up.
         self._leaving, self._stopping = threading.Event(), threading.Event()
@@ -220,6 +225,7 @@ class Stream:
             self.recent.append(progress)
             self.books = self._engine.books
             if decision is not None and not again:
+                self.listeners.done(progress, self.books, decision)
                 self._limit.after(number, decision.all_dead, self.books)
             self._restarts = 0
             if self._pacemaker is not None:
@@ -267,6 +273,7 @@ class Stream:
             writers = {sink.name: sink.writer for sink in self._sinks}
             release_sinks(writers, f"{self._state.deployment_key:016x}")
             self._state.close()
+            self.listeners.ended(self.error, self.books)
             # One that is raised is not logged as well, if all that it says is of dead letters.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)

@@ -28,8 +28,9 @@ from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.letters import as_letters
+from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.progress import Progress
+from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.protocol.runs import Jobs
 from ackcore.spark.query import run_to_end
 from ackcore.spark.run.action import read_results
@@ -70,7 +71,11 @@ def _as_they_are(inputs: Sequence[InputFrame], directory: Path) -> list[InputFra
 
 
 def run_in_process(
-    topology: Topology, rows: Mapping[str, Any], tasks: int, kills: Mapping[str, Kill]
+    topology: Topology,
+    rows: Mapping[str, Any],
+    tasks: int,
+    kills: Mapping[str, Kill],
+    listeners: Sequence[Any],
 ) -> TopologyRun:
     """Do what `ackcore.testing.run` says."""
     if not isinstance(topology, Topology):
@@ -79,10 +84,12 @@ def run_in_process(
             "TopologyBuilder().build() makes one"
         )
     tasks = as_count(tasks, "tasks", 1)
+    told = Listeners(listeners)
     given = _tables(topology, rows)
     within = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ackcore-testing-", dir=within) as directory:
-        return LocalRuns(topology, given, tasks, Kills(kills, topology.bolts)).run(Path(directory))
+        runs = LocalRuns(topology, given, tasks, Kills(kills, topology.bolts), told)
+        return runs.run(Path(directory))
 
 
 class _Recorder:
@@ -130,10 +137,17 @@ class LocalRuns:
         How many tasks read a spout, and run the bolts behind an exchange.
     kills : Kills
         Which tasks die.
+    listeners : Listeners
+        Told of each micro-batch, and of the end.
     """
 
     def __init__(
-        self, topology: Topology, rows: Mapping[str, pa.Table], tasks: int, kills: Kills
+        self,
+        topology: Topology,
+        rows: Mapping[str, pa.Table],
+        tasks: int,
+        kills: Kills,
+        listeners: Listeners,
     ) -> None:
         self._sinks = {name: _Recorder() for name in topology.sinks}
         self._topology = replace(
@@ -155,7 +169,9 @@ class LocalRuns:
         self._kills = kills
         self._now_ms = _BEGIN_MS
         self._attempt = 0
+        self._listeners = listeners
         self._progress: list[Progress] = []
+        listeners.add(self)
         self._dead: list[DeadLetter] = []
         self._untracked_failures = 0
         #: By spout and message id, in which micro-batches it was executed.
@@ -186,7 +202,8 @@ class LocalRuns:
                 pause=self._pause,
                 jobs=Jobs(self._run, self._fetch, _as_they_are, _as_they_are),
             )
-            run_to_end(engine, [], list, self._wait, self._progress.append)
+            with self._listeners.of_run(engine):
+                run_to_end(engine, [], list, self._wait, self._listeners)
             books = engine.books
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(
@@ -205,6 +222,10 @@ class LocalRuns:
             elapsed_ms=self._now_ms - _BEGIN_MS,
             kills=self._kills.count,
         )
+
+    def on_progress(self, progress: Progress, books: Books) -> None:
+        """Keep what a micro-batch did."""
+        self._progress.append(progress)
 
     def _wait(self, seconds: float) -> None:
         self._now_ms += math.ceil(1000 * seconds)

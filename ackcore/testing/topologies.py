@@ -22,6 +22,7 @@ def run(
     *,
     tasks: int = 2,
     kills: Mapping[str, Kill] | None = None,
+    listeners: Sequence[Any] = (),
 ) -> TopologyRun:
     """Run a topology in this process, until each of its records is ACKED or DEAD.
 
@@ -45,6 +46,8 @@ def run(
         with the same ids.  A number is the place, from 1, of a tuple among all that the bolt takes
         in the whole run, those of earlier tries included; a callable is asked of each tuple, as a
         dict, and says whether it always kills.
+    listeners : sequence of `ackcore.spark.QueryListener`, optional
+        Are told as `ackcore.spark.run_batch` tells them.
 
     Returns
     -------
@@ -69,4 +72,4 @@ def run(
     # Loaded here: what tests a backend needs neither Arrow nor Spark.
     from ackcore.testing.local_runs import run_in_process  # noqa: PLC0415
 
-    return run_in_process(topology, rows, tasks, {} if kills is None else kills)
+    return run_in_process(topology, rows, tasks, {} if kills is None else kills, listeners)

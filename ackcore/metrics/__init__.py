@@ -1,0 +1,32 @@
+"""Metrics of a query, for Prometheus and OpenTelemetry: listeners for ``listeners=[...]``.
+
+======================  ==========================================================================
+`PrometheusListener`    fills a registry of prometheus-client, and serves it (``ackcore[metrics]``)
+`OpenTelemetryListener` fills a meter, which whatever the meter provider exports to sees
+                        (``ackcore[otlp]`` has the SDK and its OTLP exporter)
+======================  ==========================================================================
+
+Both have the metrics of `ackcore.metrics.readings`, under the same names: those of OpenTelemetry's
+conventions for messaging where these have one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ackcore.metrics.otel import OpenTelemetryListener
+    from ackcore.metrics.prometheus import PrometheusListener
+
+__all__ = ["OpenTelemetryListener", "PrometheusListener"]
+
+_MODULES = {"PrometheusListener": "prometheus", "OpenTelemetryListener": "otel"}
+
+
+def __getattr__(name: str) -> Any:
+    # Each needs an extra of its own.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

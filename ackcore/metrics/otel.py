@@ -1,0 +1,73 @@
+"""Metrics of a query as an OpenTelemetry meter has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
+
+from ackcore.metrics.readings import (
+    DURATION,
+    DURATION_ABOUT,
+    DURATION_BOUNDS,
+    OPERATION,
+    QUERY,
+    READINGS,
+    SYSTEM,
+    Reading,
+    Snapshot,
+)
+
+
+class OpenTelemetryListener:
+    """Shows the metrics of a query in an OpenTelemetry meter.
+
+    What is exported, how often and whereto, is the meter provider's: with ``ackcore[otlp]`` a
+    ``PeriodicExportingMetricReader(OTLPMetricExporter(...))`` sends it to a collector.
+
+    Parameters
+    ----------
+    query : str, default ""
+        The value of the attribute ``ackcore.query``.
+    meter_provider : opentelemetry.metrics.MeterProvider, optional
+        Of whose meter; the global one if not given.
+    """
+
+    def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
+        self._told = {QUERY: query}
+        self._lock = threading.Lock()
+        self._at = Snapshot()
+        provider = get_meter_provider() if meter_provider is None else meter_provider
+        meter = provider.get_meter("ackcore")
+        for one in READINGS:
+            kind = one.kind == "counter"
+            make = meter.create_observable_counter if kind else meter.create_observable_gauge
+            make(one.name, callbacks=[self._observing(one)], unit=one.unit, description=one.about)
+        self._durations = meter.create_histogram(
+            DURATION,
+            unit="s",
+            description=DURATION_ABOUT,
+            explicit_bucket_boundaries_advisory=list(DURATION_BOUNDS),
+        )
+
+    def _observing(self, one: Reading) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            with self._lock:
+                values = [*one.values(self._at)]
+            return [Observation(value, {**self._told, **told}) for told, value in values]
+
+        return observe
+
+    def on_progress(self, progress: Any, books: Any) -> None:
+        """Take in a micro-batch."""
+        with self._lock:
+            self._at.take(progress, books)
+        about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
+        self._durations.record(progress.duration_ms / 1000, about)
+
+    def on_end(self, error: BaseException | None, books: Any) -> None:
+        """Take in the end."""
+        with self._lock:
+            self._at.active, self._at.books = False, books

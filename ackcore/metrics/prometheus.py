@@ -1,0 +1,142 @@
+"""Metrics of a query as prometheus-client has them."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from ackcore.metrics.readings import (
+    DURATION,
+    DURATION_ABOUT,
+    DURATION_BOUNDS,
+    OPERATION,
+    QUERY,
+    READINGS,
+    SYSTEM,
+    Snapshot,
+)
+
+_UNITS = {"s": "_seconds"}
+
+
+class PrometheusListener:
+    """Shows the metrics of a query in a registry of prometheus-client.
+
+    A name has underscores for the dots of OpenTelemetry's, and Prometheus' endings:
+    ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``.  They are made when
+    they are scraped, of what the query has told last.
+
+    Parameters
+    ----------
+    query : str, default ""
+        The value of the label ``ackcore_query``, which tells several queries of a process apart.
+    registry : prometheus_client.CollectorRegistry, optional
+        Where to show them; one of its own if not given.
+    """
+
+    def __init__(self, query: str = "", registry: CollectorRegistry | None = None) -> None:
+        self._query = query
+        self._lock = threading.Lock()
+        self._at = Snapshot()
+        self._buckets = [0] * (len(DURATION_BOUNDS) + 1)
+        self._seconds = 0.0
+        #: Where they are shown.
+        self.registry = CollectorRegistry() if registry is None else registry
+        self.registry.register(self)
+
+    def on_progress(self, progress: Any, books: Any) -> None:
+        """Take in a micro-batch."""
+        seconds = progress.duration_ms / 1000
+        with self._lock:
+            self._at.take(progress, books)
+            self._buckets[bisect_left(DURATION_BOUNDS, seconds)] += 1
+            self._seconds += seconds
+
+    def on_end(self, error: BaseException | None, books: Any) -> None:
+        """Take in the end."""
+        with self._lock:
+            self._at.active, self._at.books = False, books
+
+    def describe(self) -> list[Metric]:
+        """Return what is not known before there are values, for the registry."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all metrics, for the registry."""
+        with self._lock:
+            found = [(one, [*one.values(self._at)]) for one in READINGS]
+            buckets, seconds = list(self._buckets), self._seconds
+        for one, values in found:
+            name = one.name.replace(".", "_") + _UNITS.get(one.unit, "")
+            labels = sorted({label for told, _ in values for label in told})
+            kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+            family = kind(name, one.about, labels=[_label(one) for one in (QUERY, *labels)])
+            for told, value in values:
+                family.add_metric([self._query, *(told.get(label, "") for label in labels)], value)
+            yield family
+        labels = [_label(one) for one in (QUERY, SYSTEM, OPERATION)]
+        name = DURATION.replace(".", "_") + "_seconds"
+        durations = HistogramMetricFamily(name, DURATION_ABOUT, labels=labels)
+        so_far, counted = 0, []
+        for bound, count in zip((*map(float, DURATION_BOUNDS), "+Inf"), buckets, strict=True):
+            so_far += count
+            counted.append((str(bound), so_far))
+        durations.add_metric([self._query, "ackcore", "process"], counted, seconds)
+        yield durations
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Serve the registry over HTTP, at any path.
+
+        Parameters
+        ----------
+        port : int
+            0 for any that is free.
+        host : str, default "127.0.0.1"
+            The address to listen at; ``"0.0.0.0"`` for all.
+
+        Returns
+        -------
+        MetricsServer
+            To be closed.
+
+        Raises
+        ------
+        OSError
+            If the port is in use.
+        """
+        return MetricsServer(self.registry, port, host)
+
+
+class MetricsServer:
+    """What serves a registry, in a thread, until it is closed or the process ends."""
+
+    def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
+        self._server, self._thread = start_http_server(port, host, registry)
+        #: The port that it listens at.
+        self.port: int = self._server.server_port
+        self._host = host
+
+    @property
+    def url(self) -> str:
+        """Where Prometheus scrapes it."""
+        return f"http://{self._host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _label(attribute: str) -> str:
+    return attribute.replace(".", "_")

@@ -1,0 +1,179 @@
+"""What is measured of a query, whoever it is shown to: names, kinds, units and values.
+
+Counters are of all since the checkpoint was made, as its books are: they go on where they were when
+a query is started again.  ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic
+conventions for messaging (1.38, in development there); what these have no name for begins with
+``ackcore.``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+#: Attributes of one value, and the value.
+Value = tuple[Mapping[str, str], float]
+
+SYSTEM = "messaging.system"
+DESTINATION = "messaging.destination.name"
+OPERATION = "messaging.operation.name"
+#: Which query: given by whoever makes the listener.
+QUERY = "ackcore.query"
+
+#: The duration of a micro-batch, and the bounds that the conventions advise.
+DURATION = "messaging.process.duration"
+DURATION_ABOUT = "From plan to mark of a micro-batch."
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+
+@dataclass
+class Snapshot:
+    """What listeners were told so far."""
+
+    progress: Any = None
+    books: Any = None
+    active: bool = True
+    trips: int = 0
+    uncounted: int = 0
+    last_s: float = 0.0
+
+    def take(self, progress: Any, books: Any) -> None:
+        """Take in a micro-batch."""
+        self.progress, self.books = progress, books
+        self.trips += progress.breaker_trips
+        self.uncounted += progress.uncounted
+        self.last_s = time.time()
+
+
+class Reading(NamedTuple):
+    """A metric: its name in OpenTelemetry's form, what kind and unit it has, and its values."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    unit: str
+    about: str
+    values: Callable[[Snapshot], Iterable[Value]]
+
+
+def _by_spout(name: str, operation: str | None = None) -> Callable[[Snapshot], Iterable[Value]]:
+    def values(at: Snapshot) -> Iterable[Value]:
+        for spout, account in at.books.spouts.items() if at.books is not None else ():
+            told = {SYSTEM: "ackcore", DESTINATION: spout}
+            if operation is not None:
+                told[OPERATION] = operation
+            yield told, getattr(account, name)
+
+    return values
+
+
+def _of_progress(value: Callable[[Any], float]) -> Callable[[Snapshot], Iterable[Value]]:
+    return lambda at: [] if at.progress is None else [({}, value(at.progress))]
+
+
+def _latency(at: Snapshot) -> Iterable[Value]:
+    if at.progress is not None and at.progress.acked:
+        latency = at.progress.latency_ms
+        for quantile, ms in (("0.5", latency.p50), ("0.95", latency.p95), ("0.99", latency.p99)):
+            yield {"quantile": quantile}, ms / 1000
+
+
+def _lag(at: Snapshot) -> Iterable[Value]:
+    if at.progress is not None:
+        for spout, lag in at.progress.lag.items():
+            yield {SYSTEM: "kafka", DESTINATION: spout}, lag
+
+
+#: All but the durations, which are a histogram.
+READINGS: tuple[Reading, ...] = (
+    Reading(
+        "messaging.client.consumed.messages",
+        "counter",
+        "{message}",
+        "Records read from a spout's source.",
+        _by_spout("records", "receive"),
+    ),
+    Reading("ackcore.acked", "counter", "{record}", "Records ACKED.", _by_spout("acked")),
+    Reading("ackcore.dead", "counter", "{record}", "Records that died.", _by_spout("dead")),
+    Reading(
+        "ackcore.retried",
+        "counter",
+        "{execution}",
+        "Executions beyond each record's first.",
+        _by_spout("retried"),
+    ),
+    Reading(
+        "ackcore.replayed",
+        "counter",
+        "{record}",
+        "Dead letters sent again.",
+        _by_spout("replayed"),
+    ),
+    Reading(
+        "ackcore.waiting", "gauge", "{record}", "Records waiting for a retry.", _by_spout("waiting")
+    ),
+    Reading(
+        "ackcore.waiting.oldest_age",
+        "gauge",
+        "s",
+        "For how long the oldest of them has been known.",
+        _of_progress(lambda progress: progress.oldest_ms / 1000),
+    ),
+    Reading(
+        "ackcore.latency",
+        "gauge",
+        "s",
+        "Of records ACKED in the last micro-batch: since they were first taken in.",
+        _latency,
+    ),
+    Reading(
+        "ackcore.lag",
+        "gauge",
+        "{message}",
+        "Offsets of Kafka that are not done, by spout.",
+        _lag,
+    ),
+    Reading(
+        "ackcore.batches",
+        "counter",
+        "{batch}",
+        "Micro-batches done.",
+        lambda at: [] if at.books is None else [({}, at.books.batches)],
+    ),
+    Reading(
+        "ackcore.batch.runs",
+        "gauge",
+        "{run}",
+        "How often the last micro-batch was run; more than 1 if a run died.",
+        _of_progress(lambda progress: progress.runs),
+    ),
+    Reading(
+        "ackcore.breaker.trips",
+        "counter",
+        "{trip}",
+        "How often a circuit breaker opened since this start.",
+        lambda at: [({}, at.trips)],
+    ),
+    Reading(
+        "ackcore.uncounted",
+        "counter",
+        "{execution}",
+        "Failures that were no attempt, since this start.",
+        lambda at: [({}, at.uncounted)],
+    ),
+    Reading(
+        "ackcore.batch.end_time",
+        "gauge",
+        "s",
+        "When the last micro-batch was done, in seconds since 1970.",
+        lambda at: [({}, at.last_s)] if at.last_s else [],
+    ),
+    Reading(
+        "ackcore.active",
+        "gauge",
+        "1",
+        "1 while the query runs, 0 when it has ended.",
+        lambda at: [({}, float(at.active))],
+    ),
+)

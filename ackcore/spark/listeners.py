@@ -1,0 +1,139 @@
+"""Listeners: what is told of each micro-batch that is done, as Spark's StreamingQueryListener is.
+
+They are called by the thread that runs the micro-batches, between two of them, after the mark: what
+they are told stands.  A driver that dies in between has told nobody; the books and the dead-letter
+store have it all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.spark.checkpoint.decisions import BatchDecision
+from ackcore.spark.dead_letters.letters import as_letters
+from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.progress import Books, Progress
+
+_log = logging.getLogger("ackcore")
+
+_METHODS = ("on_progress", "on_dead", "on_end")
+
+
+class QueryListener:
+    """What to derive a listener from; one may be anything that has some of these methods.
+
+    An exception that one raises is logged, and changes nothing: neither the query, nor what other
+    listeners are told.  One that takes long holds the next micro-batch up.
+    """
+
+    def on_progress(self, progress: Progress, books: Books) -> None:
+        """Take in what a micro-batch did, and the books after it."""
+
+    def on_dead(self, batch_id: int, letters: Mapping[str, pa.Table]) -> None:
+        """Take in the letters of the records that died in a micro-batch, if any did.
+
+        Parameters
+        ----------
+        batch_id : int
+            The micro-batch.
+        letters : mapping from str to pyarrow.Table
+            By spout, in the columns that `ackcore.spark.dead_letters` gives: ``message_id,
+            attempts, error_type, error_message, component, first_ms, last_ms, batch_id, payload``.
+        """
+
+    def on_end(self, error: BaseException | None, books: Books) -> None:
+        """Take in the end of the query, or of `run_batch`.
+
+        Parameters
+        ----------
+        error : BaseException or None
+            What it ends with; None if it was stopped or is through.
+        books : Books
+            After the last micro-batch that is done.
+        """
+
+
+class Listeners:
+    """The listeners of one query.
+
+    Parameters
+    ----------
+    listeners : sequence
+        Objects with some of the methods of `QueryListener`.
+
+    Raises
+    ------
+    TypeError
+        If one has none of them.
+    """
+
+    def __init__(self, listeners: Sequence[Any] = ()) -> None:
+        if isinstance(listeners, str) or not isinstance(listeners, Sequence):
+            raise TypeError(
+                f"listeners must be a list of objects, got {type(listeners).__name__}; "
+                "put it in brackets"
+            )
+        self._all: list[Any] = []
+        for one in listeners:
+            self.add(one)
+
+    def add(self, listener: Any) -> None:
+        """Have one more told, from now on.
+
+        Raises
+        ------
+        TypeError
+            If it has none of the methods.
+        """
+        if isinstance(listener, type) or not any(
+            callable(getattr(listener, name, None)) for name in _METHODS
+        ):
+            raise TypeError(
+                f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
+                "derive them from ackcore.spark.QueryListener"
+            )
+        self._all = [*self._all, listener]  # another thread may be telling those that are there
+
+    def done(self, progress: Progress, books: Books, decision: BatchDecision | None) -> None:
+        """Tell of a micro-batch that is done."""
+        if not self._all:
+            return
+        self._tell("on_progress", progress, books)
+        dead = {} if decision is None else decision.all_dead
+        if dead:
+            number = progress.batch_id
+            self._tell(
+                "on_dead",
+                number,
+                # Made where somebody asks for them.
+                of=lambda: {spout: as_letters(rows, number) for spout, rows in dead.items()},
+            )
+
+    @contextmanager
+    def of_run(self, engine: Engine) -> Iterator[None]:
+        """Tell of the end of what runs within, however it ends."""
+        try:
+            yield
+        except BaseException as error:
+            self.ended(error, engine.books)
+            raise
+        self.ended(None, engine.books)
+
+    def ended(self, error: BaseException | None, books: Books) -> None:
+        """Tell of the end."""
+        self._tell("on_end", error, books)
+
+    def _tell(self, name: str, *about: Any, of: Callable[[], Any] | None = None) -> None:
+        for listener in self._all:
+            method = getattr(listener, name, None)
+            if not callable(method):
+                continue
+            try:
+                method(*about) if of is None else method(*about, of())
+            except Exception:
+                _log.exception("%s of listener %r raised; the query goes on", name, listener)

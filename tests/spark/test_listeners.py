@@ -1,0 +1,133 @@
+"""What listeners are told, and that nothing depends on them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from streams import LINE, Split, word_count
+
+from ackcore import testing
+from ackcore.spark import QueryListener, TooManyDead, run_batch
+from ackcore.spark.listeners import Listeners
+
+LINES = pa.schema([("line", pa.string())])
+
+
+class Told(QueryListener):
+    """Notes what it is told."""
+
+    def __init__(self, raises=False):
+        self.progress, self.dead, self.ends, self.raises = [], [], [], raises
+
+    def on_progress(self, progress, books):
+        self.progress.append((progress.batch_id, progress.acked, books.acked))
+        self._raise()
+
+    def on_dead(self, batch_id, letters):
+        for spout, table in letters.items():
+            for row in table.to_pylist():
+                self.dead.append((batch_id, spout, row["payload"]["line"], row["error_type"]))
+        self._raise()
+
+    def on_end(self, error, books):
+        self.ends.append((type(error).__name__, books.acked, books.dead))
+        self._raise()
+
+    def _raise(self):
+        if self.raises:
+            raise RuntimeError("a listener of no use")
+
+
+class DeadOnly:
+    """Not derived from anything."""
+
+    def __init__(self):
+        self.batches = []
+
+    def on_dead(self, batch_id, letters):
+        self.batches.append(batch_id)
+
+
+def rows(*lines):
+    return {"lines": [(line,) for line in lines]}
+
+
+def topology(**settings):
+    return word_count(testing.Source(LINES), lambda frame, number: None, **settings)
+
+
+def test_each_micro_batch_the_dead_and_the_end_are_told():
+    told, dead = Told(), DeadOnly()
+    ran = testing.run(topology(), rows("a", "flaky", "bad", "no"), listeners=[told, dead])
+    assert told.progress == [
+        (one.batch_id, one.acked, books)
+        for one, books in zip(
+            ran.progress,
+            [sum(p.acked for p in ran.progress[: n + 1]) for n in range(9)],
+            strict=False,
+        )
+    ]
+    assert told.dead == [
+        (one.batch_id, one.spout, one.payload["line"], one.error_type) for one in ran.dead
+    ]
+    assert [line for _, _, line, _ in told.dead] == ["no", "bad"]
+    assert dead.batches == sorted({one.batch_id for one in ran.dead})
+    assert told.ends == [("NoneType", 2, 2)]
+
+
+def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog):
+    given = rows("a", "flaky", "no")
+    raising, after = Told(raises=True), Told()
+    ran = testing.run(topology(), given, listeners=[raising, after])
+    assert ran == testing.run(topology(), given)
+    assert (after.progress, after.dead, after.ends) == (
+        raising.progress,
+        raising.dead,
+        raising.ends,
+    )
+    said = [record for record in caplog.records if "raised; the query goes on" in record.message]
+    assert len(said) == len(raising.progress) + len(ran.dead) + 1
+    assert "a listener of no use" in caplog.text
+
+
+def test_the_error_that_a_run_ends_with_is_told():
+    told = Told()
+    bolt = Split()
+    bolt.outputs = {"default": pa.schema([("word", pa.string())])}
+    with pytest.raises(ZeroDivisionError), Listeners([told]).of_run(_Engine()):
+        raise ZeroDivisionError
+    assert told.ends == [("ZeroDivisionError", 7, 0)]
+
+
+class _Engine:
+    class books:
+        acked, dead = 7, 0
+
+
+@pytest.mark.parametrize("listeners", [[Told], ["on_dead"], [None], Told(), "on_dead"])
+def test_what_is_no_listener_is_refused(listeners):
+    with pytest.raises(TypeError, match="listeners must be"):
+        testing.run(topology(), rows("a"), listeners=listeners)
+
+
+def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
+    """Of a batch that ends with TooManyDead the listener knows, too."""
+    of_batch, of_stream = Told(), Told()
+    lines = spark.createDataFrame([("no",)], LINE)
+    none = lambda frame, number: None  # noqa: E731
+    with pytest.raises(TooManyDead):
+        run_batch(word_count(lines, none), spark, tmp_path / "batch", listeners=[of_batch])
+    folder.add("a", "no")
+    query = running(
+        word_count(folder.stream, none),
+        spark,
+        tmp_path / "stream",
+        trigger={"availableNow": True},
+        listeners=[of_stream],
+    )
+    query.await_termination()
+    assert of_batch.dead == [(0, "lines", "no", "Reject")]
+    assert of_batch.ends == [("TooManyDead", 0, 1)]
+    assert [line for _, _, line, _ in of_stream.dead] == ["no"]
+    assert of_stream.progress[-1][2] == 1
+    assert of_stream.ends == [("NoneType", 1, 1)]

@@ -1,0 +1,280 @@
+"""Metrics as Prometheus and OpenTelemetry get them, the alert rules and the dashboard."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from streams import word_count
+
+from ackcore import testing
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ackcore.metrics import OpenTelemetryListener, PrometheusListener
+from ackcore.metrics.readings import DURATION, READINGS
+
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+LINES = pa.schema([("line", pa.string())])
+
+
+def run(*listeners, lines=("a b", "flaky", "bad", "no", "c")):
+    topology = word_count(testing.Source(LINES), lambda frame, number: None)
+    return testing.run(topology, {"lines": [(line,) for line in lines]}, listeners=listeners)
+
+
+def scraped(text):
+    """``{name: {labels: value}}`` of what Prometheus would read."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+@pytest.fixture
+def filled():
+    listener = PrometheusListener("orders")
+    return listener, run(listener)
+
+
+def test_prometheus_has_the_books(filled):
+    listener, ran = filled
+    found = scraped(generate_latest(listener.registry).decode())
+    spout = (
+        ("ackcore_query", "orders"),
+        ("messaging_destination_name", "lines"),
+        ("messaging_system", "ackcore"),
+    )
+    received = tuple(sorted((*spout, ("messaging_operation_name", "receive"))))
+    query = (("ackcore_query", "orders"),)
+    account = ran.books.spouts["lines"]
+    assert found["messaging_client_consumed_messages_total"] == {received: 5}
+    assert found["ackcore_acked_total"] == {spout: account.acked} == {spout: 3}
+    assert found["ackcore_dead_total"] == {spout: 2}
+    assert found["ackcore_retried_total"] == {spout: account.retried}
+    assert found["ackcore_waiting"] == {spout: 0}
+    assert found["ackcore_batches_total"] == {query: len(ran.progress)}
+    assert found["ackcore_active"] == {query: 0}
+    assert abs(found["ackcore_batch_end_time_seconds"][query] - time.time()) < 600
+    ((_, count),) = found["messaging_process_duration_seconds_count"].items()
+    assert count == len(ran.progress)
+    buckets = list(found["messaging_process_duration_seconds_bucket"].values())
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count
+
+
+def test_what_waits_and_that_it_runs_are_shown_meanwhile():
+    listener, seen = PrometheusListener(), []
+
+    class Scrape:
+        def on_progress(self, progress, books):
+            seen.append((progress, scraped(generate_latest(listener.registry).decode())))
+
+    run(listener, Scrape())
+    for progress, found in seen:
+        assert list(found["ackcore_waiting"].values()) == [progress.waiting]
+        assert list(found["ackcore_active"].values()) == [1]
+    assert seen[0][0].waiting
+    assert seen[-1][1]["ackcore_waiting_oldest_age_seconds"] != {}
+
+
+def test_two_queries_share_a_registry():
+    registry = CollectorRegistry()
+    shared = [PrometheusListener(name, registry) for name in ("one", "two")]
+    run(shared[0])
+    found = scraped(generate_latest(registry).decode())
+    assert found["ackcore_active"] == {
+        (("ackcore_query", "one"),): 0,
+        (("ackcore_query", "two"),): 1,
+    }
+
+
+def test_it_is_served_until_it_is_closed(filled):
+    server = filled[0].serve(0)
+    assert server.url == f"http://127.0.0.1:{server.port}/metrics"
+    with urllib.request.urlopen(server.url) as answer:
+        assert "ackcore_dead_total" in scraped(answer.read().decode())
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(server.url)
+
+
+def test_opentelemetry_has_the_same():
+    reader = InMemoryMetricReader()
+    listener = OpenTelemetryListener("orders", MeterProvider([reader]))
+    ran = run(listener)
+    (of_resource,) = reader.get_metrics_data().resource_metrics
+    (scope,) = of_resource.scope_metrics
+    found = {metric.name: metric for metric in scope.metrics}
+    values = {name: [*metric.data.data_points] for name, metric in found.items()}
+    assert {one.name for one in READINGS} - set(found) <= {"ackcore.lag", "ackcore.latency"}
+    (dead,) = values["ackcore.dead"]
+    assert (dead.value, dead.attributes["messaging.destination.name"]) == (2, "lines")
+    assert dead.attributes["ackcore.query"] == "orders"
+    assert found["ackcore.dead"].data.is_monotonic
+    (durations,) = values[DURATION]
+    assert durations.count == len(ran.progress)
+    assert durations.explicit_bounds[0] == 0.005
+    assert found[DURATION].unit == "s"
+
+
+def test_otlp_takes_it_to_a_collector():
+    received = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *about):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        exporter = OTLPMetricExporter(f"http://127.0.0.1:{server.server_port}/v1/metrics")
+        provider = MeterProvider([PeriodicExportingMetricReader(exporter)])
+        run(OpenTelemetryListener("orders", provider))
+        provider.shutdown()
+        server.shutdown()
+        thread.join()
+    names = {
+        metric.name
+        for request in received
+        for of_resource in request.resource_metrics
+        for scope in of_resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert {"messaging.client.consumed.messages", "ackcore.dead", DURATION} <= names
+
+
+def test_the_alert_rules_and_the_dashboard_ask_for_what_is_there(filled):
+    text = generate_latest(filled[0].registry).decode()
+    exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    exposed |= {f"{name}_bucket" for name in exposed}
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += re.findall(
+        r"expr: ([^\n]+(?:\n {10,}[^\n]+)*)", (MONITORING / "alerts.yml").read_text()
+    )
+    assert len(asked) > 16
+    for expression in asked:
+        names = set(re.findall(r"\b(?:ackcore|messaging)_\w+", expression))
+        names -= {"ackcore_query", "messaging_destination_name"}
+        assert names
+        assert names <= exposed, expression
+
+
+def promtool(*arguments):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus)")
+    done = subprocess.run(
+        ["promtool", *arguments], cwd=MONITORING, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules_and_their_cases_hold():
+    promtool("check", "rules", "alerts.yml")
+    promtool("test", "rules", "alerts_test.yml")
+
+
+@pytest.mark.faults
+def test_a_real_prometheus_scrapes_it_and_alerts(tmp_path):
+    """It finds records that died, and the query ended."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed (Debian's package prometheus)")
+    listener = PrometheusListener("orders")
+    scrapes = listener.serve(0)
+    run(listener, lines=["a"])
+    rules = (MONITORING / "alerts.yml").read_text().replace("for: 1m", "for: 1s")
+    (tmp_path / "alerts.yml").write_text(rules)
+    (tmp_path / "prometheus.yml").write_text(
+        f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [alerts.yml]
+scrape_configs:
+  - job_name: ackcore
+    static_configs: [{{targets: ["127.0.0.1:{scrapes.port}"]}}]
+"""
+    )
+    free = listener.serve(0)  # a port that nobody has
+    free.close()
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+            f"--web.listen-address=127.0.0.1:{free.port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+    )
+
+    def ask(query):
+        url = f"http://127.0.0.1:{free.port}/api/v1/query?query={query}"
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return json.load(answer)["data"]["result"]
+        except OSError:
+            return []
+
+    def until(query):
+        end = time.monotonic() + 120
+        while not (found := ask(query)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < end, f"{query} has no value"
+            time.sleep(0.2)
+        return found
+
+    try:
+        (acked,) = until("ackcore_acked_total")
+        assert acked["metric"]["messaging_destination_name"] == "lines"
+        assert acked["value"][1] == "1"
+        # The books grow: two records die.
+        listener.on_progress(*_grown())
+        (firing,) = until('ALERTS{alertname="AckcoreRecordsDie",alertstate="firing"}')
+        assert firing["metric"]["ackcore_query"] == "orders"
+        (ended,) = until('ALERTS{alertname="AckcoreQueryEnded",alertstate="firing"}')
+        assert ended["metric"]["severity"] == "critical"
+    finally:
+        process.terminate()
+        process.wait()
+        log.close()
+        scrapes.close()
+
+
+def _grown():
+    """Progress and books after a micro-batch in which records died."""
+    told = []
+
+    class Last:
+        def on_progress(self, progress, books):
+            told.append((progress, books))
+
+    run(Last())
+    return told[-1]
