@@ -17,7 +17,7 @@ VERSION ?=
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
-CORE := tests --ignore tests/spark --ignore tests/faults
+CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore tests/faults
 # By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
 # file stays together: its tests share a session.
 by_two = $(if $(K)$(findstring pdb,$(ARGS))$(findstring -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)

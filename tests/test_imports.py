@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"topology"}, {"pyarrow"}),
     ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
+    ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
     ({"cli"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )

@@ -13,6 +13,7 @@ COMMANDS = {
     "explain": "spark",
     "doctor": None,
     "bench": None,
+    "ui": "spark,ui",
 }
 
 

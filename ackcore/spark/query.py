@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -414,6 +415,27 @@ class Query:
             listener.on_progress(self.progress, self.books)
         self._stream.listeners.add(listener)
         return server
+
+    def serve(self, port: int = 0, *, host: str = "127.0.0.1", token: str | None = None) -> Any:
+        """Serve a page that shows how it stands (``ackcore[ui]``), from a thread of this process.
+
+        Parameters
+        ----------
+        port : int, default 0
+            A free one if 0.
+        host : str, default "127.0.0.1"
+            Where it listens; with another, others may read all that is dead.
+        token : str, optional
+            Who has it may send dead letters again; nobody may if not given.
+
+        Returns
+        -------
+        ackcore.ui.server.Server
+            ``url`` says where; ``close()`` ends it, as the end of this process does.
+        """
+        # From above: it is there only where its extra is installed.
+        server = import_module("ackcore.ui.server")
+        return server.Server([self._checkpoint], host=host, port=port, token=token)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until it ends.

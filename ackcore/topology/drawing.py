@@ -152,8 +152,11 @@ def _arrow(edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[
     if edge.stream != DEFAULT_STREAM:
         label = f"{edge.stream}: {label}" if label else edge.stream
     many = counts.get(edge.source, {}).get(edge.stream)
-    # Near the target: several may begin at one place.
-    x, y = x2 - _GAP_X / 2 + 4, y1 + (y2 - y1) * (1 - _GAP_X / 2 / max(x2 - x1, _GAP_X))
+    # On the curve: in its middle, or, where it passes other columns, before them.
+    t = 0.5 if x2 - x1 <= _GAP_X else 0.25
+    near, far = (1 - t) ** 3 + 3 * (1 - t) ** 2 * t, t**3 + 3 * (1 - t) * t**2
+    x = near * x1 + far * x2 + 3 * (1 - t) * t * bend * (1 - 2 * t)
+    y = near * y1 + far * y2
     text = "".join(
         f'<text x="{x:.0f}" y="{y + below:.0f}" text-anchor="middle" class="small">{shown}</text>'
         for below, shown in (

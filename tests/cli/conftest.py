@@ -7,20 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 # `checkpoints` and `worlds` are beside the tests of what is below.
 sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
 
-from checkpoints import OPEN, died, records, run_one
+from checkpoints import with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli.app import app_of
 from ackcore.cli.entry import COMMANDS
-from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol.progress import Account, Books
-from ackcore.topology.tuples import Reason
 
 NASTY = "\x1b[31m[bold]<b>no</b>\nnext"
 
@@ -53,22 +49,4 @@ def lines():
 @pytest.fixture
 def checkpoint(tmp_path):
     """One with seven dead letters of two micro-batches, and three records that wait."""
-    path = tmp_path / "checkpoint"
-    slow = Reason("enrich", "TimeoutError", "3 s")
-    nasty = Reason("split", "ValueError", NASTY)
-    first, second = died(0, 4, (nasty, slow)), died(4, 3, (slow,))
-    spouts = {"lines": Account(10, 0, 0, 7, 3, 4)}
-    with OPEN(path) as state:
-        letters = DeadLetters.open(
-            path, state.deployment_key, None, {"lines": pa.schema([("value", pa.string())])}
-        )
-        for number, dead in enumerate([first, second]):
-            letters.write(number, {"lines": dead})
-            run_one(
-                state,
-                number,
-                {"lines": records(20, 3)},
-                {"lines": dead},
-                totals=Books(number + 1, spouts).to_json(),
-            )
-    return path
+    return with_dead_letters(tmp_path / "checkpoint", NASTY)

@@ -17,6 +17,8 @@ from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology.tuples import Reason
 
 
@@ -96,6 +98,38 @@ def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
     state.write_plan(state.make_plan(number, now_ms))
     state.write_decision(decision(number, waiting, dead, **rest))
     state.write_done(number)
+
+
+def with_dead_letters(path, message="no", records_of=None):
+    """Make a checkpoint with seven dead letters of two micro-batches, and three that wait.
+
+    ``message`` is what the error of two of them says; ``records_of`` their records, else lines.
+    """
+    slow, bad = Reason("enrich", "TimeoutError", "3 s"), Reason("split", "ValueError", message)
+    spouts = {"lines": Account(10, 0, 0, 7, 3, 4)}
+    topology = Topology(lines=("value",), clicks=("value",))
+    topology.structure["bolts"] = {
+        "split": {"inputs": [["lines", "default", "shuffle"]], "streams": {}},
+        "enrich": {
+            "inputs": [
+                ["split", "default", "fields", "word"],
+                ["clicks", "default", "local_or_shuffle"],
+            ],
+            "streams": {},
+        },
+    }
+    topology.structure["sinks"] = {"words": ["enrich", "default"]}
+    with OPEN(path, topology) as state:
+        columns = {"lines": pa.schema([("value", pa.string())])}
+        letters = DeadLetters.open(path, state.deployment_key, None, columns)
+        for number, dead in enumerate([died(0, 4, (bad, slow)), died(4, 3, (slow,))]):
+            if records_of is not None:
+                texts = pa.array([records_of] * len(dead))
+                dead = dead.set_column(dead.num_columns - 1, "value", texts)
+            letters.write(number, {"lines": dead})
+            totals = Books(number + 1, spouts).to_json()
+            run_one(state, number, {"lines": records(20, 3)}, {"lines": dead}, totals=totals)
+    return path
 
 
 def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=True):

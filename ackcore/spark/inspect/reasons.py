@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.files import files_of
-from ackcore.spark.dead_letters.letters import read_letters
-from ackcore.spark.dead_letters.notes import notes_of, sent_rows
+from ackcore.spark.dead_letters.files import LetterFile, files_of
+from ackcore.spark.dead_letters.letters import TIME, read_letters
+from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
 
 #: How old the records of a class are at most, in milliseconds; the last one has no end.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
@@ -135,41 +135,56 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
     )
 
 
-def count_dead(store: Path) -> DeadCounts:
-    """Count the letters of a store.
+class DeadCounter:
+    """Counts the letters of a store, and of files that are as they were no second time."""
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a file is damaged.
-    """
-    notes = notes_of(store)
-    letters = sent = 0
-    found: list[ReasonCount] = []
-    columns = ["component", "error_type", "error_message", "last_ms", "batch_id"]
-    for spout, files in files_of(store).items():
-        tables = []
-        for file in files:
-            table = read_letters(file.path, columns)
-            letters += len(table)
-            if notes:
-                times, _ = sent_rows(table["batch_id"].to_numpy(), spout, notes)
-                sent += int((times > 0).sum())
-                table = table.filter(pa.array(times == 0))
-            table = table.rename_columns(["component", "error_type", "text", "at", "batch_id"])
-            at = table["at"].cast(pa.int64())
-            table = table.select(["component", "error_type", "text"]).append_column("at", at)
-            ones = pa.repeat(1, len(table))
-            tables.append(
-                pa.table(
-                    [*table.columns[:3], ones, table["at"], table["at"]],
-                    names=_COUNTED,
-                )
-            )
-        found += _by_reason(spout, pa.concat_tables(tables))
-    return DeadCounts(letters, sent, _sorted(found))
+    def __init__(self) -> None:
+        self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
+
+    def count(self, store: Path) -> DeadCounts:
+        """Count the letters.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If a file is damaged.
+        """
+        notes = notes_of(store)
+        about = tuple((note.request, note.at_ms, tuple(note.rows)) for note in notes)
+        counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
+        letters = sent = 0
+        found: list[ReasonCount] = []
+        for spout, files in files_of(store).items():
+            tables = []
+            for file in files:
+                stat = file.path.stat()
+                key = (file.path, stat.st_mtime_ns, stat.st_size, about)
+                counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
+                n, again, table = counted[key]
+                letters, sent = letters + n, sent + again
+                tables.append(table)
+            found += _by_reason(spout, pa.concat_tables(tables))
+        self._counted = counted
+        return DeadCounts(letters, sent, _sorted(found))
 
 
+def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
+    """Return how many letters a file has, how many were sent again, and the others by reason."""
+    table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms", "batch_id"])
+    letters, sent = len(table), 0
+    if notes:
+        times, _ = sent_rows(table["batch_id"].to_numpy(), spout, notes)
+        sent = int((times > 0).sum())
+        table = table.filter(pa.array(times == 0))
+    at = table["last_ms"].cast(TIME).cast(pa.int64())
+    whole = pa.table(
+        [*(table[name] for name in _REASON_COLUMNS), pa.repeat(1, len(table)), at, at],
+        names=_COUNTED,
+    )
+    return letters, sent, _grouped(whole)
+
+
+_REASON_COLUMNS = ["component", "error_type", "error_message"]
 _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
 
 
@@ -183,20 +198,18 @@ def _counted(table: pa.Table, key: str, at: str) -> pa.Table:
     )
 
 
-def _by_reason(spout: str, table: pa.Table) -> Iterable[ReasonCount]:
+def _grouped(table: pa.Table) -> pa.Table:
+    """Return a table in `_COUNTED` with a row for each component and error."""
     counted = table.group_by(["component", "error_type"], use_threads=False).aggregate(
         [("text", "first"), ("n", "sum"), ("oldest", "min"), ("newest", "max")]
     )
-    for row in counted.to_pylist():
-        yield ReasonCount(
-            spout,
-            row["component"],
-            row["error_type"],
-            row["text_first"],
-            row["n_sum"],
-            row["oldest_min"],
-            row["newest_max"],
-        )
+    names = ["component", "error_type", "text_first", "n_sum", "oldest_min", "newest_max"]
+    return counted.select(names).rename_columns(_COUNTED)
+
+
+def _by_reason(spout: str, table: pa.Table) -> Iterable[ReasonCount]:
+    for row in _grouped(table).to_pylist():
+        yield ReasonCount(spout, *(row[name] for name in _COUNTED))
 
 
 def _sorted(found: Iterable[ReasonCount]) -> tuple[ReasonCount, ...]:

@@ -23,7 +23,7 @@ from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.record_files import RecordFiles
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.dead_letters.store_of_checkpoint import remembered
-from ackcore.spark.inspect.reasons import DeadCounts, WaitingCounts, count_dead, count_waiting
+from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.protocol.progress import Books, Progress
 
 #: How often what has changed meanwhile is read again.
@@ -160,7 +160,11 @@ def checkpoint_root(path: str | os.PathLike[str]) -> Path:
 
 
 def read_status(
-    path: str | os.PathLike[str], *, batches: int = 10, clock: Clock = wall_clock_ms
+    path: str | os.PathLike[str],
+    *,
+    batches: int = 10,
+    clock: Clock = wall_clock_ms,
+    dead: DeadCounter | None = None,
 ) -> Status:
     """Tell how a query stands, whether it runs or not.
 
@@ -172,6 +176,8 @@ def read_status(
         How many of the last micro-batches are told of.
     clock : callable, optional
         Returns milliseconds since 1970.
+    dead : DeadCounter, optional
+        Counts the dead letters; one that is kept reads only what is new.
 
     Raises
     ------
@@ -187,7 +193,7 @@ def read_status(
         checkpoint=str(root.parent),
         at_ms=now_ms,
         holder=holder_of(root / "lock"),
-        dead=count_dead(remembered(root)),
+        dead=(dead or DeadCounter()).count(remembered(root)),
         batches=read_batches(root, batches),
         **standing,
     )

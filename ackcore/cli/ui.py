@@ -1,0 +1,46 @@
+"""``ackcore ui CHECKPOINT...``: the page."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ackcore.ui.server import Server
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(ui)
+
+
+def ui(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help="To show.")],
+    port: Annotated[int, typer.Option(help="0: a free one.")] = 8440,
+    host: Annotated[
+        str, typer.Option(help="Where it listens: with another than this, others may read all.")
+    ] = "127.0.0.1",
+    known_as: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name that browsers ask for.")
+    ] = None,
+    allow_replay: Annotated[
+        bool,
+        typer.Option(
+            "--allow-replay",
+            help="Let dead letters be sent again by who has the token: that of ACKCORE_UI_TOKEN, "
+            "else a new one, which is printed.",
+        ),
+    ] = False,
+) -> None:
+    """Serve a page with books, throughput, what waits, latency, the topology and dead letters."""
+    token = None
+    if allow_replay:
+        token = os.environ.get("ACKCORE_UI_TOKEN") or secrets.token_urlsafe(24)
+    with Server(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
+        typer.echo(f"{server.url} (Ctrl-C ends it)")
+        if token is not None and "ACKCORE_UI_TOKEN" not in os.environ:
+            typer.echo(f"the token for replays: {token}")
+        server.wait()

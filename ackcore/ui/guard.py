@@ -1,0 +1,89 @@
+"""Who may ask: only pages of this server, by the names that it is known under.
+
+A server on localhost is within reach of every page that a browser shows: one may send requests to
+it, and, by a name that comes to resolve to 127.0.0.1, read the answers.  So the Host header must be
+one of ours, and what changes something must come from our own page, with a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Nothing but our own files, and none of them in a frame of another page.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Refuses requests that are not of our own pages, and sends the headers that keep them apart.
+
+    Parameters
+    ----------
+    app : ASGI application
+        What is behind it.
+    hosts : collection of str
+        Names that the server is known under, without the port.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]):
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        wrong = self._problem(scope["method"], Headers(scope=scope))
+        if wrong is None:
+            await self._app(scope, receive, guarded)
+        else:
+            await JSONResponse({"error": wrong}, 403)(scope, receive, guarded)
+
+    def _problem(self, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if _name_of(host) not in self._hosts:
+            return "this server is not known under the name that was asked for"
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return "the request comes from a page of another server"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "the request comes from a page of another server"
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return "the request must be application/json"
+        return None
+
+
+def _name_of(host: str) -> str:
+    """Return a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+def token_is(given: Any, token: str) -> bool:
+    """Whether a token is the right one, in a time that does not tell how much of it is."""
+    text = given if isinstance(given, str) else ""
+    return hmac.compare_digest(text.encode("utf-8", "replace"), token.encode())

@@ -1,0 +1,273 @@
+"""The server of the page: status and dead letters as JSON, the topology as SVG, and replays.
+
+Checkpoints are read at most once in `_EVERY_S`, however many look at them, and only while somebody
+does: the query must not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
+from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
+from ackcore.spark.inspect.status import Status, checkpoint_root, read_status
+from ackcore.topology.drawing import draw
+from ackcore.ui.guard import Guard, token_is
+
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_EVERY_S = 2.0
+_BATCHES = 120
+_MOST_LETTERS = 500
+#: Of a record that is shown in the list.
+_MOST_CHARS = 20_000
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+
+
+class Watched:
+    """A checkpoint that is looked at.
+
+    Parameters
+    ----------
+    path : path
+        Where it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = checkpoint_root(path).parent
+        self._lock = threading.Lock()
+        self._dead = DeadCounter()
+        self._read_at = float("-inf")
+        self._status: Status | None = None
+
+    def status(self) -> Status:
+        """Return how its query stood at most `_EVERY_S` ago."""
+        with self._lock:
+            if self._status is None or time.monotonic() - self._read_at >= _EVERY_S:
+                self._status = read_status(self.path, batches=_BATCHES, dead=self._dead)
+                self._read_at = time.monotonic()
+            return self._status
+
+    def emitted(self) -> dict[str, dict[str, int]]:
+        """Return what its components emitted in the micro-batches that are shown."""
+        total: dict[str, dict[str, int]] = {}
+        for each in self.status().batches:
+            for component, streams in getattr(each.progress, "emitted", {}).items():
+                of = total.setdefault(component, {})
+                for stream, tuples in streams.items():
+                    of[stream] = of.get(stream, 0) + tuples
+        return total
+
+
+def make_app(
+    checkpoints: Sequence[str | os.PathLike[str]],
+    *,
+    token: str | None = None,
+    hosts: Sequence[str] = (),
+) -> Starlette:
+    """Return the application.
+
+    Parameters
+    ----------
+    checkpoints : sequence of path
+        What is shown.
+    token : str, optional
+        Who has it may send dead letters again; nobody may if not given.
+    hosts : sequence of str
+        Names that the server is known under, beside those of this machine for itself.
+
+    Raises
+    ------
+    FileNotFoundError
+        If one of them is no checkpoint.
+    """
+    watched = [Watched(path) for path in checkpoints]
+
+    def asked(request: Request) -> Watched:
+        return watched[int(request.path_params["n"])]
+
+    async def listed(request: Request) -> Response:
+        names = [str(each.path) for each in watched]
+        return JSONResponse({"checkpoints": names, "replay": token is not None})
+
+    async def status(request: Request) -> Response:
+        found = await run_in_threadpool(asked(request).status)
+        return JSONResponse({**found.to_json(), "ages_ms": AGES_MS})
+
+    async def topology(request: Request) -> Response:
+        one = asked(request)
+        found = await run_in_threadpool(one.status)
+        svg = draw(found.structure, one.emitted())
+        policy = "default-src 'none'; style-src 'unsafe-inline'"
+        headers = {"Content-Security-Policy": policy}
+        return Response(svg, media_type="image/svg+xml", headers=headers)
+
+    async def letters(request: Request) -> Response:
+        wanted, limit = _filter_of(request.query_params)
+        path = asked(request).path
+        found = await run_in_threadpool(lambda: _letters(path, wanted, limit))
+        return JSONResponse({"letters": found, "limit": limit})
+
+    async def replayed(request: Request) -> Response:
+        if token is None:
+            return JSONResponse({"error": "this server was started without a token"}, 403)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token_is(given, token):
+            return JSONResponse({"error": "the token is wrong"}, 401)
+        try:
+            body = json.loads(await request.body())
+            ids = tuple(LetterId.of(str(each)) for each in body["letters"])
+        except (ValueError, TypeError, KeyError) as error:
+            return JSONResponse({"error": f"the letters are not named: {error}"}, 400)
+        if not ids:
+            return JSONResponse({"error": "no letter was named"}, 400)
+        path, dry_run = asked(request).path, bool(body.get("dry_run", False))
+        wanted = LetterFilter(ids)
+        done = await run_in_threadpool(lambda: replay(path, where=wanted, dry_run=dry_run))
+        return JSONResponse({"request": done.request, "records": done.records})
+
+    async def file(request: Request) -> Response:
+        name = request.path_params.get("name", "page.html")
+        if name == "favicon.ico":
+            return Response(status_code=204)
+        if name not in ("page.html", "page.css", "page.js"):
+            return JSONResponse({"error": "there is nothing of that name"}, 404)
+        text = files("ackcore.ui").joinpath(name).read_text(encoding="utf-8")
+        return Response(text, media_type=_TYPES[Path(name).suffix])
+
+    async def absent(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": "there is no checkpoint of that number"}, 404)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 503)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
+
+    return Starlette(
+        routes=[
+            Route("/", file),
+            Route("/api/checkpoints", listed),
+            Route("/api/{n:int}/status", status),
+            Route("/api/{n:int}/topology.svg", topology),
+            Route("/api/{n:int}/letters", letters),
+            Route("/api/{n:int}/replay", replayed, methods=["POST"]),
+            Route("/{name:str}", file),
+        ],
+        middleware=[Middleware(Guard, hosts=(*_LOCAL, *hosts))],
+        exception_handlers={
+            IndexError: absent,
+            StateError: failed,
+            OSError: failed,
+            ValueError: refused,
+        },
+    )
+
+
+def _filter_of(asked: Mapping[str, str]) -> tuple[LetterFilter, int]:
+    since, until = (asked.get(name) for name in ("since_ms", "until_ms"))
+    wanted = LetterFilter(
+        spout=asked.get("spout") or None,
+        component=asked.get("component") or None,
+        error_type=asked.get("error") or None,
+        message=asked.get("message") or None,
+        since_ms=int(since) if since else None,
+        until_ms=int(until) if until else None,
+        sent={"yes": True, "no": False}.get(asked.get("sent", "")),
+    )
+    return wanted, min(max(int(asked.get("limit") or 50), 1), _MOST_LETTERS)
+
+
+def _letters(path: Path, wanted: LetterFilter, limit: int) -> list[dict[str, Any]]:
+    found = []
+    for letter in list_letters(store_of(path), wanted, limit, payload=True):
+        record = letter.payload or ""
+        cut = f"{record[:_MOST_CHARS]} …" if len(record) > _MOST_CHARS else record
+        found.append({**asdict(letter), "id": str(letter.id), "payload": cut})
+    return found
+
+
+class Server:
+    """The page, served by a thread of this process until it is closed.
+
+    Parameters
+    ----------
+    checkpoints : sequence of path
+        What is shown.
+    host : str, default "127.0.0.1"
+        Where it listens.
+    port : int, default 0
+        On which port; a free one if 0.
+    token : str, optional
+        Who has it may send dead letters again; nobody may if not given.
+    hosts : sequence of str
+        Further names that it is known under.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Sequence[str | os.PathLike[str]],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        hosts: Sequence[str] = (),
+    ):
+        app = make_app(checkpoints, token=token, hosts=(host, *hosts))
+        # The answers are small, and the server must not outlive what it shows for long.
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        self._socket = config.bind_socket()
+        self._socket.listen()  # who asks before the thread runs, waits
+        self._server = uvicorn.Server(config)
+        name = f"[{host}]" if ":" in host else host
+        #: Where the page is.
+        self.url = f"http://{name}:{self._socket.getsockname()[1]}/"
+        self._thread = threading.Thread(target=self._run, name="ackcore-ui", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._server.run([self._socket])
+
+    def wait(self, look: Callable[[float], object] = time.sleep) -> None:
+        """Wait until it is closed, or interrupted."""
+        while self._thread.is_alive():
+            look(0.5)
+
+    def close(self) -> None:
+        """End it; twice is fine."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,56 @@
+"""A checkpoint to look at, whose records and errors are as hostile as they come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from checkpoints import with_dead_letters
+
+from ackcore.spark.checkpoint.progress_log import ProgressLog
+from ackcore.spark.protocol.progress import Percentiles, Progress
+from ackcore.ui.server import Server
+
+ATTACK = (
+    "</td><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+)
+TOKEN = "a token ☠ of 24 letters"
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    path = with_dead_letters(tmp_path / "checkpoint", ATTACK, ATTACK)
+    log = ProgressLog(path / "ackcore")
+    now = 1_790_000_000_000
+    for number in range(60):
+        run_ms = 400 + 37 * (number * number % 29)
+        log.append(
+            {
+                "at_ms": now + number * 2500,
+                **Progress(
+                    number,
+                    records=1000,
+                    acked=990,
+                    failed=10,
+                    latency_ms=Percentiles(run_ms, 1.4 * run_ms, 2.2 * run_ms),
+                    duration_ms=run_ms + 300,
+                    records_per_s=1e6 / (run_ms + 300),
+                    runs=1,
+                    steps_ms={"plan": 5, "run": run_ms, "check": 40, "decide": 30, "act": 160},
+                ).to_json(),
+            }
+        )
+    return path
+
+
+@pytest.fixture
+def server(checkpoint):
+    with Server([checkpoint], token=TOKEN) as served:
+        yield served

@@ -1,0 +1,161 @@
+"""What the page's server answers, and to whom."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from xml.etree import ElementTree
+
+import pytest
+from checkpoints import with_dead_letters
+
+from ackcore.spark.query import Query
+from ackcore.ui.server import Server
+
+TOKEN = "a token ☠ of 24 letters"
+JSON = {"Content-Type": "application/json"}
+
+
+def ask(url, path="", body=None, **headers):
+    """The status, the headers and the body of an answer."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(f"{url}{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code, answer.headers, answer.read()
+
+
+def asked(url, path, body=None, **headers):
+    status, _, text = ask(url, path, body, **headers)
+    return status, json.loads(text)
+
+
+def test_status_letters_and_topology(server, checkpoint):
+    status, found = asked(server.url, "api/checkpoints")
+    assert (status, found) == (200, {"checkpoints": [str(checkpoint)], "replay": True})
+    status, found = asked(server.url, "api/0/status")
+    assert status == 200
+    assert (found["dead"]["letters"], found["waiting"]["records"]) == (7, 3)
+    assert len(found["batches"]) == 60
+    status, found = asked(server.url, "api/0/letters?component=split&limit=1")
+    assert [each["id"] for each in found["letters"]] == ["lines/0/2"]
+    assert "<script>" in json.loads(found["letters"][0]["payload"])["value"]
+    status, headers, svg = ask(server.url, "api/0/topology.svg")
+    assert headers["Content-Type"] == "image/svg+xml"
+    assert ElementTree.fromstring(svg.decode()) is not None
+
+
+@pytest.mark.parametrize("path", ["", "page.js", "page.css", "api/0/status", "api/9/status"])
+def test_every_answer_keeps_other_pages_out(server, path):
+    _, headers, _ = ask(server.url, path)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_what_is_not_there(server):
+    assert asked(server.url, "api/9/status")[0] == 404
+    assert ask(server.url, "server.py")[0] == 404
+    assert ask(server.url, "..%2Fguard.py")[0] == 404
+    assert asked(server.url, "api/0/letters?since_ms=soon")[0] == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8440", "127.0.0.1.evil.example", ""]
+)
+def test_another_name_for_this_server_is_refused(server, host):
+    assert ask(server.url, "api/0/status", Host=host)[0] == 403
+    port = server.url.rsplit(":", 1)[1].strip("/")
+    for known in (f"localhost:{port}", f"127.0.0.1:{port}", "LOCALHOST", f"[::1]:{port}"):
+        assert ask(server.url, "api/0/status", Host=known)[0] == 200
+
+
+LETTERS = {"letters": ["lines/0/0", "lines/1/2"]}
+
+
+def sent(server):
+    return len(asked(server.url, "api/0/letters?sent=yes")[1]["letters"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer a token"}, 401),
+        ({"Authorization": f"Basic {TOKEN}"}, 401),
+        ({"Content_Type": "text/plain"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Host": "evil.example"}, 403),
+    ],
+)
+def test_replays_are_refused_to_others(server, headers, status):
+    # Headers are Latin-1 on the wire; the browser is asked with this token elsewhere.
+    right = {"Authorization": "Bearer " + TOKEN.encode().decode("latin-1")}
+    if status == 403:
+        headers = {**right, **headers}
+    headers = {"Content_Type": "application/json", **headers}
+    headers = {
+        name: value.encode().decode("latin-1") if "☠" in value else value
+        for name, value in headers.items()
+    }
+    assert asked(server.url, "api/0/replay", LETTERS, **headers)[0] == status
+    assert sent(server) == 0
+
+
+def test_replays_with_the_token(checkpoint):
+    with Server([checkpoint], token="abc") as server:
+        right = {"Authorization": "Bearer abc", "Content_Type": "application/json"}
+        origin = server.url.rstrip("/")
+        status, found = asked(server.url, "api/0/replay", {**LETTERS, "dry_run": True}, **right)
+        assert (status, found["records"], sent(server)) == (200, {"lines": 2}, 0)
+        status, found = asked(server.url, "api/0/replay", LETTERS, **right, Origin=origin)
+        assert (status, found["records"], sent(server)) == (200, {"lines": 2}, 2)
+        for wrong in ({}, {"letters": []}, {"letters": ["x"]}, [], {"letters": 7}):
+            assert asked(server.url, "api/0/replay", wrong, **right)[0] == 400
+
+
+def test_without_a_token_nobody_replays(checkpoint):
+    with Server([checkpoint]) as server:
+        assert not asked(server.url, "api/checkpoints")[1]["replay"]
+        for token in ("", "None"):
+            headers = {"Authorization": f"Bearer {token}", "Content_Type": "application/json"}
+            assert asked(server.url, "api/0/replay", LETTERS, **headers)[0] == 403
+
+
+def test_several_checkpoints_and_none(tmp_path, checkpoint):
+    with_dead_letters(tmp_path / "other")
+    with Server([checkpoint, tmp_path / "other"]) as server:
+        assert asked(server.url, "api/1/status")[1]["checkpoint"] == str(tmp_path / "other")
+    with pytest.raises(FileNotFoundError):
+        Server([tmp_path])
+
+
+def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
+    with Server([checkpoint]) as server:
+        (checkpoint / "ackcore/state/1/manifest.json").write_text("{}")
+        status, found = asked(server.url, "api/0/status")
+        assert status == 503
+        assert "manifest.json is damaged" in found["error"]
+
+
+def test_it_ends(checkpoint):
+    server = Server([checkpoint])
+    server.close()
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        ask(server.url)
+
+
+def test_a_query_serves_its_page(checkpoint):
+    """With nothing of Spark: what it serves is its checkpoint."""
+    query = Query(None, checkpoint)
+    with query.serve(token="abc") as server:
+        assert asked(server.url, "api/0/status")[1]["checkpoint"] == str(checkpoint)
