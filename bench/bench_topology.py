@@ -20,7 +20,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from prometheus_client import generate_latest
 
 from ackcore.examples.quiet_spark import spark_session
+from ackcore.metrics import OpenTelemetryListener, PrometheusListener
 from ackcore.spark import run_batch, start, to_parquet
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.executors import executor_for
@@ -164,8 +166,14 @@ def passed_on(source: Any, bolt: Any):
 def whole(spark, new_path):
     """``whole(builder, rows)`` runs a topology to its end, and asserts that all was ACKED."""
 
-    def whole(builder: TopologyBuilder, rows: int, tracked: bool = True, **settings: Any) -> None:
-        books = run_batch(builder.build(**settings), spark, new_path())
+    def whole(
+        builder: TopologyBuilder,
+        rows: int,
+        tracked: bool = True,
+        listeners: Sequence[Any] = (),
+        **settings: Any,
+    ) -> None:
+        books = run_batch(builder.build(**settings), spark, new_path(), listeners=listeners)
         assert books.balanced
         assert (books.records, books.acked) == ((rows, rows) if tracked else (0, 0))
 
@@ -187,6 +195,27 @@ def bench_word_count(spark, lines, rows, whole, contest):
         f"word count, {rows:,} lines",
         {"bare": bare, "tracked": partial(engine, True), "untracked": partial(engine, False)},
         {("bare", "tracked"): 0.85, ("untracked", "tracked"): 0.40},
+    )
+
+
+def bench_seeing(spark, lines, rows, whole, contest):
+    """Metrics for Prometheus and OpenTelemetry, and a trace of one record in a thousand."""
+
+    def run(seen: bool = False, **settings: Any) -> None:
+        listeners = [PrometheusListener(), OpenTelemetryListener()] if seen else []
+        frame = spark.read.parquet(str(lines))
+        whole(word_count(frame), rows, listeners=listeners, **settings)
+        if seen:
+            assert b"ackcore_acked_total" in generate_latest(listeners[0].registry)
+
+    contest(
+        f"word count, {rows:,} lines",
+        {
+            "unseen": run,
+            "metrics": partial(run, True),
+            "traced": partial(run, trace_per_million=1000),
+        },
+        {("unseen", "metrics"): 0.98, ("unseen", "traced"): 0.98},
     )
 
 

@@ -28,6 +28,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
+from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
@@ -383,6 +384,30 @@ class Query:
     def books(self) -> Books:
         """Everything since the checkpoint was made, after the last micro-batch that is done."""
         return self._stream.books
+
+    def pending_tree(self, message_id: str, *, spout: str | None = None) -> PendingTree | None:
+        """Tell what a record waits for.
+
+        Parameters
+        ----------
+        message_id : str
+            What its source calls it; as ``tuple.message_id`` has it.
+        spout : str, optional
+            Whose it is; the first that has it if not given.
+
+        Returns
+        -------
+        PendingTree or None
+            When its next attempt is due, in which bolt and of what the last one failed and, where
+            that was traced (``trace_per_million``), which bolts it went through; ``print`` shows
+            it.  None if no attempt at it failed, or it is ACKED or DEAD.
+
+        Raises
+        ------
+        StateError
+            If the checkpoint cannot be read.
+        """
+        return read_pending(self._checkpoint, message_id, spout=spout)
 
     def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
         """Serve metrics to Prometheus, from the next micro-batch on; needs ``ackcore[metrics]``.

@@ -80,6 +80,7 @@ _RANGES = {
     "heartbeat_ms": _Range(1, MAX_WAIT_MS),
     "restart_attempts": _Range(0),
     "restart_backoff_ms": _Range(1, MAX_WAIT_MS),
+    "trace_per_million": _Range(0, 1_000_000),
 }
 
 
@@ -152,6 +153,9 @@ class Settings:
         micro-batch in between, before the query ends.
     restart_backoff_ms : int, default 1000
         The wait before it is started again; it doubles each time.
+    trace_per_million : int, default 0
+        Of how many attempts in a million it is told which bolts they went through, and how long
+        each call took: `Progress.traces`, and `Query.pending_tree`.
 
     Raises
     ------
@@ -180,6 +184,7 @@ class Settings:
     heartbeat_ms: int = 200
     restart_attempts: int = 5
     restart_backoff_ms: int = 1_000
+    trace_per_million: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():

@@ -48,6 +48,7 @@ def test_the_defaults():
         "heartbeat_ms": 200,
         "restart_attempts": 5,
         "restart_backoff_ms": 1_000,
+        "trace_per_million": 0,
     }
     assert Settings.load(environ={}) == settings
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from ackcore.spark.base.checksummed import TableCache, read_record
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
@@ -215,6 +217,21 @@ def read_batches(root: Path, most: int) -> tuple[Logged, ...]:
     )
 
 
+def read_waiting(
+    root: Path, find: Callable[[str, pa.Table], pa.Table]
+) -> tuple[dict[str, pa.Table], UnderWay | None]:
+    """Return what waits after the last micro-batch that is done, and the one that is under way.
+
+    Parameters
+    ----------
+    root : Path
+        ``<checkpoint>/ackcore``.
+    find : callable
+        Given the rows of a spout, part by part, returns those that are wanted.
+    """
+    return _steady(root, lambda: _read_waiting(root, find))
+
+
 T = TypeVar("T")
 
 
@@ -261,6 +278,28 @@ def _read(root: Path, now_ms: int) -> dict[str, Any]:
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
     }
+
+
+def _read_waiting(
+    root: Path, find: Callable[[str, pa.Table], pa.Table]
+) -> tuple[dict[str, pa.Table], UnderWay | None]:
+    meta = read_record(root / "meta.json", "meta.json")
+    if meta is None:
+        raise StateError(f"{root / 'meta.json'} is not there any more")
+    records = RecordFiles(root, meta["deployment_key"])
+    plans, dones, _ = _names(root)
+    last_done = max(dones, default=None)
+    if last_done is None:
+        return {}, None
+    cache = TableCache(root / "state")
+    waiting = _decision(records, cache, last_done).waiting
+    found: dict[str, pa.Table] = {}
+    for spout in waiting:
+        for table in waiting.tables(spout):
+            rows = find(spout, table)
+            if len(rows):
+                found.setdefault(spout, rows)
+    return found, _under_way(records, cache, max(plans, default=-1), last_done)
 
 
 def _decision(records: RecordFiles, cache: TableCache, number: int) -> BatchDecision:

@@ -358,6 +358,7 @@ class Engine:
             runs=runs,
             steps_ms=watch.laps,
             lag=lag,
+            traces=() if outcome is None else outcome.traces,
         )
 
 

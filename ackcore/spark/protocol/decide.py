@@ -30,6 +30,7 @@ from ackcore.spark.base.schemas import (
     TRACKING,
     SinkFile,
 )
+from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.protocol.progress import Account
@@ -59,7 +60,7 @@ class BatchOutcome:
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
     how many executions failed, and ``uncounted`` how many of them were no attempt; ``first_ms``
     when each retried record that is ACKED now was first seen; ``breaker_trips`` how often a breaker
-    opened in the run.
+    opened in the run; ``traces`` the way of records of which that is told.
     """
 
     decision: BatchDecision
@@ -68,6 +69,7 @@ class BatchOutcome:
     uncounted: int
     first_ms: Int64s
     breaker_trips: int = 0
+    traces: tuple[RecordTrace, ...] = ()
 
 
 def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:

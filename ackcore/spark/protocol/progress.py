@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ackcore.spark.base.traces import RecordTrace
+
 _log = logging.getLogger("ackcore")
 
 
@@ -198,6 +200,9 @@ class Progress:
     lag : mapping from str to int
         By spout that reads Kafka: offsets from what its group was told to be done up to the end of
         each partition, as it was when the micro-batch was planned.
+    traces : tuple of RecordTrace
+        The way of those records that the setting ``trace_per_million`` chose: 200 at most, those
+        that failed first.
     """
 
     batch_id: int
@@ -217,6 +222,7 @@ class Progress:
     steps_ms: Mapping[str, float] = field(default_factory=dict)
     breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
+    traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         latency = self.latency_ms
@@ -243,7 +249,8 @@ class Progress:
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         latency = known.get("latency_ms", {})
         percents = {each.name: latency.get(each.name, 0.0) for each in fields(Percentiles)}
-        return cls(**{**known, "latency_ms": Percentiles(**percents)})
+        traces = tuple(map(RecordTrace.of, known.get("traces", ())))
+        return cls(**{**known, "latency_ms": Percentiles(**percents), "traces": traces})
 
     def log(self) -> None:
         """Write the one line of a micro-batch to the logger ``ackcore``."""

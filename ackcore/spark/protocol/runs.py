@@ -40,6 +40,7 @@ from ackcore.spark.protocol.decide import (
     with_rejection_reasons,
 )
 from ackcore.spark.protocol.insist import Pause, Stopped
+from ackcore.spark.protocol.outcomes import with_outcomes
 from ackcore.spark.protocol.progress import Stopwatch
 from ackcore.spark.protocol.suspects import (
     count_crash,
@@ -333,6 +334,7 @@ class Runs:
             outcome,
             decision=replace(outcome.decision, work=work.name, reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
+            traces=with_outcomes(ran.traces, failed),
         )
 
     def _run_plan(self, plan: Plan, retries: Retries, work: Path) -> RunPlan:

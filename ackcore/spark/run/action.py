@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
 from ackcore.spark.run.collect import collected
@@ -144,6 +145,29 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         raised=dict(raised),
         breaker_trips=sum(report["breaker_trips"] for report in reports),
+        traces=_traces([report["trace"] for report in reports if "trace" in report]),
+    )
+
+
+def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
+    """Put together what tasks tell of traced records."""
+    steps: dict[int, list[Step]] = defaultdict(list)
+    for one in found:
+        for root, *step in one["steps"]:
+            steps[root].append(Step(*step))
+    return tuple(
+        (
+            root,
+            RecordTrace(
+                spout,
+                message_id,
+                attempt,
+                "",
+                tuple(sorted(steps[root], key=lambda step: step.started_ms)),
+            ),
+        )
+        for one in found
+        for root, spout, message_id, attempt in one["records"]
     )
 
 

@@ -105,6 +105,7 @@ class RunSetup:
             isolates=isolates,
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
+            trace_per_million=settings.trace_per_million,
         )
 
     def slices(self) -> tuple[Slice, ...]:

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.tasks.record_ids import Refused
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
@@ -117,6 +118,8 @@ class RunResult:
         By bolt, what it raised.
     breaker_trips : int
         How often a breaker opened in its tasks.
+    traces : tuple of (int, RecordTrace)
+        By root, the way of those that were traced, without an outcome yet.
     """
 
     records: Mapping[str, int]
@@ -129,6 +132,7 @@ class RunResult:
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
+    traces: tuple[tuple[int, RecordTrace], ...] = ()
 
     def to_reread(self) -> dict[str, Any]:
         """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""

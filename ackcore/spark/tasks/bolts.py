@@ -8,6 +8,7 @@ sink is to get is written to `row_files`.
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from ackcore.spark.tasks.row_files import SinkRowWriter
 from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.time_limit import TimeLimit
+from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, running_counts
 from ackcore.topology.answers import Answers, context_of
 from ackcore.topology.components import output_streams
@@ -158,6 +160,10 @@ class Bolts:
         self.raised: dict[str, Raised] = defaultdict(Raised)
         #: How often a breaker of their calls opened.
         self.breaker_trips = 0
+        #: Notes the way of a share of the roots; None if that is none.
+        self.tracer: Tracer | None = None
+        if spec.trace_per_million:
+            self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
         """Hand rows that a component emitted to all that read them."""
@@ -179,8 +185,12 @@ class Bolts:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
         bolt.open_rows.append(OpenRows(bolt.next, rows))
         bolt.next += len(rows)
+        started_ns = time.time_ns() if self.tracer is not None else 0
         with self._time_limit.on(target):
             results = bolt.executor.process(source, stream, rows.batch, rows.identity)
+        if self.tracer is not None:
+            took_ns = time.time_ns() - started_ns
+            self.tracer.step(target, rows, started_ns, took_ns, len(rows))
         self._take(bolt, results)
         if not results.open:
             bolt.open_rows.clear()
@@ -257,8 +267,13 @@ class Bolts:
         for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
             if bolt is not None:
+                started_ns = time.time_ns() if self.tracer is not None else 0
                 with self._time_limit.on(name):
                     results = bolt.executor.flush()
+                if self.tracer is not None:
+                    took_ns = time.time_ns() - started_ns
+                    for part in bolt.open_rows:
+                        self.tracer.step(name, part.rows, started_ns, took_ns, 0)
                 self._take(bolt, results)
                 with self._time_limit.on(name):
                     bolt.executor.cleanup()

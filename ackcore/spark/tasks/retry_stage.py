@@ -60,5 +60,6 @@ def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[So
     for batch in chunked(due.to_batches(), len(due)):
         message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
         identity = Identity(message_ids, attempts, np.empty(0, np.int64))
-        yield SourceRecords(source, source.rows(batch), RETRIES, first, attempts, identity)
+        rows = source.rows(batch)
+        yield SourceRecords(source, rows, RETRIES, first, attempts, identity, message_ids)
         first += len(batch)

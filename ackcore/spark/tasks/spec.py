@@ -60,6 +60,8 @@ class TaskSpec:
         How long one call of a bolt may take.
     slots : int
         How many tasks Spark runs at once.
+    trace_per_million : int
+        Of how many roots in a million it is told where they were, and how long.
     make_executor : callable
         `executor_for`, or what wraps it.
     """
@@ -80,6 +82,7 @@ class TaskSpec:
     isolates: bool = False
     timeout_s: int | None = None
     slots: int = 1
+    trace_per_million: int = 0
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:

@@ -19,6 +19,7 @@ from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
+from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Identity, Reason
@@ -33,6 +34,8 @@ class SourceRecords(NamedTuple):
     first: int
     attempts: Any = 0
     identity: Identity | None = None
+    #: Of records that were named before.
+    message_ids: pa.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class SpoutStage:
             return roots, np.zeros(n, np.int64)
 
         chunk = task.chunks.add(n, load, source.number)
+        if task.tracer is not None:
+            self._trace(task.tracer, some, chunk.roots)
         # Two records of one id are the source's mistake; that a retry meets one is ours.
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
@@ -126,6 +131,20 @@ class SpoutStage:
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
         _deliver(task, source, rows, bad)
         task.close(chunk)
+
+    def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
+        """Note which records the traced ones among some are."""
+        places = np.flatnonzero(tracer.sampled(roots))
+        if not len(places):
+            return
+        message_ids = some.message_ids
+        if message_ids is None:
+            message_ids = some.source.message_ids(
+                some.batch, self.spec.number, some.partition, some.first
+            )
+        attempts = some.attempts if isinstance(some.attempts, int) else some.attempts[places]
+        names = message_ids.take(pa.array(places))
+        tracer.record(roots[places], some.source.name, names, attempts)
 
 
 def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:

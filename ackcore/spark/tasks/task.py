@@ -77,6 +77,8 @@ class Task:
         What becomes of the groups.
     outbox : Outbox
         What the task sends.
+    tracer : Tracer or None
+        Notes the way of a share of the roots.
     spilled : dict of str to RowFileWriter
         By spout, the rows that its source may not give again.
     """
@@ -97,6 +99,7 @@ class Task:
         self._bolts = Bolts(
             spec, attempt, self._isolation.time_limit, self.chunks, shuffle_writer, self.ledger_rows
         )
+        self.tracer = self._bolts.tracer
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
@@ -135,6 +138,8 @@ class Task:
         alike = json.dumps(report, sort_keys=True).encode()
         # Depends on when a service was out, though this task's answers come from its journal.
         report["breaker_trips"] = self._bolts.breaker_trips
+        if self.tracer is not None:
+            report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()
         if self.spec.layout.settles:
             self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)

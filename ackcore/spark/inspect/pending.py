@@ -1,0 +1,136 @@
+"""What a record waits for, read from the checkpoint while its query may be running."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore.spark.base.clocks import Clock, wall_clock_ms
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
+from ackcore.spark.base.traces import RecordTrace
+from ackcore.spark.checkpoint.progress_log import read_progress
+from ackcore.spark.inspect.status import UnderWay, checkpoint_root, read_waiting
+from ackcore.spark.protocol.progress import Progress
+from ackcore.topology.tuples import Reason
+
+#: In how many of the last micro-batches traces of earlier attempts are looked for.
+_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTree:
+    """A record that is neither ACKED nor DEAD, because an attempt at it failed.
+
+    Attributes
+    ----------
+    spout, message_id : str
+        Which record.
+    attempt : int
+        The one that it waits for, counted from 0.
+    due_in_ms : int
+        Until then; below 0 if it is due.
+    known_ms : int
+        For how long it has been known.
+    component, error_type, error_message : str
+        Where and why the last attempt failed.
+    running_in : int or None
+        The micro-batch that has taken it and is not decided.
+    traces : tuple of RecordTrace
+        Of earlier attempts, those that were traced, the oldest first.
+    """
+
+    spout: str
+    message_id: str
+    attempt: int
+    due_in_ms: int
+    known_ms: int
+    component: str
+    error_type: str
+    error_message: str
+    running_in: int | None
+    traces: tuple[RecordTrace, ...]
+
+    def __str__(self) -> str:
+        if self.running_in is not None:
+            waits = f"runs in micro-batch {self.running_in}"
+        elif self.due_in_ms > 0:
+            waits = f"is due in {self.due_in_ms / 1000:.1f} s"
+        else:
+            waits = "is due, with the next micro-batch"
+        head = (
+            f"{self.message_id} of {self.spout}, known for {self.known_ms / 1000:.1f} s: attempt "
+            f"{self.attempt} {waits}. Failed in {self.component} with {self.error_type}: "
+            f"{self.error_message}"
+        )
+        return "\n".join([head, *(f"  {trace}" for trace in self.traces)])
+
+
+def read_pending(
+    path: str | os.PathLike[str],
+    message_id: str,
+    *,
+    spout: str | None = None,
+    clock: Clock = wall_clock_ms,
+) -> PendingTree | None:
+    """Tell what a record waits for; None if it does not, since it is ACKED, DEAD or not known.
+
+    Parameters
+    ----------
+    path : path
+        The query's checkpoint.
+    message_id : str
+        The record's.
+    spout : str, optional
+        Whose it is; the first that has it if not given.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    CheckpointCorrupt, CheckpointNewer, StateError
+        If it cannot be read.
+    """
+    root = checkpoint_root(path)
+    now_ms = clock()
+
+    def find(name: str, table: pa.Table) -> pa.Table:
+        if spout not in (None, name):
+            return table.slice(0, 0)
+        return table.filter(pc.equal(table[MESSAGE_ID], message_id))
+
+    found, under_way = read_waiting(root, find)
+    for name, rows in found.items():
+        columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
+        for _, attempt, due_ms, first_ms, text in zip(
+            *(rows[column].to_pylist() for column in columns), strict=True
+        ):
+            reason = Reason.decode(text)
+            return PendingTree(
+                spout=name,
+                message_id=message_id,
+                attempt=attempt,
+                due_in_ms=due_ms - now_ms,
+                known_ms=now_ms - first_ms,
+                component=reason.component,
+                error_type=reason.type,
+                error_message=reason.message,
+                running_in=_running_in(under_way, due_ms),
+                traces=tuple(
+                    trace
+                    for line in read_progress(root, _LOOKED_AT)
+                    for trace in Progress.from_json(line).traces
+                    if (trace.spout, trace.message_id) == (name, message_id)
+                ),
+            )
+    return None
+
+
+def _running_in(under_way: UnderWay | None, due_ms: int) -> int | None:
+    if under_way is None or under_way.decided or due_ms > under_way.planned_ms:
+        return None
+    return under_way.number

@@ -1,0 +1,40 @@
+"""What became of traced records, for those who look on; nothing is decided by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ackcore.spark.base.traces import RecordTrace
+from ackcore.topology.tuples import Reason
+
+#: Traces that are kept of one micro-batch; of failures first.
+_MOST = 200
+ACKED = "ACKED"
+
+
+def with_outcomes(
+    traces: Sequence[tuple[int, RecordTrace]], failed: pa.Table
+) -> tuple[RecordTrace, ...]:
+    """Return traces with what became of their records, failures first, and not too many.
+
+    Parameters
+    ----------
+    traces : sequence of (int, RecordTrace)
+        By root.
+    failed : pyarrow.Table
+        ``root_id, spout, reason`` of all that are not ACKED.
+    """
+    if not traces:
+        return ()
+    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+    acked, others = [], []
+    for root, trace in traces:
+        if root in reasons:
+            reason = Reason.decode(reasons[root])
+            outcome = f"failed in {reason.component} with {reason.type}: {reason.message}"
+            others.append(trace._replace(outcome=outcome))
+        else:
+            acked.append(trace._replace(outcome=ACKED))
+    return (*others, *acked)[:_MOST]

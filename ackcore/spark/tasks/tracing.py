@@ -1,0 +1,71 @@
+"""Traces of a task: for a sampled share of the roots, which bolts had tuples of them and how long.
+
+Which roots are sampled follows from their ids alone, so that all tasks trace the same ones.  What
+is found goes with the task's report, and not into its fingerprint: times differ when it runs again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.tasks.tracking import AnchoredRows, Chunks
+
+#: What a task tells at most, so that no setting fills the driver's memory.
+_MOST = 10_000
+#: Odd, and without a pattern: roots may come from ids that have one.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Tracer:
+    """Notes the way of sampled roots through one task.
+
+    Parameters
+    ----------
+    per_million : int
+        Of how many roots in a million.
+    partition : int
+        Of the task.
+    chunks : Chunks
+        The groups of the task.
+    """
+
+    def __init__(self, per_million: int, partition: int, chunks: Chunks) -> None:
+        self._below = np.uint64((per_million << 32) // 1_000_000)
+        self._partition = partition
+        self._chunks = chunks
+        self._records: list[tuple[int, str, str, int]] = []
+        self._steps: list[tuple[int, str, int, int, float, float, int]] = []
+
+    def sampled(self, roots: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which of the roots are traced."""
+        spread = roots.view(np.uint64) * _SPREAD
+        found: npt.NDArray[np.bool_] = (spread >> np.uint64(32)) < self._below
+        return found
+
+    def record(self, roots: Int64s, spout: str, message_ids: pa.Array, attempts: Any) -> None:
+        """Note which records roots are."""
+        attempts = np.broadcast_to(attempts, roots.shape).tolist()
+        names = [spout] * len(roots)
+        found = zip(roots.tolist(), names, message_ids.to_pylist(), attempts, strict=True)
+        self._records += list(found)[: max(0, _MOST - len(self._records))]
+
+    def step(
+        self, component: str, rows: AnchoredRows, started_ns: int, took_ns: int, call_rows: int
+    ) -> None:
+        """Note a call of a bolt with rows, those of traced roots."""
+        if len(self._steps) >= _MOST:
+            return
+        roots = self._chunks.roots_of(rows.owners)[1]
+        found, counts = np.unique(roots[self.sampled(roots)], return_counts=True)
+        for root, n in zip(found.tolist(), counts.tolist(), strict=True):
+            times = started_ns / 1e6, took_ns / 1e6
+            self._steps.append((root, component, self._partition, n, *times, call_rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        return {"records": self._records, "steps": self._steps[:_MOST]}
