@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -54,21 +54,6 @@ def _user() -> pwd.struct_passwd | None:
         with suppress(KeyError):
             return pwd.getpwnam(name)
     raise Unavailable("PostgreSQL does not run as root, and there is no user postgres or nobody")
-
-
-class SmallDisk:
-    """A file system in memory, which only root may mount."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def resize(self, megabytes: int, *, first: bool = False) -> None:
-        """Mount it, or give it another size."""
-        options = f"{'' if first else 'remount,'}size={megabytes}m"
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.path)]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode:
-            raise Unavailable(f"no small disk can be mounted here: {ended.stderr.strip()}")
 
 
 class PostgresServer:
@@ -154,20 +139,6 @@ class PostgresServer:
         if process is not None:
             process.send_signal(how)
             process.wait(timeout=30)
-
-    @contextmanager
-    def small_disk(self, megabytes: int):
-        """Mount a file system of that size, which a tablespace may lie on; yields it, mounted."""
-        disk = SmallDisk(self.directory / "disk")
-        disk.path.mkdir()
-        disk.resize(megabytes, first=True)
-        try:
-            (disk.path / "space").mkdir()
-            self.own(disk.path / "space")
-            yield disk
-        finally:
-            self.kill()
-            subprocess.run(["umount", disk.path], check=True)
 
     def dsn(self, database: str, user: str = "ackcore") -> str:
         """Return how to connect."""

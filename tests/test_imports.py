@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg"}),
+    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
 )
 
 #: What single sinks need, and nothing else may load.
-OF_SINKS = {"psycopg"}
+OF_SINKS = {"psycopg", "deltalake"}
 
 #: The packages of ``spark/``, by when and where code runs, and what each may import of the others.
 #: The modules of ``spark/`` itself, the entry points, may import them all.
@@ -213,7 +213,7 @@ def test_every_module_can_be_imported_alone(
         assert any(name in answer for name in absent), answer
         pytest.skip(f"an extra is not installed: {answer}")
     assert module in answer
-    banned = {"pyarrow", "confluent_kafka", "pyspark", "pandas", "rich", "typer", "psycopg"}
+    banned = {"pyarrow", "confluent_kafka", "pyspark", "pandas", "rich", "typer", *OF_SINKS}
     banned -= LAYERS[layer][1] - OF_SINKS
     if module.startswith("ackcore.spark.sinks."):
         banned -= OF_SINKS  # they are loaded where a sink is made

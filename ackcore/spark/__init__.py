@@ -9,6 +9,7 @@
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
 `to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
+`to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
 `SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
@@ -53,6 +54,7 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.settle.dataframes import combine, settle
 from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
+from ackcore.spark.sinks.delta import to_delta
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.postgres import to_postgres
@@ -87,6 +89,7 @@ __all__ = [
     "settle_parquet",
     "settle_partitions",
     "start",
+    "to_delta",
     "to_kafka",
     "to_parquet",
     "to_postgres",

@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing
+from contextlib import closing
 from contextvars import Context
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -23,8 +22,10 @@ pytest.importorskip("psycopg")
 
 import postgres_server
 import psycopg
+from accepted_rows import WORDS, accepted, row_file, two_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_disk import SmallDisk
 
 from ackcore.spark import SinkError, dead_letters, run_batch, to_postgres
 from ackcore.spark.base import failpoints
@@ -32,39 +33,17 @@ from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import postgres_session
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, check_sink
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 TABLE = "CREATE TABLE words (word text PRIMARY KEY, n bigint CHECK (n < 100))"
-
-
-def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
-    schema = schema.append(pa.field(ROOT, pa.int64()))
-    file = RowFileWriter(str(directory), schema, partition, 0)
-    for at in range(0, len(rows), batch):
-        some = zip(*rows[at : at + batch], strict=True)
-        columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
-        file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    name, n, _ = file.finish()
-    return AcceptedFile(str(directory / name), n)
 
 
 @pytest.fixture
 def files(tmp_path):
-    return (
-        row_file(tmp_path, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
-        row_file(tmp_path, [("d", 4, 10), ("a", 5, 12)], 1),
-    )
-
-
-def accepted(files, batch_id=0, nonacked=(11,), **changes):
-    about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
-    rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
-    return Accepted(batch_id=batch_id, **{**about, **rows, **changes})
+    return two_files(tmp_path)
 
 
 def execute(dsn, *statements):
@@ -478,7 +457,7 @@ from ackcore.spark.sinks.postgres import to_postgres
 from ackcore.spark.base.failpoints import failpoint
 sink = to_postgres({dsn!r}, "words")
 sink.claim("count", "abc", "/cp")
-for number in range({first}, 2):
+for number in range(2):
     files = tuple(AcceptedFile(*file) for file in {files!r})
     sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
     failpoint("in-sink", number)
@@ -488,18 +467,17 @@ for number in range({first}, 2):
 def test_each_row_is_there_once_whenever_the_driver_is_killed(postgres, files):
     execute(postgres, "CREATE TABLE words (word text, n bigint)")
 
-    def run(points, first):
-        job = JOB.format(dsn=postgres, files=[tuple(file) for file in files], first=first)
+    def run(points):
+        job = JOB.format(dsn=postgres, files=[tuple(file) for file in files])
         environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
         return subprocess.run([sys.executable, "-c", job], env=environment, timeout=60).returncode
 
     def rows():
         return len(execute(postgres, "SELECT * FROM words"))
 
-    assert (run("in-transaction:0", 0), rows()) == (-signal.SIGKILL, 0)
-    assert (run("in-sink:0", 0), rows()) == (-signal.SIGKILL, 4)
-    assert (run("in-transaction:1", 0), rows()) == (-signal.SIGKILL, 4)  # 0 is passed over
-    assert (run("", 1), rows()) == (0, 8)
+    assert (run("in-transaction:0"), rows()) == (-signal.SIGKILL, 0)
+    assert (run("in-sink:0"), rows()) == (-signal.SIGKILL, 4)
+    assert (run(""), rows()) == (0, 8)  # 0 is passed over
 
 
 def test_a_server_that_crashes_takes_each_row_once(own_postgres_server, sink, files, monkeypatch):
@@ -529,12 +507,11 @@ def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path,
     rows = [(f"{n:08}", 1, None) for n in range(40_000)]
     file = row_file(tmp_path, rows, batch=10_000)
     dsn = own_postgres_server.new_database()
-    with ExitStack() as stack:
-        try:
-            disk = stack.enter_context(own_postgres_server.small_disk(2))
-        except postgres_server.Unavailable as error:  # only root may, and not in each container
-            pytest.skip(str(error))
+    disk = SmallDisk(own_postgres_server.directory / "disk", 2)
+    try:
         space = disk.path / "space"
+        space.mkdir()
+        own_postgres_server.own(space)
         execute(dsn, f"CREATE TABLESPACE small LOCATION '{space}'", TABLE + " TABLESPACE small")
         execute(dsn, "INSERT INTO words VALUES ('a', 1)")
         one = sink(dsn, keys=keys)
@@ -547,6 +524,9 @@ def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path,
             assert one.write_accepted(accepted([file])) is None
         assert len(words(dsn)) == 40_001
         one.close()
+    finally:
+        own_postgres_server.kill()
+        disk.remove()
 
 
 def test_what_is_connected_does_not_travel(postgres, sink, files):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -105,13 +106,8 @@ class PostgresSink:
                 raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
             if not value and argument != "dsn":
                 raise ValueError(f"{argument} must be the name of a table, got ''")
-        named = [keys] if isinstance(keys, str) else list(keys or ())
-        if not all(isinstance(key, str) for key in named):
-            raise TypeError(f"keys must be names of columns, got {keys!r}")
-        if keys is not None and not named:
-            raise ValueError("keys must name a column at least; leave it out to append all rows")
         self.table = table
-        self.keys = tuple(named)
+        self.keys = named_keys(keys)
         self.marker = marker
         self._dsn = dsn
         self._where = _catalog().where(dsn)
@@ -140,11 +136,7 @@ class PostgresSink:
             If the database cannot be asked.
         """
         what = f"sink {name!r}"
-        for key in self.keys:
-            if key not in schema.names:
-                raise ValueError(
-                    f"{what}: keys must be among the columns {', '.join(schema.names)}, got {key!r}"
-                )
+        check_keys(what, self.keys, schema)
         refuse_unfit(what, schema)
         _catalog().check(self._dsn, self._target(), what, schema)
 

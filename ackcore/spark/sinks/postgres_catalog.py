@@ -11,6 +11,8 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
+from ackcore.spark.sinks.columns import with_columns
+
 _MARKER = """(
     deployment text NOT NULL,
     sink text NOT NULL,
@@ -72,13 +74,7 @@ def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
         columns = columns_of(connection, table)
-        lacking = [name for name in schema.names if name not in columns]
-        if lacking:
-            raise ValueError(
-                f"{what}: table {target.table} has no column {lacking[0]!r}, it has "
-                f"{', '.join(columns)}; add it (ALTER TABLE {target.table} ADD COLUMN "
-                f'"{lacking[0]}" ...), or have the bolt emit no such column'
-            )
+        with_columns(what, f"table {target.table}", schema.names, list(columns))
         for name in schema.names:
             if columns[name].generated:
                 raise ValueError(

@@ -1,0 +1,204 @@
+"""A sink that is a Delta table: each micro-batch once, in a commit with its number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.sinks.columns import (
+    check_keys,
+    last_of_each_key,
+    named_keys,
+    spark_schema,
+    with_columns,
+)
+from ackcore.spark.sinks.interface import Accepted, read_accepted
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+def to_delta(
+    path: str | os.PathLike[str],
+    *,
+    keys: str | Sequence[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> DeltaSink:
+    """Return a sink that writes the rows of ACKED records into a Delta table.
+
+    Each micro-batch is one commit with its number in it, as an application transaction: one that
+    is repeated finds it in the table and writes nothing. The driver writes, by deltalake; no jar of
+    Delta's is needed, so it works on every Spark.
+
+    Parameters
+    ----------
+    path : path
+        Of the table, or a URI that deltalake takes, such as ``s3://bucket/orders``. It is made with
+        the stream's columns if it is not there when a query starts.
+    keys : str or sequence of str, optional
+        Columns that tell rows apart: a row whose keys are there replaces the stream's columns of
+        that row, and of several in one micro-batch, which then has to fit into the driver's memory,
+        the last is kept. All rows are appended if not given.
+    storage_options : mapping, optional
+        How to reach the URI, secrets among them, as deltalake takes it. They appear in no plan,
+        log or checkpoint.
+
+    Returns
+    -------
+    DeltaSink
+
+    Raises
+    ------
+    TypeError
+        If an argument is of another type.
+    ValueError
+        If it is empty.
+    ImportError
+        If deltalake is not installed: it comes with ``ackcore[delta]``.
+    """
+    return DeltaSink(path, keys=keys, storage_options=storage_options)
+
+
+def _deltalake() -> ModuleType:
+    try:
+        import deltalake  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "to_delta() needs deltalake, which is not installed: pip install 'ackcore[delta]'"
+        ) from error
+    return deltalake
+
+
+class DeltaSink:
+    """What `to_delta` returns."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keys: str | Sequence[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be a path or a URI, got {type(path).__name__}")
+        self.path = os.fspath(path)
+        if not self.path:
+            raise ValueError("path must not be empty")
+        self.keys = named_keys(keys)
+        self._options = dict(storage_options or {})
+        #: Columns of the streams that it was checked for, by the sinks' names.
+        self._schemas: dict[str, pa.Schema] = {}
+        _deltalake()
+
+    def __repr__(self) -> str:
+        return f"to_delta({self.path!r})"
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """Raise TypeError or ValueError if the table could not hold the stream's columns."""
+        what = f"sink {name!r}"
+        check_keys(what, self.keys, schema)
+        for field in schema:
+            try:
+                wanted = spark_schema(what, pa.schema([field]))
+                _deltalake().Schema.from_arrow(wanted)
+            except Exception as error:
+                raise TypeError(
+                    f"{what}: a Delta table has no type for {field.type}, that of column "
+                    f"{field.name!r}; have the bolt emit another type"
+                ) from error
+        self._schemas[name] = spark_schema(what, schema)
+        if _deltalake().DeltaTable.is_deltatable(self.path, self._options):
+            columns = _columns(self._open())
+            with_columns(what, f"table {self.path}", schema.names, columns.names)
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Make the table, if it is not there."""
+        schema = self._schemas.get(sink)
+        if schema is not None:
+            _deltalake().DeltaTable.create(
+                self.path, schema=schema, mode="ignore", storage_options=self._options
+            )
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Write the rows of a micro-batch, from the files that its run left.
+
+        Raises
+        ------
+        deltalake.exceptions.DeltaError
+            If it was not committed.
+        CheckpointForeign
+            If a later micro-batch is in the table.
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        number, application = accepted.batch_id, f"ackcore-{accepted.deployment}-{accepted.sink}"
+        table = self._open()
+        last = table.transaction_version(application)
+        if last is not None and last >= number:
+            if last == number:
+                return
+            raise CheckpointForeign(
+                f"Delta table {self.path} has micro-batch {last} of sink {accepted.sink!r}, and "
+                f"{number} comes only now: the checkpoint {accepted.checkpoint} is older than what "
+                "was written from it, restored from a backup perhaps. Start with a new checkpoint, "
+                f"or restore the table to the version before micro-batch {number} (RESTORE TABLE)"
+            )
+        # What another driver commits from here on under this name is a conflict with this commit.
+        check_fence()
+        what = f"sink {accepted.sink!r}"
+        columns = _columns(table)
+        with_columns(what, f"table {self.path}", accepted.schema().names, columns.names)
+        lake = _deltalake()
+        properties = lake.CommitProperties(
+            custom_metadata={"ackcore": f"{application}/{number}"},
+            app_transactions=[lake.Transaction(application, number)],
+        )
+        failpoint("in-transaction", number)
+        if self.keys:
+            self._merge(table, accepted, properties)
+        else:
+            rows = pa.RecordBatchReader.from_batches(columns, _rows(accepted, columns))
+            lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
+
+    def _merge(self, table: DeltaTable, accepted: Accepted, properties: Any) -> None:
+        schema = spark_schema(f"sink {accepted.sink!r}", accepted.schema())
+        rows = last_of_each_key(pa.Table.from_batches(_rows(accepted, schema), schema), self.keys)
+        if not len(rows):
+            return
+        same = " AND ".join(f"t.`{key}` = s.`{key}`" for key in self.keys)
+        all_columns = {f"`{name}`": f"s.`{name}`" for name in schema.names}
+        others = {f"`{name}`": f"s.`{name}`" for name in schema.names if name not in self.keys}
+        merger = table.merge(
+            rows, same, source_alias="s", target_alias="t", commit_properties=properties
+        )
+        if others:
+            merger = merger.when_matched_update(others)
+        merger.when_not_matched_insert(all_columns).execute()
+
+    def _open(self) -> DeltaTable:
+        table: DeltaTable = _deltalake().DeltaTable(self.path, storage_options=self._options)
+        return table
+
+
+def _columns(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
+
+
+def _rows(accepted: Accepted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in a table's columns; what the stream does not have is null."""
+    for file in accepted.files:
+        for batch in read_accepted(file, accepted.nonacked):
+            arrays = [
+                batch.column(field.name).cast(field.type)
+                if field.name in batch.schema.names
+                else pa.nulls(len(batch), field.type)
+                for field in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=columns)

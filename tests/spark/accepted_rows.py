@@ -1,0 +1,37 @@
+"""Rows for a sink as a run leaves them: files, and what names them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+
+def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
+    """Write rows of (columns..., root)."""
+    schema = schema.append(pa.field(ROOT, pa.int64()))
+    file = RowFileWriter(str(directory), schema, partition, 0)
+    for at in range(0, len(rows), batch):
+        some = zip(*rows[at : at + batch], strict=True)
+        columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
+        file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    name, n, _ = file.finish()
+    return AcceptedFile(str(directory / name), n)
+
+
+def two_files(directory):
+    """Write words, of which those of root 11 are not ACKED; "a" is there twice."""
+    return (
+        row_file(directory, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
+        row_file(directory, [("d", 4, 10), ("a", 5, 12)], 1),
+    )
+
+
+def accepted(files, batch_id=0, nonacked=(11,), **changes):
+    about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
+    rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
+    return Accepted(batch_id=batch_id, **{**about, **rows, **changes})

@@ -1,0 +1,303 @@
+"""A Delta table as a sink, by deltalake: rows of ACKED records, each micro-batch once."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("deltalake")
+
+import deltalake
+from accepted_rows import WORDS, accepted, row_file, two_files
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_disk import SmallDisk
+
+from ackcore.spark import SinkError, run_batch, to_delta
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks.interface import check_sink
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def files(tmp_path):
+    return two_files(tmp_path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table"
+
+
+def started(path, schema=WORDS, **arguments):
+    """A sink as a query that starts leaves it."""
+    sink = to_delta(path, **arguments)
+    check_sink("count", sink, schema)
+    sink.claim("count", "abc", "/cp")
+    return sink
+
+
+def rows(path):
+    table = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    return sorted(tuple(row.values()) for row in table)
+
+
+# -- what is refused at the start ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"path": 3}, TypeError, "path must be a path or a URI, got int"),
+        ({"path": ""}, ValueError, "path must not be empty"),
+        ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
+        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        to_delta(**{"path": "t", **arguments})
+
+
+def test_columns_are_refused_before_anything_runs(path):
+    sink = to_delta(path, keys="word")
+    for kind in (pa.time64("us"), pa.duration("us"), pa.uint64()):
+        with pytest.raises(TypeError, match=r"no type for .* of column 'n'; have the"):
+            check_sink("count", sink, pa.schema([("word", pa.string()), ("n", kind)]))
+    with pytest.raises(ValueError, match="keys must be among the columns n, got 'word'"):
+        check_sink("count", sink, pa.schema([("n", pa.int64())]))
+    with pytest.raises(TypeError, match=r"the key 'word' must not be of list<item: int64>; have"):
+        check_sink("count", sink, pa.schema([("word", pa.list_(pa.int64()))]))
+    assert not path.exists()
+    started(path)
+    with pytest.raises(ValueError, match=r"table .* has no column 'at', it has word, n; add it"):
+        started(path, pa.schema([*WORDS, ("at", pa.date32())]))
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_micro_batch_is_written_once(path, files, keys):
+    sink = started(path, keys=keys)
+    for _ in range(2):
+        sink.write_accepted(accepted(files))
+    sink = started(path, keys=keys)  # which leaves the table as it is
+    sink.write_accepted(accepted(files[1:], 3))
+    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
+    assert rows(path) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
+    # Another sink, another checkpoint: numbers of their own.
+    sink.write_accepted(accepted(files[1:], sink="other"))
+    sink.write_accepted(accepted(files[1:], deployment="def"))
+    assert len(rows(path)) == (3 if keys else 10)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, keys):
+    """So does one that the table gained while the query ran."""
+    sink = started(path, keys=keys)
+    table = deltalake.DeltaTable(path)
+    table.alter.add_columns(deltalake.Schema.from_arrow(pa.schema([("note", pa.string())])).fields)
+    old = pa.table({"word": ["a"], "n": [0], "note": ["old"]})
+    deltalake.write_deltalake(path, old, mode="append")
+    sink.write_accepted(accepted(files))
+    new = [("c", 3, None), ("d", 4, None)]
+    if keys:
+        assert rows(path) == [("a", 5, "old"), *new]
+    else:
+        found = {word: (n, note) for word, n, note in rows(path)[-2:]}
+        assert (len(rows(path)), found) == (5, {word: (n, None) for word, n, _ in new})
+
+
+VALUES = {
+    "utc": (
+        pa.timestamp("us", "Europe/Berlin"),
+        datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC),
+    ),
+    "plain": (pa.timestamp("ms"), datetime.datetime(2024, 5, 1, 12)),
+    "day": (pa.date32(), datetime.date(2024, 5, 1)),
+    "money": (pa.decimal128(10, 2), decimal.Decimal("1.50")),
+    "bytes": (pa.binary(), b"\x00\xff"),
+    "large": (pa.large_string(), "x"),
+    "list": (pa.list_(pa.int32()), [1, None]),
+    "struct": (pa.struct([("x", pa.int8()), ("y", pa.string())]), {"x": 1, "y": None}),
+    "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)]),
+    "null": (pa.float64(), None),
+}
+
+
+@pytest.mark.parametrize("keys", [None, "day"])
+def test_values_of_every_type_come_through(path, tmp_path, keys):
+    schema = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
+    values = [value for _, value in VALUES.values()]
+    sink = started(path, schema, keys=keys)
+    sink.write_accepted(accepted([row_file(tmp_path, [(*values, None)], schema=schema)]))
+    (found,) = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert list(found.values()) == values
+
+
+rows_of_words = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from([None, 10, 11])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(rows_of_words, min_size=1, max_size=3))
+def test_merges_are_those_of_a_dict(path, tmp_path, batches):
+    shutil.rmtree(path, ignore_errors=True)
+    sink = started(path, keys="word")
+    expected = {}
+    for number, some in enumerate(batches):
+        sink.write_accepted(accepted([row_file(tmp_path, some, batch=5)], number))
+        expected |= {word: n for word, n, root in some if root != 11}
+        assert rows(path) == sorted(expected.items())
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_table_that_went_away_fails_the_sink_until_it_is_back(path, files):
+    sink = started(path)
+    path.rename(path.with_name("gone"))
+    with pytest.raises(TableNotFoundError):
+        sink.write_accepted(accepted(files))
+    path.with_name("gone").rename(path)
+    sink.write_accepted(accepted(files))
+    assert len(rows(path)) == 4
+
+
+def test_a_checkpoint_that_is_older_than_the_table_is_refused(path, files):
+    sink = started(path)
+    sink.write_accepted(accepted(files, 4))
+    with pytest.raises(CheckpointForeign, match="has micro-batch 4 of sink 'count', and 3 comes"):
+        sink.write_accepted(accepted(files, 3))
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys):
+    """It stands still between its look at the table and its commit; who takes over writes."""
+    first, second = started(path, keys=keys), started(path, keys=keys)
+    fences = []
+
+    def take_over():
+        fences.append(None)
+        second.write_accepted(accepted(files))
+
+    with fenced(lambda: take_over() if not fences else None), pytest.raises(CommitFailedError):
+        first.write_accepted(accepted(files))
+    found = rows(path)
+    assert len(found) == (3 if keys else 4)
+    first.write_accepted(accepted(files))
+    assert rows(path) == found
+
+
+def test_one_that_was_taken_over_writes_nothing(path, files):
+    sink = started(path)
+
+    def fence():
+        raise CheckpointInUse("was taken over")
+
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        sink.write_accepted(accepted(files))
+    assert rows(path) == []
+
+
+def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
+    texts = random.Random(7)  # that cannot be compressed
+    some = [(texts.randbytes(32).hex(), n, None) for n in range(60_000)]
+    file = row_file(tmp_path, some, batch=10_000)
+    disk = SmallDisk(tmp_path / "disk", 1)
+    try:
+        path = disk.path / "table"
+        sink = started(path)
+        for _ in range(2):
+            with pytest.raises((OSError, DeltaError), match="No space left"):
+                sink.write_accepted(accepted([file]))
+            assert rows(path) == []
+        disk.resize(64)
+        for _ in range(2):
+            sink.write_accepted(accepted([file]))
+        assert len(rows(path)) == 60_000
+    finally:
+        disk.remove()
+
+
+JOB = """
+import numpy as np
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.delta import to_delta
+from ackcore.spark.base.failpoints import failpoint
+sink = to_delta({path!r})
+for number in range(2):
+    files = tuple(AcceptedFile(*file) for file in {files!r})
+    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
+    failpoint("in-sink", number)
+"""
+
+
+def run_job(path, files, points):
+    job = JOB.format(path=str(path), files=[tuple(file) for file in files])
+    environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
+    return subprocess.Popen([sys.executable, "-c", job], env=environment)
+
+
+def test_each_row_is_there_once_whenever_the_driver_is_killed(path, files):
+    started(path)
+    for points, n in (("in-transaction:0", 0), ("in-sink:0", 4)):
+        assert run_job(path, files, points).wait(60) == -signal.SIGKILL
+        assert len(rows(path)) == n
+    assert run_job(path, files, "").wait(60) == 0
+    assert len(rows(path)) == 8
+
+
+# -- in a topology ---------------------------------------------------------------------------------
+
+
+class Split(BasicBolt):
+    """Rejects lines with a ``no``, behind words that it has emitted."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            assert word != "no"
+            collector.emit((word,))
+
+
+def topology(spark, sink):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", sink)
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "marked"]
+
+
+def test_wherever_the_driver_fails_each_row_is_written_once(spark, path, checkpoint, monkeypatch):
+    for step in STEPS:
+        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
+            run_batch(topology(spark, to_delta(path)), spark, checkpoint)
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    assert rows(path) == [("a",), ("a",), ("b",)]
