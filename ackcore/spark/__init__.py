@@ -40,11 +40,13 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.guards import guard
+from ackcore.spark.inspect.pending import PendingTree
 from ackcore.spark.listeners import QueryListener
 from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.protocol.max_dead import TooManyDead
@@ -68,9 +70,11 @@ __all__ = [
     "CheckpointNewer",
     "CheckpointReadOnly",
     "DeadLetterTopic",
+    "PendingTree",
     "Progress",
     "Query",
     "QueryListener",
+    "RecordTrace",
     "RunCancelled",
     "RunFailed",
     "SinkError",
