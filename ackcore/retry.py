@@ -83,15 +83,44 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     """
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}; the first is not waited for")
+    _check_range(base_ms, cap_ms)
+    widest = capped_doubling(base_ms, attempt, cap_ms)
+    # The high half of a product spreads 64 random bits over the range, without a modulo's bias.
+    return 1 + (_bits(message_id, attempt) * widest >> 64)
+
+
+def _check_range(base_ms: int, cap_ms: int) -> None:
     for name, value in (("base_ms", base_ms), ("cap_ms", cap_ms)):
         if not 1 <= value <= _LONGEST_MS:
             raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
-    widest = capped_doubling(base_ms, attempt, cap_ms)
+
+
+def _bits(message_id: str, attempt: int) -> int:
+    """64 random bits of a message and an attempt."""
+    return int.from_bytes(_digest(_prefix(attempt), message_id), "little")
+
+
+def _prefix(attempt: int) -> bytes:
+    return attempt.to_bytes(8, "little")
+
+
+def _digest(prefix: bytes, message_id: str) -> bytes:
     # Ids come from anywhere: a lone surrogate must not keep its record from being retried.
     text = message_id.encode("utf-8", "surrogatepass")
-    digest = blake2b(attempt.to_bytes(8, "little") + text, digest_size=8, person=b"ackcore.retry")
-    # The high half of a product spreads 64 random bits over the range, without a modulo's bias.
-    return 1 + (int.from_bytes(digest.digest(), "little") * widest >> 64)
+    return blake2b(prefix + text, digest_size=8, person=b"ackcore.retry").digest()
+
+
+def _high_product(
+    bits: npt.NDArray[np.uint64], widest: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return ``bits * widest >> 64``, by halves: a product has up to 126 bits."""
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    wide = widest.astype(np.uint64)
+    a, b, c, d = bits >> half, bits & low, wide >> half, wide & low
+    middle = a * d + (b * d >> half)
+    crossed = b * c + (middle & low)
+    high: npt.NDArray[np.uint64] = a * c + (middle >> half) + (crossed >> half)
+    return high.astype(np.int64)
 
 
 def unavailable_ms(
@@ -238,26 +267,30 @@ class Policy(NamedTuple):
             return found.astype(np.int64)
 
         failed = column("attempts", attempts, 0)
-        lasts, counted = column("final", final, False), column("counts", counts, True)
+        final_, counted = column("final", final, False) != 0, column("counts", counts, True) != 0
         earliest = column("not_before_ms", not_before_ms, 0)
         firsts = column("first_ms", first_ms, now_ms)
-        dead, due = np.zeros(n, np.bool_), np.zeros(n, np.int64)
-        following = failed + 1
-        columns = (failed, lasts, counted, earliest, firsts)
-        for row, (attempt, last, each, not_before, first) in enumerate(
-            zip(*(found.tolist() for found in columns), strict=True)
-        ):
-            one = self.decide(
-                message_ids[row],
-                attempt,
-                now_ms,
-                bool(last),
-                counts=bool(each),
-                not_before_ms=not_before,
-                first_ms=first,
-            )
-            if one is None:
-                dead[row] = True
-            else:
-                due[row], following[row] = one
+        if n and failed.min() < 0:
+            raise ValueError(f"attempt must be at least 0, got {failed.min()}")
+        _check_range(self.base_ms, self.cap_ms)
+        dead = final_ | (counted & (failed + 1 >= self.max_attempts))
+        # Few attempts, many rows.
+        of_each, at = np.unique(failed, return_inverse=True)
+        doubled = [
+            capped_doubling(self.base_ms, each + 1, self.cap_ms) for each in of_each.tolist()
+        ]
+        widest = np.array(doubled, np.int64)[at]
+        known = np.clip(now_ms - firsts, 0, self.cap_ms)
+        free = ~counted
+        widest[free] = np.maximum(widest[free], known[free])
+        lower = np.where(free, widest // 2, 0)
+        prefixes = [_prefix(each + 1) for each in of_each.tolist()]
+        digests = [
+            _digest(prefixes[of], message_id)
+            for of, message_id in zip(at.tolist(), message_ids, strict=True)
+        ]
+        bits = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+        delay = lower + 1 + _high_product(bits, widest - lower)
+        due = np.where(dead, 0, np.maximum(now_ms + delay, earliest))
+        following = failed + (counted | dead)
         return Decided(dead, due, following.astype(np.int32))

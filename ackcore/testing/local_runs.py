@@ -200,7 +200,7 @@ class LocalRuns:
                 self._take_dead,
                 clock=lambda: self._now_ms,
                 pause=self._pause,
-                jobs=Jobs(self._run, self._fetch, _as_they_are, _as_they_are),
+                jobs=Jobs(self._run, self._fetch, _as_they_are, _as_they_are, write_failed=None),
             )
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)

@@ -23,7 +23,7 @@ from ackcore.topology._words import nearest
 MESSAGE_CHARS = 4096
 
 #: Between the parts of an encoded reason; a character that text hardly ever holds.
-_UNIT = "\x1f"
+UNIT = "\x1f"
 #: Begins an encoded reason that is no attempt.  What is final sorts before what counts, and that
 #: before this: of several reasons for a root the first in this order is kept.
 UNCOUNTED = "~"
@@ -78,10 +78,10 @@ class Reason(NamedTuple):
     def encode(self) -> str:
         """Return the reason as one text, which `decode` reads."""
         # Only the last part may hold the separator: decode splits off as many as there must be.
-        head = (part.replace(_UNIT, " ") for part in (self.component, self.type))
+        head = (part.replace(UNIT, " ") for part in (self.component, self.type))
         flag = "!" if self.final else "-" if self.counts else UNCOUNTED
         after = str(self.after_ms) if self.after_ms and not self.final else ""
-        return _UNIT.join((flag + after, *head, self.message))
+        return UNIT.join((flag + after, *head, self.message))
 
     @classmethod
     def decode(cls, text: str) -> Reason:
@@ -92,7 +92,7 @@ class Reason(NamedTuple):
         ValueError
             If the text is not an encoded reason.
         """
-        parts = text.split(_UNIT, 3)
+        parts = text.split(UNIT, 3)
         if len(parts) != 4 or _FLAG.fullmatch(parts[0]) is None:
             raise ValueError(f"not an encoded reason: {text[:80]!r}; Reason.encode() writes them")
         head, component, kind, message = parts

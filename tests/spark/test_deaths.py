@@ -14,6 +14,7 @@ from streams import Folder, until
 from worlds import World, fails
 
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
+from ackcore.spark.base.reason_columns import DEATHS
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import max_dead as limits
 from ackcore.spark.protocol.progress import Account, Books
@@ -73,6 +74,12 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
     assert warnings(caplog) == []
 
 
+def counted(*rows):
+    """Deaths, as they are counted by reason."""
+    named = [dict(zip(DEATHS.names, row, strict=True)) for row in rows]
+    return [pa.Table.from_pylist(named, DEATHS)]
+
+
 @pytest.mark.parametrize(
     ("max_dead", "died", "words"),
     [
@@ -91,7 +98,7 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
 def test_how_many_may_die(max_dead, died, words, caplog):
     # One of them was sent again and is ACKED now: it died, but is not dead.
     books = Books(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
-    reasons = [(Reason("split", "ValueError", "no"), died)]
+    reasons = counted(("split", "ValueError", "no", died))
     if words is None:
         assert limits.close_run(books, reasons, "cp", max_dead) is books
     else:
@@ -338,14 +345,13 @@ def test_limits_that_are_none(tmp_path, max_dead, error, got):
 
 
 def test_the_most_frequent_causes_come_first():
-    found = limits.causes(
-        [
-            (Reason("split", "ValueError", "line 7"), 1),
-            (Reason("load", "TimeoutError", "out\nof  reach " + "x" * 200, final=True), 5),
-            (Reason("split", "ValueError", "line 9"), 2),
-            (Reason("split", "KeyError", "'wrod'"), 3),
-        ]
-    )
+    told = [
+        ("split", "ValueError", "line 7", 1),
+        ("load", "TimeoutError", "out\nof  reach " + "x" * 200, 5),
+        ("split", "ValueError", "line 9", 2),
+        ("split", "KeyError", "'wrod'", 3),
+    ]
+    found = limits.causes(counted(*told))
     assert [str(cause) for cause in found] == [
         f"5 in 'load' of TimeoutError (out of reach {'x' * 144}...)",
         "3 in 'split' of KeyError ('wrod')",

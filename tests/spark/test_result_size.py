@@ -42,18 +42,17 @@ def at_most(spark, size):
         conf.remove(LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("reason", "text"),
-    [("{:0500}", "'a'"), ("no", "lpad(id, 500, '-')")],
-    ids=["reasons", "payloads"],
-)
-def test_failures_that_are_larger_than_the_driver_takes(spark, checkpoint, reason, text):
-    """The error names the setting; no run is repeated, and no crash is counted."""
+def failing(spark, reason, text):
     frame = spark.range(2000, numPartitions=2).selectExpr("id", f"{text} AS text")
     builder = TopologyBuilder()
     builder.spout("lines", frame)
     builder.bolt("refuse", Refuse(reason)).shuffle("lines")
-    topology = builder.build(max_attempts=1)
+    return builder.build(max_attempts=1)
+
+
+def test_reasons_that_are_larger_than_the_driver_takes(spark, checkpoint):
+    """The error names the setting; no run is repeated, and no crash is counted."""
+    topology = failing(spark, "{:0500}", "'a'")
     with (
         at_most(spark, "300k"),
         pytest.raises(RunFailed, match=r"run 1 time .*Total size .*; raise spark\.driver\.maxRes"),
@@ -65,3 +64,13 @@ def test_failures_that_are_larger_than_the_driver_takes(spark, checkpoint, reaso
     assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
         assert state.plan(0).crashes == 0
+
+
+def test_payloads_that_are_larger_than_the_driver_takes_do_not_go_through_it(spark, checkpoint):
+    topology = failing(spark, "no", "lpad(id, 500, '-')")
+    with at_most(spark, "300k"):
+        assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
+    with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
+        assert state.plan(0).crashes == 0
+        dead = state.decision(0).dead["lines"]
+        assert sorted(dead["id"].to_pylist()) == list(range(2000))

@@ -515,11 +515,11 @@ def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
 
 
 def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(checksummed, "FORMAT", 3)
+    monkeypatch.setattr(checksummed, "FORMAT", 4)
     made(checkpoint)
     monkeypatch.undo()
     with pytest.raises(
-        CheckpointNewer, match=r"meta.json has format 3, and this .* up to 2"
+        CheckpointNewer, match=r"meta.json has format 4, and this .* up to 3"
     ) as told:
         OPEN(checkpoint)
     assert "Start the query with that version" in str(told.value)

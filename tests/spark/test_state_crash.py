@@ -8,6 +8,14 @@ import shutil
 import pytest
 from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 
+from ackcore.spark.base.checksummed import write_batches
+from ackcore.spark.checkpoint.dead import Dead, WrittenDead
+from ackcore.spark.checkpoint.segments import WrittenSegment
+
+
+def wrote(directory, name, table):
+    return directory / write_batches(directory, name, table.schema, table.to_batches(), large=True)
+
 
 @pytest.fixture(scope="module")
 def killer():
@@ -36,14 +44,23 @@ def steps(state, until):
         if state.decision(number) is None:
             due, waiting, _ = state.split_due(plan)
             tried = due["lines"] if "lines" in due else records(0, 0)
-            waiting = waiting.plus("lines", records(10 * number, 2))
+            work = state.runs.new(number)
+            # One failed alone, and tasks wrote the other, and one of two dead.
+            waiting = waiting.plus("lines", records(10 * number, 1))
+            path = wrote(work, "waiting-lines", records(10 * number + 1, 1))
+            due_ms = 1000 + 10 * number + 1
+            waiting = waiting.plus("lines", WrittenSegment(path, 1, due_ms, due_ms - 1000))
             if "clicks" not in waiting:
                 waiting = waiting.plus("clicks", records(0, 3, due_ms=10**9))
-            dead = {"lines": tried[:1]}
-            totals = {"dead": before["dead"] + len(dead["lines"])}
+            dead = Dead(
+                {"lines": [WrittenDead(wrote(work, "dead-lines", tried[:1]), len(tried[:1]))]}
+            )
+            totals = {"dead": before["dead"] + len(tried[:1])}
             totals["tried"] = before["tried"] + len(tried)
             state.write_decision(
-                decision(number, waiting, dead, nonacked=roots(number), totals=totals)
+                decision(
+                    number, waiting, dead, nonacked=roots(number), totals=totals, work=work.name
+                )
             )
         yield f"decided {number}"
         state.write_done(number)

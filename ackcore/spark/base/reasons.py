@@ -16,7 +16,9 @@ from ackcore._records import Int64s
 from ackcore.topology.tuples import Reason
 
 #: Records that are not ACKED, and why: an encoded `ackcore.topology.Reason`.
-FAILED = pa.schema([("root_id", pa.int64()), ("spout", pa.string()), ("reason", pa.string())])
+#: Many fail alike when a service is down: each text is there once.
+TEXTS = pa.dictionary(pa.int32(), pa.string())
+FAILED = pa.schema([("root_id", pa.int64()), ("spout", TEXTS), ("reason", TEXTS)])
 
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 

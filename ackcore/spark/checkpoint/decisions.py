@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._files.durable import sync_directory
 from ackcore.spark.base.checksummed import TableCache, write_table
-from ackcore.spark.base.schemas import REASON, TRACKING, SinkFile
-from ackcore.spark.checkpoint.segments import with_replayed
+from ackcore.spark.base.schemas import TRACKING, SinkFile
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.waiting import Waiting
 
 #: The one column of ``BatchDecision.nonacked``.
@@ -98,7 +99,7 @@ class BatchDecision:
         return cls(
             number=body["number"],
             waiting=Waiting.of(cache, body["waiting"]),
-            dead=Tables.of(cache, body["dead"]),
+            dead=Dead.of(cache, body["dead"]),
             nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
             files=tuple(SinkFile(*file) for file in body["files"]),
             # Runs had no directories of their own at first.
@@ -110,25 +111,19 @@ class BatchDecision:
         )
 
     @property
-    def all_dead(self) -> dict[str, pa.Table]:
+    def all_dead(self) -> Dead:
         """All rows that became dead, by spout: for the run's failures, and for those of sinks."""
-        spouts = dict.fromkeys([*self.dead, *self.refused])
-        return {
-            spout: pa.concat_tables(
-                [some[spout] for some in (self.dead, self.refused) if spout in some]
-            )
-            for spout in spouts
-        }
+        dead = self.dead if isinstance(self.dead, Dead) else Dead.of_tables(self.dead)
+        return dead.plus(self.refused)
 
     @property
     def table_files(self) -> set[str]:
         """The files that it needs for as long as it is kept, relative to the cache's root."""
-        assert isinstance(self.dead, Tables)
+        assert isinstance(self.dead, Dead)
         refused = self.refused.files if isinstance(self.refused, Tables) else {}
         segments = self.waiting.segments().values()
         waiting = {segment.file for some in segments for segment in some}
-        dead = [*self.dead.files.values(), *refused.values()]
-        return waiting | {file.file for file in dead}
+        return waiting | self.dead.files | {file.file for file in refused.values()}
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
         """Write its tables to the directory of its number, and return it as JSON can hold it.
@@ -138,24 +133,31 @@ class BatchDecision:
         ValueError
             If a table has not the columns that it must have.
         """
-        dead = {spout: table for spout, table in self.dead.items() if table.num_rows}
+        dead = self.dead if isinstance(self.dead, Dead) else Dead.of_tables(self.dead)
         for spout, parts in self.waiting.parts.items():
             for part in parts:
                 if isinstance(part, pa.Table):
                     _check_tracking(part, f"waiting[{spout!r}]")
-        for spout, table in dead.items():
-            _check_tracking(table, f"dead[{spout!r}]")
+        for spout, some in dead.parts.items():
+            for each in some:
+                if isinstance(each, pa.Table):
+                    _check_tracking(each, f"dead[{spout!r}]")
         roots = self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
 
-        def write(name: str, table: pa.Table) -> dict[str, Any]:
-            file = f"{self.number}/{write_table(cache.root / str(self.number), name, table)}"
+        directory = str(self.number)
+        named = {}
+        if len(roots):
+            file = f"{directory}/{write_table(cache.root / directory, 'nonacked', roots)}"
             cache.wrote(file)
-            return TableFile(file, table.num_rows)._asdict()
-
+            named["nonacked"] = TableFile(file, len(roots))._asdict()
+        body = {
+            "dead": dead.write(cache, directory),
+            "nonacked": named,
+            "waiting": self.waiting.write(cache, directory).body(),
+        }
+        sync_directory(cache.root / directory)  # the names of files that tasks wrote
         return {
-            "dead": {spout: write(f"dead-{spout}", table) for spout, table in dead.items()},
-            "nonacked": {"nonacked": write("nonacked", roots)} if len(roots) else {},
-            "waiting": self.waiting.write(cache, str(self.number)).body(),
+            **body,
             "number": self.number,
             "now_ms": now_ms,
             "work": self.work,
@@ -204,9 +206,7 @@ class Tables(Mapping[str, pa.Table]):
         )
 
     def __getitem__(self, name: str) -> pa.Table:
-        table = self._cache.read(self.files[name].file)
-        # The one table of root ids is read by this, too.
-        return with_replayed(table) if REASON in table.column_names else table
+        return self._cache.read(self.files[name].file)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)

@@ -6,8 +6,10 @@ not `in_order`; it is put in order when a row of it is due.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
+from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.checksummed import TableCache, write_batches
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
 from ackcore.topology.tuples import UNCOUNTED
 
-#: What is sorted or merged at a time, in rows and in bytes: an Arrow string column ends at 2 GiB.
-_WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 28
+#: What is sorted or merged at a time, in rows and in bytes: that much is in memory.
+_WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
 
 
 def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
@@ -38,7 +41,7 @@ class Segment:
 
     cache: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
-    rows: int  # in the file
+    rows: int  # of the file, less those behind them for which there was no room
     next_due_ms: int
     oldest_ms: int  # the least first_ms of those that wait
     start: int = 0
@@ -49,6 +52,11 @@ class Segment:
         """How many rows wait."""
         return self.rows - self.start
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return (self.cache.root / self.file).stat().st_size
+
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order", "untried")
@@ -56,7 +64,7 @@ class Segment:
 
     def table(self) -> pa.Table:
         """Return the rows that wait, in a memory map."""
-        return with_replayed(self.cache.read(self.file).slice(self.start))
+        return with_replayed(self.cache.read(self.file).slice(self.start, len(self)))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
         """Return it without the first rows of those that were waiting in it."""
@@ -68,6 +76,41 @@ class Segment:
             oldest_ms=pc.min(left[FIRST_MS]).as_py(),
             untried=untried_in(left) if self.untried else 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSegment:
+    """A file that tasks wrote of records that begin to wait, sorted by when they are due."""
+
+    path: Path
+    rows: int
+    next_due_ms: int
+    oldest_ms: int
+    untried: int = 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def kept(self, cache: TableCache, directory: str) -> Segment:
+        """Move it to where the checkpoint has it."""
+        file = adopt(cache, self.path, directory)
+        oldest = self.oldest_ms
+        return Segment(cache, file, self.rows, self.next_due_ms, oldest, untried=self.untried)
+
+
+def adopt(cache: TableCache, path: Path, directory: str) -> str:
+    """Move a table that tasks wrote below the cache's root, unless it is there; return its name."""
+    file = f"{directory}/{path.name}"
+    target = cache.root / file
+    with writing(target):
+        # By a rename: where another driver has taken over, there is no such path any more.
+        try:
+            os.rename(path, target)
+        except FileNotFoundError:
+            if not target.exists():
+                raise
+    cache.wrote(file)
+    return file
 
 
 def write_segment(

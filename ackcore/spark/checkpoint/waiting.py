@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import DUE_MS, TRACKING
 from ackcore.spark.checkpoint.segments import (
     Segment,
+    WrittenSegment,
     all_nullable,
     due_of,
     untried_in,
@@ -37,22 +38,28 @@ _FAN = 8
 _DEAD = 3
 #: Files of fewer rows are not written anew for what is dead in them.
 _SMALL = 1024
+#: Files of so many bytes are not merged: there are few of them, and to read all would take long.
+_LARGE = 1 << 25
 #: Rows of a spout in the columns that its source has now.
 Fit = Callable[[str, pa.Table], pa.Table]
 
 
+#: Rows of a spout: on record, in a file that tasks wrote, or a table.
+Part: TypeAlias = Segment | WrittenSegment | pa.Table
+
+
 class Waiting(Mapping[str, pa.Table]):
-    """Rows that wait, by spout: segments, and tables that are not on record yet.
+    """Rows that wait, by spout: segments, and what is not on record yet.
 
     As a mapping it gives all rows of a spout, which is for looking at them: they are put together.
 
     Parameters
     ----------
-    parts : mapping from str to sequence of Segment or pyarrow.Table
+    parts : mapping from str to sequence of Segment, WrittenSegment or pyarrow.Table
         By spout; what has no rows is left out.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[Segment | pa.Table]]):
+    def __init__(self, parts: Mapping[str, Sequence[Part]]):
         filled = {spout: tuple(part for part in some if len(part)) for spout, some in parts.items()}
         self.parts = {spout: some for spout, some in filled.items() if some}
 
@@ -84,7 +91,7 @@ class Waiting(Mapping[str, pa.Table]):
     def tables(self, spout: str) -> list[pa.Table]:
         """Return the rows of a spout, part by part; their columns may differ."""
         parts = self.parts.get(spout, ())
-        return [part.table() if isinstance(part, Segment) else part for part in parts]
+        return [part.table() if isinstance(part, Segment) else _table(part) for part in parts]
 
     def __getitem__(self, spout: str) -> pa.Table:
         if spout not in self.parts:
@@ -108,7 +115,7 @@ class Waiting(Mapping[str, pa.Table]):
     def untried(self) -> int:
         """How many of the rows wait for their first turn, and not since they failed."""
         return sum(
-            part.untried if isinstance(part, Segment) else untried_in(part)
+            untried_in(part) if isinstance(part, pa.Table) else part.untried
             for some in self.parts.values()
             for part in some
         )
@@ -135,9 +142,9 @@ class Waiting(Mapping[str, pa.Table]):
                 if part.next_due_ms <= now_ms:
                     yield _DueRows.of(spout, part, now_ms)
 
-    def plus(self, spout: str, table: pa.Table) -> Waiting:
+    def plus(self, spout: str, *more: Part) -> Waiting:
         """Return it with more rows of a spout."""
-        return Waiting({**self.parts, spout: (*self.parts.get(spout, ()), table)})
+        return Waiting({**self.parts, spout: (*self.parts.get(spout, ()), *more)})
 
     def split(
         self, now_ms: int, most: int | None, requested: Sequence[tuple[str, pa.Table]], fit: Fit
@@ -174,7 +181,7 @@ class Waiting(Mapping[str, pa.Table]):
             ]
         due: dict[str, list[pa.Table]] = {}
         touched: dict[str, _DueRows] = {}
-        parts: dict[str, list[Segment | pa.Table]] = {spout: [] for spout in self.parts}
+        parts: dict[str, list[Part]] = {spout: [] for spout in self.parts}
         for each in found:
             if len(each.rows):
                 due.setdefault(each.spout, []).append(fit(each.spout, each.taken()))
@@ -202,11 +209,15 @@ class Waiting(Mapping[str, pa.Table]):
         directory : str
             Where to write, from the cache's root; it exists.
         """
-        parts: dict[str, list[Segment | pa.Table]] = {}
+        parts: dict[str, list[Part]] = {}
         for spout, some in self.parts.items():
+            known = [
+                part.kept(cache, directory) if isinstance(part, WrittenSegment) else part
+                for part in some
+            ]
             parts[spout] = [
                 group[0] if _stays(group) else write_segment(cache, directory, spout, group)
-                for group in _grouped(some)
+                for group in _grouped(known)
             ]
         return Waiting(parts)
 
@@ -246,7 +257,7 @@ class _DueRows:
             return self.table.slice(0, len(self.rows))
         return self.table.filter(pa.array(self._mask()))
 
-    def left(self, fit: Fit) -> Segment | pa.Table:
+    def left(self, fit: Fit) -> Part:
         taken = len(self.rows)
         if not self._in_order:
             return fit(self.spout, self.table.filter(pa.array(~self._mask())))
@@ -270,15 +281,15 @@ def _size(rows: int) -> int:
     return (rows.bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
-def _grouped(parts: Sequence[Segment | pa.Table]) -> list[list[Segment | pa.Table]]:
+def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
     """Say which parts are to be one segment."""
     new = [part for part in parts if not isinstance(part, Segment)]
-    groups = [[part] for part in parts if isinstance(part, Segment)]
+    groups: list[list[Part]] = [[part] for part in parts if isinstance(part, Segment)]
     groups += [new] if new else []
     while True:
-        sizes: dict[int, list[list[Segment | pa.Table]]] = {}
+        sizes: dict[int, list[list[Part]]] = {}
         for group in groups:
-            if all(not isinstance(part, Segment) or part.in_order for part in group):
+            if all(not isinstance(part, Segment) or _merges(part) for part in group):
                 sizes.setdefault(_size(sum(map(len, group))), []).append(group)
         for some in (some for some in sizes.values() if len(some) >= _FAN):
             alike = _of_one_schema(some)
@@ -290,14 +301,23 @@ def _grouped(parts: Sequence[Segment | pa.Table]) -> list[list[Segment | pa.Tabl
             return groups
 
 
+def _merges(segment: Segment) -> bool:
+    return segment.in_order and segment.nbytes < _LARGE
+
+
+def _table(part: Part) -> pa.Table:
+    assert isinstance(part, pa.Table), f"{part} is not on record yet"
+    return part
+
+
 def _of_one_schema(
-    groups: Sequence[list[Segment | pa.Table]],
-) -> list[list[Segment | pa.Table]]:
+    groups: Sequence[list[Part]],
+) -> list[list[Part]]:
     """Return most of the groups, of one schema; a source's may have changed."""
-    found: list[tuple[pa.Schema, list[list[Segment | pa.Table]]]] = []
+    found: list[tuple[pa.Schema, list[list[Part]]]] = []
     for group in groups:
         part = group[0]
-        schema = all_nullable(part.table() if isinstance(part, Segment) else part).schema
+        schema = all_nullable(part.table() if isinstance(part, Segment) else _table(part)).schema
         for known, some in found:
             if known.equals(schema):
                 some.append(group)
@@ -307,7 +327,7 @@ def _of_one_schema(
     return max((some for _, some in found), key=len)
 
 
-def _stays(group: Sequence[Segment | pa.Table]) -> bool:
+def _stays(group: Sequence[Part]) -> bool:
     part = group[0]
     if len(group) > 1 or not isinstance(part, Segment):
         return False

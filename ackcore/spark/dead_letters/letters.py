@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,8 +14,8 @@ import pyarrow.parquet as pq
 from ackcore._records import Int64s
 from ackcore.arrow import rebatched
 from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.reason_columns import ReasonTexts, parts
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
-from ackcore.topology.tuples import Reason
 
 TIME = pa.timestamp("ms", "UTC")
 #: What every letter has beside its payload.
@@ -47,15 +46,15 @@ Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
     """Return the dead of a micro-batch, in `TRACKING` and the source's columns, as letters."""
-    decode = cache(Reason.decode)  # many die of one cause
-    reasons = [decode(text) for text in dead[REASON].to_pylist()]
+    reasons = ReasonTexts.of_column(dead[REASON])
+    component, kind, message = (part.take(pa.array(reasons.of)) for part in parts(reasons.values))
     payload = dead.select(dead.column_names[len(TRACKING) :])
     columns = [
         dead[MESSAGE_ID],
         dead[ATTEMPT],
-        pa.array([reason.type for reason in reasons], pa.string()),
-        pa.array([reason.message for reason in reasons], pa.string()),
-        pa.array([reason.component for reason in reasons], pa.string()),
+        kind,
+        message,
+        component,
         dead[FIRST_MS].cast(TIME),
         dead[LAST_MS].cast(TIME),
         pa.array(np.full(dead.num_rows, number)),

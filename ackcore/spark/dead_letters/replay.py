@@ -26,6 +26,7 @@ from ackcore.spark.base.checksummed import write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.lock import Lock
+from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS
@@ -44,7 +45,6 @@ from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
-from ackcore.topology.tuples import Reason
 
 
 class Replay(NamedTuple):
@@ -303,17 +303,14 @@ def _fitting(
 
 def _records(letters: pa.Table) -> pa.Table:
     """Return letters as records that wait for their first attempt."""
-    told = zip(
-        *(letters[name].to_pylist() for name in ("component", "error_type", "error_message")),
-        strict=True,
-    )
+    told = (letters[name] for name in ("component", "error_type", "error_message"))
     zeros = np.zeros(letters.num_rows, np.int64)
     columns = [
         letters["message_id"],
         pa.array(zeros.astype(np.int32)),
         pa.array(zeros),
         *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
-        pa.array([Reason(*each).encode() for each in told], pa.string()),
+        encoded("-", *told),
         pa.repeat(True, letters.num_rows),
     ]
     payload = pa.Table.from_struct_array(letters["payload"])

@@ -20,17 +20,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
+from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, write_file
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, StateError, corrupt
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.reason_columns import DEATHS
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.checkpoint.dead import pieces_of
 from ackcore.spark.dead_letters.compaction import Compaction
 from ackcore.spark.dead_letters.files import (
     LetterFile,
@@ -39,12 +44,14 @@ from ackcore.spark.dead_letters.files import (
     remember_columns,
     spouts_of,
 )
-from ackcore.spark.dead_letters.letters import as_letters, read_letters, write_letters
+from ackcore.spark.dead_letters.letters import as_letters, read_letters, schema_of, write_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.store_of_checkpoint import OWNER, POINTER, remembered
-from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
+
+#: What is in memory of the dead of a micro-batch that are written.
+_ROWS, _BYTES = 1 << 16, 1 << 25
 
 
 class DeadLetters:
@@ -140,11 +147,17 @@ class DeadLetters:
         StateError
             If it cannot be written.
         """
-        for spout, table in dead.items():
-            if table.num_rows:
-                self._write(make_directory(self.path / spout), number, as_letters(table, number))
+        for spout in dead:
+            found = (piece for piece in pieces_of(dead, spout) if len(piece))
+            first = next(found, None)
+            if first is not None:
+                letters = _letters(chain([first], found), number)
+                schema = schema_of(pa.schema(list(first.schema)[len(TRACKING) :]))
+                self._write(make_directory(self.path / spout), number, schema, letters)
 
-    def _write(self, directory: Path, number: int, letters: pa.Table) -> None:
+    def _write(
+        self, directory: Path, number: int, schema: pa.Schema, letters: Iterator[pa.Table]
+    ) -> None:
         # One driver writes, and what was put together stays for a while: thousands of files.
         known = self._listed.pop(directory) if directory in self._listed else None
         files, replaced = known or listed(directory)
@@ -156,7 +169,7 @@ class DeadLetters:
                     "written: the dead letters and the checkpoint are not of one age",
                 )
         file = LetterFile(directory / f"batch-{number}.parquet", number, number, 0)
-        write_file(file.path, partial(write_letters, schema=letters.schema, tables=[letters]))
+        write_file(file.path, partial(write_letters, schema=schema, tables=letters))
         older = [each for each in files if each.last < number]
         try:
             self._compaction.compact(directory, older, replaced)
@@ -169,20 +182,26 @@ class DeadLetters:
             if all(each.last <= number for each in files):
                 self._listed[directory] = [*older, file], replaced
 
-    def reasons(self) -> Iterator[tuple[Reason, int]]:
-        """Yield why records died that were not sent again, and how many of each reason.
+    def reasons(self) -> Iterator[pa.Table]:
+        """Yield why records died that were not sent again, and how many of each, in `DEATHS`.
 
         Raises
         ------
         CheckpointCorrupt
             If a file is damaged.
         """
-        columns = ["component", "error_type", "error_message"]
+        columns = DEATHS.names[:-1]
         notes = notes_of(self.path)
         for spout, files in files_of(self.path).items():
             for file in files:
                 letters = read_letters(file.path, [*columns, "batch_id"])
                 times, _ = sent_rows(letters["batch_id"].to_numpy(), spout, notes)
                 counted = letters.filter(pa.array(times == 0)).group_by(columns)
-                for row in counted.aggregate([([], "count_all")]).to_pylist():
-                    yield Reason(*(row[name] for name in columns)), row["count_all"]
+                yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
+
+
+def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:
+    """Yield the dead as letters, so many at a time that they are no burden."""
+    for piece in dead:
+        for batch in rebatched(piece.to_batches(), _ROWS, _BYTES):
+            yield as_letters(pa.Table.from_batches([batch]), number)

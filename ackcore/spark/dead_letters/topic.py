@@ -16,6 +16,7 @@ import pyarrow as pa
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.checkpoint.dead import pieces_of
 from ackcore.spark.dead_letters.letters import LETTER, as_letters
 
 if TYPE_CHECKING:
@@ -140,8 +141,11 @@ class TopicWriter:
         check_fence()
         try:
             deliveries = self._deliveries()
-            for spout, table in dead.items():
-                self._send(deliveries, spout, number, table)
+            for spout in dead:
+                first = 0
+                for table in pieces_of(dead, spout):
+                    self._send(deliveries, spout, number, table, first)
+                    first += len(table)
             deliveries.flush()
         except BaseException:
             self.close()
@@ -160,7 +164,9 @@ class TopicWriter:
             self._open = Deliveries(self._to._settings)
         return self._open
 
-    def _send(self, deliveries: Deliveries, spout: str, number: int, dead: pa.Table) -> None:
+    def _send(
+        self, deliveries: Deliveries, spout: str, number: int, dead: pa.Table, first: int
+    ) -> None:
         from ackcore.kafka.dead_letters import MAX_DEATHS, deaths  # noqa: PLC0415
 
         letters = as_letters(dead, number).select(LETTER.names)
@@ -173,7 +179,7 @@ class TopicWriter:
         about = zip(letters.to_pylist(), payload.select(at).to_pylist(), strict=True)
         contents = (one for part in payload.to_batches() for one in columns.contents(part))
         for row, ((letter, place), (key, value, came)) in enumerate(
-            zip(about, contents, strict=True)
+            zip(about, contents, strict=True), first
         ):
             died = deaths(came) + 1
             if died > MAX_DEATHS:

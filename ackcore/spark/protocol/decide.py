@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,21 +20,16 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.retry import Policy
+from ackcore.spark.base.reason_columns import Bools, ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    DUE_MS,
-    FIRST_MS,
-    MESSAGE_ID,
-    REASON,
-    REPLAYED,
-    TRACKING,
-    SinkFile,
-)
+from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.segments import untried_in
+from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
+from ackcore.spark.run.types import WrittenFailures
+from ackcore.spark.tasks.failed_rows import Rules, judge, tracked
 from ackcore.spark.tasks.row_files import (
     PLACE,
     ROOT_ID,
@@ -43,10 +39,11 @@ from ackcore.spark.tasks.row_files import (
     read_rows,
 )
 from ackcore.topology.settings import Settings
-from ackcore.topology.tuples import UNCOUNTED, Reason
+from ackcore.topology.tuples import Reason
 
-#: What the payload of a failed record has beside the source's columns.
-_OF_PAYLOAD = frozenset({ROOT_ID, PLACE, MESSAGE_ID, ATTEMPT})
+#: The failed records by spout; or what tasks wrote of them.
+Payloads: TypeAlias = Mapping[str, pa.Table] | WrittenFailures
+DeadPart: TypeAlias = pa.Table | WrittenDead
 
 
 class Disagreement(Exception):
@@ -76,13 +73,18 @@ def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> p
     """Return the failures, those of roots that were not run with the reasons for that."""
     if not reasons:
         return failed
-    texts = [
-        reasons[root].encode() if root in reasons else text
-        for root, text in zip(
-            failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True
-        )
-    ]
-    return failed.set_column(2, FAILED.field(2), pa.array(texts, pa.string()))
+    root_ids = failed["root_id"].to_numpy()
+    roots = np.array(sorted(reasons), np.int64)
+    here = np.isin(root_ids, roots)
+    texts = pa.array([reasons[root].encode() for root in roots.tolist()], pa.string())
+    said = texts.take(pa.array(np.searchsorted(roots, root_ids[here])))
+    column = pc.replace_with_mask(_texts(failed["reason"]), pa.array(here), said)
+    return failed.set_column(2, FAILED.field(2), column.dictionary_encode())
+
+
+def _texts(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.cast(pa.string()).combine_chunks()
+    return whole if isinstance(whole, pa.Array) else pa.array([], pa.string())
 
 
 def propagate_failures(
@@ -134,19 +136,19 @@ def propagate_failures(
         "a row for a sink hangs from this record and from one that failed",
     )
     # An attempt only if that of one of those that it shares rows with was.
-    counted = pc.invert(pc.starts_with(failed["reason"], UNCOUNTED)).to_numpy()
+    counted = ReasonTexts.of_column(failed["reason"]).counts()
     counts = np.isin(entailed, spread(np.unique(start[counted])))
-    texts = [reason._replace(counts=each).encode() for each in counts.tolist()]
-    owner = spouts[0] if len(spouts) == 1 else None
+    texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
+    owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
     added = pa.table(
         [
             pa.array(entailed),
-            pa.array([owner] * len(entailed), pa.string()),
-            pa.array(texts, pa.string()),
+            pa.repeat(owner, len(entailed)).dictionary_encode(),
+            pa.DictionaryArray.from_arrays(pa.array(counts.astype(np.int32)), texts),
         ],
         schema=FAILED,
     )
-    return pa.concat_tables([failed.cast(FAILED), added])
+    return pa.concat_tables([failed.cast(FAILED), added]).unify_dictionaries()
 
 
 def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
@@ -159,9 +161,10 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
     return np.concatenate(sizes), np.concatenate(roots)
 
 
-def check_payloads(failed: pa.Table, payloads: Mapping[str, pa.Table]) -> None:
+def check_payloads(failed: pa.Table, payloads: Payloads) -> None:
     """Raise `Disagreement` unless the payload of each failed root was found, once."""
-    found = [table[ROOT_ID].to_numpy() for table in payloads.values()]
+    tables = payloads.found if isinstance(payloads, WrittenFailures) else payloads
+    found = [table[ROOT_ID].to_numpy() for table in tables.values()]
     wanted = np.unique(failed["root_id"].to_numpy())
     got = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
     if not np.array_equal(wanted, got):
@@ -177,7 +180,7 @@ def decide(
     retries: Retries,
     records: Mapping[str, int],
     failed: pa.Table,
-    payloads: Mapping[str, pa.Table],
+    payloads: Payloads,
     files: Iterable[SinkFile],
     settings: Settings,
     spouts: Sequence[str],
@@ -195,9 +198,9 @@ def decide(
         New records by spout.
     failed : pyarrow.Table
         `FAILED`: all roots that are not ACKED.
-    payloads : mapping from str to pyarrow.Table
+    payloads : mapping from str to pyarrow.Table, or WrittenFailures
         Their records by spout: the source's columns, `ROOT_ID`, `PLACE`, message id and
-        attempt.
+        attempt; or what tasks judged, by the same rules, and wrote.
     files : iterable of SinkFile
         What the run left for the sinks.
     settings : Settings
@@ -212,39 +215,38 @@ def decide(
     -------
     BatchOutcome
     """
-    policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
-    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
-    waiting, dead, changes = retries.rest, {}, {}
-    failures = uncounted = 0
+    if not isinstance(payloads, WrittenFailures):
+        rules = rules_of(plan, settings, ended_ms)
+        judged = _judged(rules, retries, failed, payloads)
+    else:
+        judged = _written(payloads)
+    waiting, changes = retries.rest, {}
+    dead: dict[str, list[DeadPart]] = {}
+    failures = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
         tried = retries.due.get(spout)
-        lost = payloads.get(spout)
+        lost = judged.get(spout, _NONE)
         runs_again = len(tried) if tried is not None else 0
-        firsts = resolved = 0
+        firsts, resolved = 0, -lost.replayed
         if tried is not None:
-            resolved = pc.sum(tried[REPLAYED]).as_py() or 0
+            resolved += pc.sum(tried[REPLAYED]).as_py() or 0
             # What a request put back starts again from attempt 0.
             firsts = untried_in(tried)
-            first_ms.append(_first_of_acked(tried, lost))
-        parked = lost_here = 0
-        if lost is not None and len(lost):
-            lost_here = len(lost)
-            rows = _tracked(plan, tried, lost, [reasons[root] for root in _roots(lost)])
-            resolved -= pc.sum(rows[REPLAYED]).as_py()
-            rows, ends, free = _judge(policy, settings, plan.now_ms, ended_ms, rows)
-            uncounted += free
-            waits, dies = rows.filter(pa.array(~ends)), rows.filter(pa.array(ends))
+            # By place, not by message id: a duplicate, or a record that was replayed twice, has
+            # the same.
+            first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), lost.places))
+        dies = list(lost.dies)
+        for part in lost.waits:
             # A replay that is larger than a micro-batch takes is no reason to give others up.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
-            if len(waits) > room:
-                kept = max(room, 0)
-                dies = pa.concat_tables([dies, _refused(waits.slice(kept), settings.max_waiting)])
-                waits = waits.slice(0, kept)
-            waiting = waiting.plus(spout, waits)
-            if len(dies):
-                dead[spout] = dies
-                parked = len(dies)
+            stays, goes = _cut(part, max(room, 0), settings.max_waiting)
+            waiting = waiting.plus(spout, stays)
+            dies.append(goes)
+        parked = sum(map(len, dies))
+        if parked:
+            dead[spout] = dies
+        lost_here = lost.rows
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
@@ -266,10 +268,11 @@ def decide(
     decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
-        dead=dead,
+        dead=Dead(dead),
         nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
         files=tuple(files),
     )
+    uncounted = sum(lost.uncounted for lost in judged.values())
     return BatchOutcome(decision, changes, failures, uncounted, np.concatenate(first_ms))
 
 
@@ -289,106 +292,113 @@ def refused_records(
     failed : pyarrow.Table
         `FAILED`: their roots, which the decision has as ACKED.
     """
-    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+    failed = _by_root(failed)
     dead, changes = {}, {}
     for spout in spouts:
         lost = payloads.get(spout)
         if lost is None or not len(lost):
             continue
-        rows = _tracked(plan, retries.due.get(spout), lost, [reasons[r] for r in _roots(lost)])
-        dead[spout] = _with(rows, ATTEMPT, pc.add(rows[ATTEMPT], pa.scalar(1, pa.int32())))
-        changes[spout] = Account(
-            acked=-len(rows), dead=len(rows), resolved=-pc.sum(rows[REPLAYED]).as_py()
-        )
+        first_ms, replayed = _known(plan.now_ms, retries.due.get(spout), lost)
+        attempts = pc.add(lost[ATTEMPT], pa.scalar(1, pa.int32()))
+        said = _reasons_of(failed, lost).texts()
+        due_ms = np.zeros(len(lost), np.int64)
+        dead[spout] = tracked(lost, attempts, due_ms, first_ms, plan.now_ms, said, replayed)
+        changes[spout] = Account(acked=-len(lost), dead=len(lost), resolved=-int(replayed.sum()))
     return dead, changes
 
 
-def _roots(table: pa.Table) -> list[int]:
-    roots: list[int] = table[ROOT_ID].to_pylist()
-    return roots
+class _Lost(NamedTuple):
+    """The failed records of a spout, and what becomes of them.
+
+    ``places`` are those of them that were due.
+    """
+
+    rows: int
+    places: Int64s
+    replayed: int
+    uncounted: int
+    waits: Sequence[pa.Table | WrittenSegment]
+    dies: Sequence[DeadPart]
 
 
-def _first_of_acked(tried: pa.Table, lost: pa.Table | None) -> Int64s:
-    """When those of the retried records that did not fail again were first seen."""
-    values: Int64s = tried[FIRST_MS].to_numpy()
-    # By place, not by message id: a duplicate, or a record that was replayed twice, has the same.
-    return values if lost is None else np.delete(values, lost[PLACE].drop_null().to_numpy())
+_NONE = _Lost(0, np.empty(0, np.int64), 0, 0, (), ())
 
 
-def _tracked(plan: Plan, tried: pa.Table | None, lost: pa.Table, reasons: list[str]) -> pa.Table:
-    """Failed records in the columns of a waiting table, under the attempt that failed."""
+def _judged(
+    rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
+) -> dict[str, _Lost]:
+    """Judge records that were read again."""
+    failed = _by_root(failed)
+    found = {}
+    for spout, lost in payloads.items():
+        if len(lost):
+            first_ms, replayed = _known(rules.now_ms, retries.due.get(spout), lost)
+            reasons = _reasons_of(failed, lost)
+            waits, dies, uncounted = judge(rules, lost, reasons, first_ms, replayed)
+            places = lost[PLACE].drop_null().to_numpy()
+            some = int(replayed.sum())
+            found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dies,))
+    return found
+
+
+def _written(failures: WrittenFailures) -> dict[str, _Lost]:
+    """Return what tasks judged, and wrote."""
+    found = {}
+    for spout, rows in failures.found.items():
+        files = [file for file in failures.files if file.spout == spout]
+        waits = [
+            WrittenSegment(
+                failures.directory / file.name, file.rows, file.next_due_ms, file.oldest_ms
+            )
+            for file in files
+            if not file.dead
+        ]
+        dies = [
+            WrittenDead(failures.directory / file.name, file.rows) for file in files if file.dead
+        ]
+        places = rows[PLACE].drop_null().to_numpy()
+        replayed = failures.replayed.get(spout, 0)
+        found[spout] = _Lost(len(rows), places, replayed, 0, waits, dies)
+    if found:
+        some = next(iter(found))
+        found[some] = found[some]._replace(uncounted=failures.uncounted)
+    return found
+
+
+def _cut(
+    part: pa.Table | WrittenSegment, room: int, most: int
+) -> tuple[pa.Table | WrittenSegment, DeadPart]:
+    """Return what waits of records for which there is only so much room, and what is dead."""
+    kept = min(len(part), room)
+    if isinstance(part, WrittenSegment):
+        return replace(part, rows=kept), WrittenDead(part.path, len(part) - kept, kept, most)
+    return part.slice(0, kept), refused(part.slice(kept), most)
+
+
+def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Bools]:
+    """Return when failed records were first seen, and which of them were replayed."""
     n = len(lost)
-    first, replayed = pa.array(np.full(n, plan.now_ms)), pa.repeat(False, n)
+    first, replayed = np.full(n, now_ms), np.zeros(n, np.bool_)
     if tried is not None:
         place = lost[PLACE].combine_chunks()
-        first = pc.coalesce(tried[FIRST_MS].combine_chunks().take(place), first)
-        replayed = pc.coalesce(tried[REPLAYED].combine_chunks().take(place), replayed)
-    tracking = [
-        lost[MESSAGE_ID],
-        lost[ATTEMPT],
-        pa.array(np.zeros(n, np.int64)),
-        first,
-        pa.array(np.full(n, plan.now_ms)),
-        pa.array(reasons, pa.string()),
-        replayed,
-    ]
-    source = [field for field in lost.schema if field.name not in _OF_PAYLOAD]
-    return pa.table(
-        [*tracking, *(lost[field.name] for field in source)],
-        schema=pa.schema([*TRACKING, *source]),
-    )
+        due = place.is_valid().to_numpy(zero_copy_only=False)
+        at = place.drop_null().to_numpy()
+        first[due] = tried[FIRST_MS].to_numpy()[at]
+        replayed[due] = tried[REPLAYED].to_numpy()[at]
+    return first, replayed
 
 
-def _judge(
-    policy: Policy, settings: Settings, now_ms: int, ended_ms: int, rows: pa.Table
-) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.bool_]], int]:
-    """Give failed records their next attempt and when it is due; tell which are dead instead.
-
-    And how many failures were no attempt.
-    """
-    texts = rows[REASON].combine_chunks().dictionary_encode()  # many fail alike
-    reasons = [Reason.decode(text) for text in texts.dictionary.to_pylist()]
-    of = texts.indices.to_numpy()
-    final = np.array([reason.final for reason in reasons], np.bool_)[of]
-    after_ms = np.array([reason.after_ms for reason in reasons], np.int64)[of]
-    first_ms: Int64s = rows[FIRST_MS].to_numpy()
-    # Not for ever: what never can be done would never be told.
-    late = now_ms - first_ms >= 1000 * settings.unavailable_timeout_s
-    counts = np.array([reason.counts for reason in reasons], np.bool_)[of] | late
-    decided = policy.decide_many(
-        rows[MESSAGE_ID].to_pylist(),
-        rows[ATTEMPT].to_numpy(),
-        now_ms,
-        final,
-        counts=counts,
-        not_before_ms=np.where(after_ms > 0, max(ended_ms, now_ms) + after_ms, 0),
-        first_ms=first_ms,
-    )
-    rows = _with(rows, ATTEMPT, pa.array(decided.attempts))
-    rows = _with(rows, DUE_MS, pa.array(decided.due_ms))
-    # The wait is on record as the time; whether it counted, as the reason.
-    kept = [
-        [reason._replace(after_ms=0, counts=each).encode() for reason in reasons]
-        for each in (False, True)
-    ]
-    said = [kept[each][at] for each, at in zip(counts.tolist(), of.tolist(), strict=True)]
-    rows = _with(rows, REASON, pa.array(said, pa.string()))
-    return rows, decided.dead, int((~counts & ~decided.dead).sum())
+def _by_root(failed: pa.Table) -> pa.Table:
+    return failed.take(pa.array(np.argsort(failed["root_id"].to_numpy(), kind="stable")))
 
 
-def _refused(rows: pa.Table, most: int) -> pa.Table:
-    """Records for which the waiting store has no room, as dead ones."""
-    reasons = []
-    for text in rows[REASON].to_pylist():
-        was = Reason.decode(text)
-        message = f"{most} records wait already (max_waiting); it failed with {was.type}: "
-        reasons.append(
-            Reason(was.component, "WaitingFull", message + was.message, final=True).encode()
-        )
-    rows = _with(rows, DUE_MS, pa.array(np.zeros(len(rows), np.int64)))
-    return _with(rows, REASON, pa.array(reasons, pa.string()))
+def _reasons_of(failed: pa.Table, lost: pa.Table) -> ReasonTexts:
+    """Return why records failed; ``failed`` is in the order of roots."""
+    at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
+    return ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
 
 
-def _with(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    place = TRACKING.get_field_index(name)
-    return rows.set_column(place, TRACKING.field(place), column)
+def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
+    """Return by what the failed records of a micro-batch are judged."""
+    policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
+    return Rules(plan.now_ms, ended_ms, policy, 1000 * settings.unavailable_timeout_s)

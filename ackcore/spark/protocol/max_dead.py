@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._records import Int64s
+from ackcore.spark.base.reason_columns import DEATHS, parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
 from ackcore.spark.protocol.progress import Books
-from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
@@ -79,36 +80,55 @@ class Cause(NamedTuple):
         return f"{self.deaths} in {self.component!r} of {self.error_type} ({message}{more})"
 
 
-def causes(reasons: Iterable[tuple[Reason, int]]) -> list[Cause]:
+def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
     """Sum deaths up by component and type of error.
 
     Parameters
     ----------
-    reasons : iterable of (Reason, int)
-        Why records died, and how many of each.
+    reasons : iterable of pyarrow.Table
+        In `DEATHS`: why records died, and how many of each.
 
     Returns
     -------
     list of Cause
         The most frequent first.
     """
-    messages: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for reason, deaths in reasons:
-        messages[reason.component, reason.type][reason.message] += deaths
-    found = [
-        Cause(*kind, max(sorted(texts), key=texts.__getitem__), len(texts), texts.total())
-        for kind, texts in messages.items()
-    ]
+    whole = pa.concat_tables([DEATHS.empty_table(), *reasons])
+    kind = ["component", "error_type"]
+    summed = whole.group_by([*kind, "error_message"]).aggregate([("deaths", "sum")])
+    of_kinds = summed.group_by(kind).aggregate(
+        [("deaths_sum", "sum"), ("deaths_sum", "max"), ("deaths_sum", "count")]
+    )
+    found = []
+    for one in of_kinds.to_pylist():
+        of = pc.and_(
+            pc.and_(
+                pc.equal(summed["component"], one["component"]),
+                pc.equal(summed["error_type"], one["error_type"]),
+            ),
+            pc.equal(summed["deaths_sum"], one["deaths_sum_max"]),
+        )
+        message = pc.min(summed["error_message"].filter(of)).as_py()
+        found.append(
+            Cause(
+                one["component"],
+                one["error_type"],
+                message,
+                one["deaths_sum_count"],
+                one["deaths_sum_sum"],
+            )
+        )
     return sorted(found, key=lambda cause: (-cause.deaths, cause))
 
 
-def reason_counts(dead: Mapping[str, pa.Table]) -> list[tuple[Reason, int]]:
-    """Return why the dead of a micro-batch died, and how many of each reason."""
-    return [
-        (Reason.decode(one["values"].as_py()), one["counts"].as_py())
-        for table in dead.values()
-        for one in table[REASON].value_counts()
-    ]
+def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
+    """Return why the dead of a micro-batch died, and how many of each reason, in `DEATHS`."""
+    found = []
+    for table in dead.values():
+        counted = table[REASON].value_counts()
+        columns = [*parts(counted.field("values")), counted.field("counts")]
+        found.append(pa.table(columns, schema=DEATHS))
+    return found
 
 
 def _records(n: int) -> str:
@@ -160,7 +180,7 @@ def check_max_dead(max_dead: object) -> None:
 
 def close_run(
     books: Books,
-    reasons: Iterable[tuple[Reason, int]],
+    reasons: Iterable[pa.Table],
     checkpoint: str | os.PathLike[str],
     max_dead: float | None,
 ) -> Books:
@@ -170,8 +190,8 @@ def close_run(
     ----------
     books : Books
         At the end.
-    reasons : iterable of (Reason, int)
-        Of the dead letters that were not sent again; read only if there are dead.
+    reasons : iterable of pyarrow.Table
+        In `DEATHS`, of the dead letters that were not sent again; read only if there are dead.
     checkpoint : path
         The run's.
     max_dead : int, float or None

@@ -143,7 +143,8 @@ def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Tabl
     roots, first = np.unique(roots, return_index=True)
     owner = pa.array([spouts[0] if len(spouts) == 1 else None] * len(roots), pa.string())
     texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
-    return pa.table([pa.array(roots, pa.int64()), owner, texts], schema=FAILED)
+    columns = [pa.array(roots, pa.int64()), owner.dictionary_encode(), texts.dictionary_encode()]
+    return pa.table(columns, schema=FAILED)
 
 
 def unanchored(refusals: Sequence[Refusal]) -> int:

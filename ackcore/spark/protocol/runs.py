@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -34,9 +35,11 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.decide import (
     BatchOutcome,
     Disagreement,
+    Payloads,
     check_payloads,
     decide,
     propagate_failures,
+    rules_of,
     with_rejection_reasons,
 )
 from ackcore.spark.protocol.insist import Pause, Stopped
@@ -53,14 +56,20 @@ from ackcore.spark.protocol.suspects import (
 from ackcore.spark.run.action import run as run_on_spark
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.reread import fetch as fetch_payloads
+from ackcore.spark.run.reread import write_failed
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
+from ackcore.spark.tasks.spec import CHUNK_BYTES
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 
 _log = logging.getLogger("ackcore")
+
+#: Failed records that the driver reads and judges itself; of more, tasks do, and write them.
+FEW_FAILURES = 10_000
 
 #: What a run may end in that another run might not.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
@@ -86,6 +95,21 @@ class PlannedRows(Protocol):
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return the rows that a plan on record names."""
+
+
+class FailureWriter(Protocol):
+    """`ackcore.spark.run.reread.write_failed`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        accepted: RunResult,
+        failed: pa.Table,
+        rules: Rules,
+    ) -> WrittenFailures: ...
 
 
 class Runner(Protocol):
@@ -115,13 +139,15 @@ class Jobs:
     """The Spark jobs of a micro-batch; a test puts others in their place.
 
     ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
-    and ``load_snapshot`` finds those that were kept before.
+    ``load_snapshot`` finds those that were kept before, and ``write_failed`` has tasks write failed
+    records; None where the driver reads them however many they are.
     """
 
     run: Runner = run_on_spark
     fetch: Fetcher = fetch_payloads
     snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
     load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
+    write_failed: FailureWriter | None = write_failed
 
 
 class Runs:
@@ -316,7 +342,8 @@ class Runs:
         failed = propagate_failures(
             with_rejection_reasons(failed, rejections(plan)), ran.files, run_plan.work, self.spouts
         )
-        payloads = self._payloads(inputs, run_plan, ran, failed)
+        rules = rules_of(plan, self._topology.settings, ended_ms)
+        payloads = self._payloads(inputs, run_plan, ran, failed, rules)
         failpoint("checked", plan.number)
         watch.lap("check")
         outcome = decide(
@@ -390,22 +417,44 @@ class Runs:
         retries = self._state.split_due(plan)
         run_plan = self._run_plan(plan, retries, self._state.runs.of(decision))
         ran = RunResult.of_decided(decision.files, decision.reread)
-        return retries, self._payloads(new, run_plan, ran, failed)
+        payloads = self._fetched(new, run_plan, ran, failed)
+        check_payloads(failed, payloads)
+        return retries, payloads
 
     def _payloads(
-        self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table
-    ) -> Mapping[str, pa.Table]:
+        self,
+        inputs: Sequence[InputFrame],
+        run_plan: RunPlan,
+        ran: RunResult,
+        failed: pa.Table,
+        rules: Rules,
+    ) -> Payloads:
         """Read the failed records again; raises `Disagreement` unless each is there, once."""
-        payloads: Mapping[str, pa.Table] = {}
-        if len(failed):
-            payloads = interruptible(
-                self._spark,
-                lambda: self._jobs.fetch(
-                    self._topology, self._layout, inputs, run_plan, ran, failed
-                ),
-            )
+        payloads: Payloads = {}
+        write = self._jobs.write_failed
+        few = write is None or len(failed) <= FEW_FAILURES
+        if few:
+            try:
+                payloads = self._fetched(inputs, run_plan, ran, failed)
+            except ResultsTooLarge:
+                if write is None:
+                    raise
+                few = False
+        if not few and write is not None:
+            asked = self._topology, self._layout, inputs, run_plan, ran, failed, rules
+            payloads = interruptible(self._spark, partial(write, *asked))
         check_payloads(failed, payloads)
         return payloads
+
+    def _fetched(
+        self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table
+    ) -> Mapping[str, pa.Table]:
+        if not len(failed):
+            return {}
+        return interruptible(
+            self._spark,
+            lambda: self._jobs.fetch(self._topology, self._layout, inputs, run_plan, ran, failed),
+        )
 
 
 def _check_agreement(ran: RunResult, retries: Retries) -> None:
@@ -451,7 +500,7 @@ def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
         directory = str(work / "retries" / spout)
         # Not synced: it is written again whenever the micro-batch is run again.
         file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
-        for batch in rebatched(table.to_batches(), len(table)):
+        for batch in rebatched(table.to_batches(), len(table), CHUNK_BYTES):
             file.write(batch)
         name, rows, _ = file.finish()
         files[spout] = RowFile(f"{directory}/{name}", rows)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
@@ -44,6 +45,7 @@ from ackcore.spark.tasks.results import (
     TASK_REPORT,
     TRAILER_RECEIPTS,
     from_stream,
+    results_in,
 )
 from ackcore.spark.tasks.retry_stage import RetryStage
 from ackcore.spark.tasks.row_files import RowFile
@@ -93,16 +95,16 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     receipts: list[TrailerReceipt] = []
     not_acked = [NOT_ACKED_SCHEMA.empty_table()]
     acked = Counter[int]()
-    blobs = rows["blob"].to_pylist()
-    for kind, blob in zip(rows["kind"].to_pylist(), blobs, strict=True):
+    for kind, blob in results_in(rows):
         if kind == TASK_REPORT:
-            reports.append(json.loads(blob))
+            reports.append(json.loads(blob.to_pybytes()))
         elif kind == TRAILER_RECEIPTS:
-            receipts += read_receipts(blob)
+            receipts += read_receipts(blob.to_pybytes())
         elif kind == NOT_ACKED:
             not_acked.append(from_stream(blob))
         elif kind == COUNTED:
-            acked.update({int(number): count for number, count in json.loads(blob).items()})
+            counts = json.loads(blob.to_pybytes())
+            acked.update({int(number): count for number, count in counts.items()})
     failed, claims, stray = _failed(pa.concat_tables(not_acked), list(setup.sources))
     result = _summed(setup, reports, failed)
     problems = trailer_problems(setup.spec, layout, reports, receipts)
@@ -111,7 +113,8 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         problems.append(f"{stray} roots were acked or failed that no spout of this run sent")
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
-        bad = Counter(failed["spout"].to_pylist())
+        counted = failed["spout"].value_counts()
+        bad = {one["values"].as_py(): one["counts"].as_py() for one in counted}
         problems += count_problems(setup.sources.values(), sent, acked, bad)
     if problems:
         return replace(result, problems=tuple(problems))
@@ -173,21 +176,30 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
 
 def _failed(found: pa.Table, spouts: list[str]) -> tuple[pa.Table, dict[str, Int64s], int]:
     """Return records that are not ACKED, repeated claims by spout, and the count of stray roots."""
-    roots, spout_names, reasons = [], [], []
-    claims: dict[str, list[int]] = defaultdict(list)
-    stray = 0
-    columns = [found[name].to_pylist() for name in NOT_ACKED_SCHEMA.names]
-    for root, task, status, text in zip(*columns, strict=True):
-        if task < 0:
-            stray += 1
-        elif task >= CLAIM:
-            claims[spouts[task - CLAIM]].append(root)
-        else:
-            roots.append(root)
-            spout_names.append(spouts[task])
-            if text is None:
-                text = Reason(spouts[task], "NotAcked", f"not acked; its tree is {status}").encode()
-            reasons.append(text)
-    failed = pa.table([roots, spout_names, reasons], schema=FAILED)
-    repeated = {name: np.array(sorted(ids), np.int64) for name, ids in claims.items()}
-    return failed, repeated, stray
+    root_ids, tasks = found["root_id"].to_numpy(), found["task"].to_numpy()
+    claiming, tracked = tasks >= CLAIM, (tasks >= 0) & (tasks < CLAIM)
+    claims = {
+        spouts[task - CLAIM]: np.sort(root_ids[tasks == task])
+        for task in np.unique(tasks[claiming]).tolist()
+    }
+    rows = found.filter(pa.array(tracked))
+    numbers = pa.array(rows["task"].to_numpy())
+    owners = pa.DictionaryArray.from_arrays(numbers, pa.array(spouts, pa.string()))
+    failed = pa.table([rows["root_id"], owners, _with_reasons(rows, spouts)], schema=FAILED)
+    return failed, claims, int((tasks < 0).sum())
+
+
+def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:
+    """Return why records are not ACKED; for those of which nothing was said, that."""
+    reasons = rows["reason"].unify_dictionaries()
+    if not reasons.null_count:
+        return reasons
+    statuses = rows["status"].combine_chunks().dictionary_encode()
+    texts = [
+        Reason(spout, "NotAcked", f"not acked; its tree is {status}").encode()
+        for status in statuses.dictionary.to_pylist()
+        for spout in spouts
+    ]
+    which = statuses.indices.to_numpy() * len(spouts) + rows["task"].to_numpy()
+    said = pa.array(texts, pa.string()).take(pa.array(which))
+    return pc.coalesce(reasons.cast(pa.string()), pa.chunked_array([said])).dictionary_encode()

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.spark.base.atomic import make_directory
+from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_stage import FailedFile, FailedStage
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.reread_stage import RereadStage, pick
-from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream
-from ackcore.spark.tasks.retry_stage import due_records
+from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream, results_in
+from ackcore.spark.tasks.retry_stage import Slice, due_records
 from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, partition_in, read_rows, read_whole
 from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage
 from ackcore.topology.builder import Topology
@@ -75,15 +83,98 @@ def fetch(
 
 def fetch_records(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dict[str, pa.Table]:
     """Do what `fetch` does, for the setup of the run."""
-    spouts = np.array(failed["spout"].to_pylist(), object)
     ids = failed["root_id"].to_numpy()
-    unknown = failed["spout"].is_null().to_numpy()
+    owners = failed["spout"].cast(pa.string())
     roots: dict[str, Int64s] = {}
     for name, source in setup.sources.items():
-        may_be = np.sort(ids[(spouts == name) | unknown])
+        of = pc.fill_null(pc.equal(owners, name), True).to_numpy()
+        may_be = np.sort(ids[of])
         if len(may_be) and source.tracked:
             roots[name] = may_be
     found = _fetch(setup, accepted, roots, {})
+    _refuse_lost(ids, found)
+    return found
+
+
+def write_failed(
+    topology: Topology,
+    layout: Layout,
+    inputs: Sequence[InputFrame],
+    plan: RunPlan,
+    accepted: RunResult,
+    failed: pa.Table,
+    rules: Rules,
+) -> WrittenFailures:
+    """Have tasks read the failed records of a run again, judge them and write them to files.
+
+    As `fetch`, but no payload goes through the driver.
+
+    Parameters
+    ----------
+    topology, layout, inputs, plan, accepted, failed
+        As given to `fetch`; ``failed`` has the reasons, too.
+    rules : Rules
+        By what it is decided which of them wait.
+
+    Raises
+    ------
+    RuntimeError
+        If a record is not there any more.
+    ResultsTooLarge
+        If there are so many that Spark does not hand their ids to the driver.
+    """
+    setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
+    directory = make_directory(Path(plan.work) / "failed")
+    ids: Int64s = failed["root_id"].to_numpy()
+    rows = failed.select(["root_id", "reason"]).unify_dictionaries().combine_chunks()
+    rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
+    table = directory / write_table(directory, "roots", rows)
+    stage = FailedStage(
+        SpoutStage(setup.spec, setup.sources, None),
+        rules,
+        str(table),
+        str(directory),
+        frozenset(accepted.spilled),
+    )
+    slices = setup.slices()
+    slices += tuple(
+        Slice(name, RowFile(os.path.join(plan.work, path), rows), 0, rows or 0, spilled=True)
+        for name, files in accepted.spilled.items()
+        for path, rows in files
+    )
+    frames = []
+    # Sources are read again for what is in no file.
+    if not setup.sources.keys() <= accepted.spilled.keys():
+        for one in setup.inputs:
+            of = replace(stage, stage=replace(stage.stage, spout=one.spout))
+            frames.append(one.map_in_arrow(of, RESULT_TYPE))
+    if slices:
+        numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
+        frames.append(numbers.mapInArrow(replace(stage, slices=slices), RESULT_TYPE))
+    reports: list[dict[str, Any]] = []
+    picked: dict[str, list[pa.Table]] = defaultdict(list)
+    for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
+        if kind == TASK_REPORT:
+            reports.append(json.loads(blob.to_pybytes()))
+        else:
+            some = from_stream(blob)
+            picked[some.schema.metadata[b"spout"].decode()].append(some)
+    if len(frames) > bool(slices):
+        again = {one["partition"]: one["content"] for one in reports if "partition" in one}
+        _check_content(setup, accepted.content, again)
+    found = {name: pa.concat_tables(some) for name, some in picked.items()}
+    _refuse_lost(ids, found)
+    return WrittenFailures(
+        directory,
+        tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
+        found,
+        sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
+        sum(report["uncounted"] for report in reports),
+    )
+
+
+def _refuse_lost(ids: Int64s, found: Mapping[str, pa.Table]) -> None:
+    """Raise `RuntimeError` if a record is not there any more."""
     lost = np.setdiff1d(ids, _roots_in(found.values()))
     if len(lost):
         raise RuntimeError(
@@ -91,7 +182,6 @@ def fetch_records(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dic
             "was read again; a source must give the same rows when it is read twice within a "
             "micro-batch"
         )
-    return found
 
 
 def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
@@ -154,9 +244,9 @@ def _in_sources(
     ]
     rows = collected(reduce(DataFrame.union, stages))
     content, picked = {}, []
-    for kind, blob in zip(rows["kind"].to_pylist(), rows["blob"].to_pylist(), strict=True):
+    for kind, blob in results_in(rows):
         if kind == TASK_REPORT:
-            report = json.loads(blob)
+            report = json.loads(blob.to_pybytes())
             content[report["partition"]] = report["content"]
         else:
             picked.append(from_stream(blob))
@@ -190,7 +280,7 @@ def _check_content(
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
     suspects = _fetch(setup, result, {}, claims)
-    failed = {root: i for i, root in enumerate(result.failed["root_id"].to_pylist())}
+    failed = result.failed["root_id"].to_numpy()
     rows = []
     for spout, table in suspects.items():
         by_id = defaultdict(list)
@@ -206,8 +296,8 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
             )
             # They would wait equally long, and meet again.
             reason = Reason(spout, "RepeatedMessageId", text, final=True).encode()
-            rows += [(root, spout, reason) for root in found if root not in failed]
+            rows += [(root, spout, reason) for root in np.setdiff1d(found, failed).tolist()]
     if not rows:
         return result.failed
     added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)
-    return pa.concat_tables([result.failed, added])
+    return pa.concat_tables([result.failed, added]).unify_dictionaries()

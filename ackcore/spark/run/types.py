@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.spark.tasks.failed_stage import FailedFile
 from ackcore.spark.tasks.record_ids import Refused
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
@@ -159,3 +161,28 @@ class RunResult:
             },
             content=dict(reread.get("content", ())),
         )
+
+
+@dataclass(frozen=True)
+class WrittenFailures:
+    """The failed records of a run, judged and written by tasks.
+
+    Attributes
+    ----------
+    directory : Path
+        Where the files are.
+    files : tuple of FailedFile
+        What waits, and what is dead.
+    found : mapping from str to pyarrow.Table
+        By spout: their roots, and their places among those due, null for new records.
+    replayed : mapping from str to int
+        How many of them are dead letters that were sent again.
+    uncounted : int
+        How many failures were no attempt.
+    """
+
+    directory: Path
+    files: tuple[FailedFile, ...]
+    found: Mapping[str, pa.Table]
+    replayed: Mapping[str, int]
+    uncounted: int

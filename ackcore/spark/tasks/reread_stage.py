@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.tasks.failed_rows import READ_AGAIN
 from ackcore.spark.tasks.record_ids import stamps
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.tasks.row_files import among
 from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, sampled
 from ackcore.spark.tasks.task import attempt_at
 
@@ -47,16 +47,6 @@ class RereadStage:
         yield result_batch([(TASK_REPORT, json.dumps(report).encode())])
 
 
-_PICKED_HEAD = pa.schema(
-    [
-        (ROOT_ID, pa.int64()),
-        (PLACE, pa.int64()),
-        (MESSAGE_ID, pa.string()),
-        (ATTEMPT, pa.int32()),
-    ]
-)
-
-
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
@@ -66,10 +56,10 @@ def pick(
     """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
-    wanted = np.isin(ids, roots.get(source.name, np.empty(0, np.int64)))
+    wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))
     repeated = claims.get(source.name)
     if repeated is not None:
-        wanted |= np.isin(source.claim_ids(some.batch), repeated)
+        wanted |= among(source.claim_ids(some.batch), repeated)
     places = np.flatnonzero(wanted)
     at = pa.array(places)
     rows = some.batch.take(at)
@@ -88,7 +78,7 @@ def pick(
         pa.array(attempts),
         *rows.columns,
     ]
-    schema = pa.schema([*_PICKED_HEAD, *source.schema])
+    schema = pa.schema([*READ_AGAIN, *source.schema])
     schema = schema.with_metadata({"spout": source.name})
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from ackcore.spark.base.versions import from_arrow_schema
@@ -31,6 +33,13 @@ def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([kinds, blobs], schema=RESULT_SCHEMA)
 
 
+def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
+    """Yield (kind, blob) as the driver got them; large blobs are not copied."""
+    for batch in rows.to_batches():
+        for kind, blob in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            yield kind, blob.as_buffer()
+
+
 def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
     """Return a table as bytes that hold its schema too."""
     out = pa.BufferOutputStream()
@@ -39,6 +48,6 @@ def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
     return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def from_stream(blob: bytes) -> pa.Table:
+def from_stream(blob: bytes | pa.Buffer) -> pa.Table:
     """Return the table that `to_stream` made bytes of."""
     return pa.ipc.open_stream(blob).read_all()

@@ -19,12 +19,13 @@ from ackcore.topology.tuples import Identity
 
 
 class Slice(NamedTuple):
-    """Some of the rows of a spout that are due."""
+    """Some of the rows of a spout that are due, or a file of its spilled input."""
 
     spout: str
     file: RowFile
     first: int
     rows: int
+    spilled: bool = False
 
 
 @dataclass(frozen=True)

@@ -296,18 +296,21 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] |
         return None
     if pa.types.is_list(roots.type):
         values = roots.values.to_numpy()
-        found = _among(values, failed)
+        found = among(values, failed)
         before = np.concatenate(([0], np.cumsum(found)))
         offsets = roots.offsets.to_numpy()
         bad = before[offsets[1:]] > before[offsets[:-1]]
     else:
-        bad = _among(roots.fill_null(0).to_numpy(zero_copy_only=False), failed)
+        bad = among(roots.fill_null(0).to_numpy(zero_copy_only=False), failed)
         if roots.null_count:
             bad &= roots.is_valid().to_numpy(zero_copy_only=False)
     return ~bad if bad.any() else None
 
 
-def _among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
+def among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
+    """Return which roots are among those that failed, which are sorted."""
+    if not len(failed):
+        return np.zeros(len(roots), np.bool_)
     places = np.searchsorted(failed, roots)
     places[places == len(failed)] = 0
     found: npt.NDArray[np.bool_] = failed[places] == roots
