@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -17,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 #: How long the broker may take to say where a partition begins and ends.
 _REQUEST_S = 30.0
+_PAUSE_S = 0.1
 #: A producer does not know them, and says so.
 _OF_CONSUMERS = (
     *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
@@ -88,6 +90,31 @@ def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
         return DeadLetters(TopicKeeper(given, config))
     except KafkaException as error:
         raise _refused(settings, error) from None
+
+
+def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
+    """Have a client know partitions, which may be new: of itself it asks for them in minutes.
+
+    Raises
+    ------
+    ConsumerError
+        If its brokers do not know them for long.
+    """
+    until = time.monotonic() + _REQUEST_S
+    wanted = set(partitions)
+    while wanted:
+        for topic in {topic for topic, _ in wanted}:
+            try:
+                found = client.list_topics(topic, _REQUEST_S).topics[topic].partitions
+            except KafkaException as error:
+                raise ConsumerError(
+                    f"the partitions of {topic} are not to be had: {error.args[0].str()}"
+                ) from None
+            wanted -= {(topic, number) for number in found}
+        if wanted and time.monotonic() > until:
+            raise ConsumerError(f"nobody knows the partitions {sorted(wanted)}; are they there?")
+        if wanted:
+            time.sleep(_PAUSE_S)
 
 
 def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:

@@ -15,7 +15,13 @@ from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.dispatch.dispatcher import RecordDead
 from ackcore.kafka.begin import begin
-from ackcore.kafka.client import ConsumerError, TooManyDead, dead_letters_of, make_client
+from ackcore.kafka.client import (
+    ConsumerError,
+    TooManyDead,
+    dead_letters_of,
+    make_client,
+    wait_until_known,
+)
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
 from ackcore.kafka.consumer_settings import ConsumerSettings
@@ -217,6 +223,7 @@ class ClientThread:
         if gone:
             self._let_go(gone)
         if new:
+            wait_until_known(self._client, [(each.topic, each.partition) for each in new])
             self._begin(new)
         self._client.assign(self._reading.positions(wanted))
 

@@ -101,9 +101,9 @@ class Consumer:
         the record when it returns.  What cannot be kept is tried again until it is.  By default the
         consumer ends with `ackcore.dispatch.RecordDead`.
     max_dead : float, optional
-        Of the last ``dead_window`` records that were acked or died, at most this share may be
+        Of the last ``max_dead_window`` records that were acked or died, at most this share may be
         dead, and not all: else it ends with `TooManyDead`.
-    dead_window : int, default 1000
+    max_dead_window : int, default 1000
         Of how many; before there are so many, nothing is too much.
     max_dead_in_a_row : int, optional
         So many records may die one after another; one more, and it ends with `TooManyDead`.
@@ -158,7 +158,7 @@ class Consumer:
         out_of_range: OutOfRange | None = None,
         dead_letters: KeepDead | None = None,
         max_dead: float | None = None,
-        dead_window: int = 1000,
+        max_dead_window: int = 1000,
         max_dead_in_a_row: int | None = None,
         max_attempts: int = 5,
         backoff_ms: int = 1000,
@@ -188,7 +188,7 @@ class Consumer:
             out_of_range=out_of_range,
             dead_letters=dead_letters,
             max_dead=max_dead,
-            dead_window=dead_window,
+            max_dead_window=max_dead_window,
             max_dead_in_a_row=max_dead_in_a_row,
             max_attempts=max_attempts,
             backoff_ms=backoff_ms,

@@ -10,7 +10,7 @@ from ackcore._columns import as_count
 from ackcore.flow.numbers import positive
 from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
-from ackcore.kafka.producing import check_options
+from ackcore.kafka.producing import check_options, check_topic
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.starts import Start, as_start
@@ -44,7 +44,7 @@ class ConsumerSettings:
     out_of_range: OutOfRange | None = None
     dead_letters: KeepDead | None = None
     max_dead: float | None = None
-    dead_window: int = 1000
+    max_dead_window: int = 1000
     max_dead_in_a_row: int | None = None
     max_attempts: int = 5
     backoff_ms: int = 1000
@@ -70,7 +70,7 @@ class ConsumerSettings:
             as_count(getattr(self, name), name, 1, 2**62)
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
-        as_count(self.dead_window, "dead_window", 1)
+        as_count(self.max_dead_window, "max_dead_window", 1)
         for name in ("max_offset_behind", "max_dead_in_a_row"):
             if getattr(self, name) is not None:
                 as_count(getattr(self, name), name, 0)
@@ -127,7 +127,9 @@ class ConsumerSettings:
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
         if isinstance(dead, str):
-            check_options(self.client)  # the producer of dead letters is given them, too
+            # The producer of dead letters is given them, too; it has no use of its own for this.
+            check_options(self.client, but=["error_cb"])
+            check_topic(dead)
         read = {*self.topics, *(topic for topic, _ in self.partitions)}
         if dead in read:
             raise ValueError(
@@ -160,7 +162,7 @@ class ConsumerSettings:
     @property
     def dead_limit(self) -> DeadLimit:
         """How many may die."""
-        return DeadLimit(self.max_dead, self.dead_window, self.max_dead_in_a_row)
+        return DeadLimit(self.max_dead, self.max_dead_window, self.max_dead_in_a_row)
 
     @property
     def by_hand(self) -> bool:

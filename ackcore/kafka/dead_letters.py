@@ -11,9 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
@@ -95,6 +96,9 @@ class Keeper(Protocol):
 class TopicKeeper:
     """A topic.
 
+    A producer that meets a fatal error, as an idempotent one may, sends nothing more: it is made
+    anew, and what it had not delivered is sent again.
+
     Parameters
     ----------
     topic : str
@@ -104,10 +108,18 @@ class TopicKeeper:
 
     def __init__(self, topic: str, config: dict[str, Any]) -> None:
         self._topic = topic
+        self._config = config
         self._producer = Producer(config)
+        self._fatal: KafkaError | None = None
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
         """As `Keeper.keep`: kept once the brokers in sync have it."""
+
+        def delivered(error: KafkaError | None, _: object = None) -> None:
+            if error is not None:
+                self._note(error)
+            report(letter, None if error is None else str(error))
+
         record = letter.record
         try:
             self._producer.produce(
@@ -115,20 +127,38 @@ class TopicKeeper:
                 record.value,
                 record.key,
                 headers=list[tuple[str, str | bytes | None]](headers_of(letter)),
-                on_delivery=lambda error, _: report(letter, None if error is None else str(error)),
+                on_delivery=delivered,
                 timestamp=record.timestamp_ms or 0,
             )
-        except (BufferError, KafkaException) as error:
+        except KafkaException as error:
+            delivered(error.args[0])
+        except BufferError as error:
             report(letter, str(error))
+
+    def _note(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            self._fatal = error
 
     def turn(self) -> None:
         """As `Keeper.turn`."""
-        self._producer.poll(0)
+        try:
+            self._producer.poll(0)
+        except KafkaException as error:
+            self._note(error.args[0])
+        if self._fatal is not None:
+            # What is under way is reported as not delivered, and tried again.
+            self._end()
+            _log.warning("the producer of dead letters is made anew after: %s", self._fatal.str())
+            self._producer, self._fatal = Producer(self._config), None
+
+    def _end(self) -> None:
+        with suppress(KafkaException, RuntimeError):
+            self._producer.purge()
+            self._producer.flush(1.0)
 
     def close(self) -> None:
         """As `Keeper.close`; what is not delivered yet is dropped: its offset was not committed."""
-        self._producer.purge()
-        self._producer.flush(1.0)
+        self._end()
 
 
 class CallableKeeper:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
@@ -87,10 +87,10 @@ _WAYS_OUT = {
 }
 
 
-def check_options(settings: ClientSettings) -> None:
-    """Raise ValueError for an option that a producer here has its own value for."""
+def check_options(settings: ClientSettings, *, but: Collection[str] = ()) -> None:
+    """Raise ValueError for an option that a producer here has its own value for, but for some."""
     for name, why in _OURS.items():
-        if name in settings.options:
+        if name in settings.options and name not in but:
             raise ValueError(f"options must not have {name!r}: {why}")
 
 

@@ -1,4 +1,4 @@
-"""Which topics and partitions there are, asked again and again by a thread that nothing waits for.
+"""Which topics and partitions there are, asked again and again by threads that nothing waits for.
 
 A consumer's own client does not tell the ids of topics, nor what changes while it is not a member.
 """
@@ -6,13 +6,15 @@ A consumer's own client does not tell the ids of topics, nor what changes while 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 
 from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
 from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.settings import ClientSettings
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +36,10 @@ class TopicWatch:
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
         self._every_ms = round(settings.refresh_s * 1000)
         self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
-        self._cluster = Cluster(settings.client)
-        self._thread = ThreadPoolExecutor(1, "ackcore-kafka-topics")
+        # What goes wrong with brokers the consumer's own client logs.
+        quiet = {"log_level": 0, **settings.client.options}
+        self._cluster = Cluster(ClientSettings(settings.client.bootstrap_servers, quiet))
+        self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
         self._complained = False
         names = [name for name in settings.topics if not name.startswith("^")]
@@ -67,9 +71,23 @@ class TopicWatch:
 
     def _answer(self, question: Callable[[], list[Partition]]) -> list[Partition]:
         try:
-            return self._thread.submit(question).result()
+            return self._ask(question).result()
         except (ClusterFailed, UnknownTopics) as error:
             raise ConsumerError(f"which partitions there are is not to be had: {error}") from None
+
+    def _ask(self, question: Callable[[], list[Partition]]) -> Future[list[Partition]]:
+        future: Future[list[Partition]] = Future()
+
+        def run() -> None:
+            with self._one_at_a_time:
+                try:
+                    future.set_result(question())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        # A pool's thread would hold up the end of the process for as long as brokers are away.
+        threading.Thread(target=run, name="ackcore-kafka-topics", daemon=True).start()
+        return future
 
     def _subscribed(self, *, missing_ok: bool) -> list[Partition]:
         ask = self._cluster.partitions
@@ -95,7 +113,7 @@ class TopicWatch:
             try:
                 found = self._asked.result()
                 self._complained = False
-            except (ClusterFailed, UnknownTopics) as error:
+            except Exception as error:
                 if not self._complained:
                     _log.warning("which partitions there are is asked again later: %s", error)
                 self._complained = True
@@ -103,14 +121,13 @@ class TopicWatch:
             self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
         if self._asked is None and now_ms >= self._next_ms:
             if self._all:
-                self._asked = self._thread.submit(self._subscribed, missing_ok=True)
+                self._asked = self._ask(lambda: self._subscribed(missing_ok=True))
             elif topics:
-                self._asked = self._thread.submit(self._of, topics)
+                self._asked = self._ask(lambda: self._of(topics))
         return found
 
     def close(self) -> None:
         """Let go of the cluster."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
         with suppress(AttributeError):  # closed before
             self._cluster.close()
 

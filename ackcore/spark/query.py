@@ -126,7 +126,7 @@ def start(
     try:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        _, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
+        _, write_dead_letters, release = _open_dead_letters(topology, state, place, dead_letters)
         stream = Stream(
             topology,
             spark,
@@ -138,6 +138,7 @@ def start(
             clock,
             max_dead,
             told,
+            release,
         )
     except BaseException:
         state.close()
@@ -231,7 +232,10 @@ def run_batch(
         topology = topology.in_order(state.spout_order)
         stack.callback(release_sinks, *_writers(topology, state))
         _claim_sinks(topology, state)
-        letters, write_dead_letters = _open_dead_letters(topology, state, place, dead_letters)
+        letters, write_dead_letters, release = _open_dead_letters(
+            topology, state, place, dead_letters
+        )
+        stack.callback(release)
         offsets = kafka_sources(topology, spark, state, ends=True, once=True)
         if offsets is not None:
             stack.enter_context(closing(offsets))
@@ -319,21 +323,21 @@ def _schemas(topology: Topology) -> dict[str, pa.Schema]:
 
 def _open_dead_letters(
     topology: Topology, state: State, checkpoint: Path, place: Place
-) -> tuple[DeadLetters, DeadLetterWriter]:
-    """Return the store, and what a micro-batch's dead are handed to."""
+) -> tuple[DeadLetters, DeadLetterWriter, Callable[[], object]]:
+    """Return the store, what a micro-batch's dead are handed to, and what closes that."""
     schemas = _schemas(topology)
     sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
     path = place.store if isinstance(place, DeadLetterTopic) else place
     letters = DeadLetters.open(checkpoint, state.deployment_key, path, sources)
     if not isinstance(place, DeadLetterTopic):
-        return letters, letters.write
+        return letters, letters.write, lambda: None
     topic = TopicWriter(place, f"{state.deployment_key:016x}", sources)
 
     def write(number: int, dead: Mapping[str, pa.Table]) -> None:
         letters.write(number, dead)
         topic.write(number, dead)
 
-    return letters, write
+    return letters, write, topic.close
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:

@@ -83,6 +83,8 @@ class Stream:
         How many records may die; see `start`.
     listeners : Listeners
         Told of each micro-batch, and of the end.
+    release : callable, optional
+        Called when it has ended, to let go of what the dead letters are written by.
 
     Attributes
     ----------
@@ -110,7 +112,9 @@ class Stream:
         clock: Clock,
         max_dead: float | None,
         listeners: Listeners,
+        release: Callable[[], object] = lambda: None,
     ) -> None:
+        self._release = release
         self._state = state
         self._spark = spark
         self._settings = topology.settings
@@ -272,6 +276,7 @@ class Stream:
             self._beats.close()
             writers = {sink.name: sink.writer for sink in self._sinks}
             release_sinks(writers, f"{self._state.deployment_key:016x}")
+            self._release()
             self._state.close()
             self.listeners.ended(self.error, self.books)
             # One that is raised is not logged as well, if all that it says is of dead letters.

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from datetime import datetime
 
 import pytest
 
@@ -10,11 +11,15 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 import mock_broker
 from confluent_kafka import KafkaError, Producer
-from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
+from consumer_books import Books, by_hand, consumer_of, consuming, partitions_of, take, workers
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
 from ackcore.kafka import Consumer, ConsumerError, Failure, OffsetsOutOfRange
+
+#: The group waits for a member that it does not hear of for no longer than so: nor for the one that
+#: a member was before it was fenced.
+SHORT = {"session.timeout.ms": 1000}
 
 
 @pytest.fixture
@@ -71,14 +76,14 @@ def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
 
 def test_what_is_done_is_not_handed_out_again_after_a_restart(books):
     books.produce(400)
-    with consuming(books, backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
+    with consuming(books, **by_hand(books), backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
         for record in take(consumer, 400):
             if record.offset % 3:
                 consumer.ack(record)
             elif record.offset % 2:
                 consumer.fail(record, "not yet")
     again = {at for at in books.delivered if not at[1] % 3}
-    with consuming(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         taken = take(consumer, len(again))
         assert {(one.partition, one.offset) for one in taken} == again
         assert all(one.attempt == one.offset % 2 for one in taken)
@@ -90,11 +95,11 @@ def test_what_is_done_is_not_handed_out_again_after_a_restart(books):
 
 def test_a_start_at_the_end_is_remembered(books):
     books.produce(8)
-    with consuming(books, start="latest") as consumer:
+    with consuming(books, **by_hand(books), start="latest") as consumer:
         wait_until(lambda: not books.lag(), "the ends are committed, though nothing is done")
         assert consumer.stats().counts.read == 0
     books.produce(4)
-    with consuming(books, start="latest") as consumer:
+    with consuming(books, **by_hand(books), start="latest") as consumer:
         assert sorted(one.value for one in take(consumer, 4)) == [b"10", b"11", b"8", b"9"]
 
 
@@ -131,9 +136,9 @@ def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, t
 def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(books, protocol):
     """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
     books.produce(80)
-    with consuming(books, protocol=protocol, drain_s=0) as one:
+    with consuming(books, protocol=protocol, drain_s=0, options=SHORT) as one:
         mine = take(one, 80)
-        with consuming(books, protocol=protocol) as other:
+        with consuming(books, protocol=protocol, options=SHORT) as other:
             wait_until(
                 lambda: (
                     len(partitions_of(one) | partitions_of(other)) == 4 and partitions_of(other)
@@ -147,6 +152,9 @@ def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(boo
             assert one.ack_many(late) == 0
             assert not one.fail(late[0], "late")
             assert one.stats().counts.stale == len(late) + 1
+            if protocol == "cooperative":  # what it keeps goes on as it was
+                kept = [record for record in mine if record.partition in partitions_of(one)]
+                assert one.ack_many(kept) == len(kept) > 0
             assert other.ack_many(taken) == len(taken)
             wait_until(
                 lambda: all(books.committed()[one][0] == 20 for one in theirs), "they are committed"
@@ -180,7 +188,7 @@ def test_commits_that_are_refused_are_made_again(books, caplog):
 def test_a_member_that_is_fenced_joins_again(books, caplog):
     """F10: what it had is read again, and what it says of it is late."""
     books.produce(400)
-    with consuming(books, drain_s=0) as consumer, workers(consumer, books):
+    with consuming(books, drain_s=0, options=SHORT) as consumer, workers(consumer, books):
         for code in (KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID):
             books.wait_for_the_end()
             rejected = consumer.stats().counts.rejected
@@ -213,16 +221,16 @@ def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_ka
     """F12"""
     books = Books(mock_kafka, tmp_path, partitions=1)
     books.produce(100)
-    with consuming(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         consumer.ack_many(take(consumer, 100)[:10])
         wait_until(lambda: books.committed()[0][0] == 10, "ten are done")
     mock_kafka.delete_records(books.topic, 50)
     with (
         pytest.raises(OffsetsOutOfRange, match="from 10, and there is 50 to 100"),
-        consuming(books, out_of_range="fail") as consumer,
+        consuming(books, **by_hand(books), out_of_range="fail") as consumer,
     ):
         consumer.poll(1, 20.0)
-    with consuming(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         taken = take(consumer, 50)
         assert taken[0].offset == 50
         wait_until(lambda: books.committed()[0][0] == 50, "the loss is kept, and committed over")
@@ -303,6 +311,20 @@ def test_a_topic_that_does_not_take_dead_letters_is_tried_again(books):
             consumer.fail(record, Reject("no"))
         wait_until(lambda: not books.lag(), "all are kept")
     books.check_complete(poison=set(books.delivered.values()))
+
+
+def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(books, caplog):
+    """Not authorized to be idempotent, it has ended for good; the next one may be."""
+    books.produce(40)
+    books.server.fail_requests(
+        mock_broker.INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 2
+    )
+    with consuming(books) as consumer:
+        for record in take(consumer, 40):
+            consumer.fail(record, Reject("no"))
+        wait_until(lambda: not books.lag(), "all are kept")
+    books.check_complete(poison=set(books.delivered.values()))
+    assert caplog.text.count("the producer of dead letters is made anew after: ") == 2
 
 
 def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
@@ -429,6 +451,14 @@ def test_settings_that_cannot_be_are_refused():
         ({"max_attempts": 0}, "max_attempts must be in 1.."),
         ({"drain_s": 300}, "drain_s must be at most 295"),
         ({"dead_letters": "t"}, "must not be a topic that is read"),
+        ({"dead_letters": ""}, "topic must be the name of a topic, got ''"),
+        ({"dead_letters": "d", "options": {"acks": 1}}, "options must not have 'acks': a message"),
+        ({"tasks": 2}, "tasks and task must be given together, and with topics"),
+        ({"tasks": 2, "task": 2}, "task must be in 0..1, got 2"),
+        ({"topics": None, "partitions": [("t", 0)], "tasks": 1, "task": 0}, "and with topics"),
+        ({"max_dead": 1.5}, "max_dead must be above 0 and at most 1"),
+        ({"max_dead_in_a_row": -1}, "max_dead_in_a_row must be at least 0"),
+        ({"start": datetime(2026, 1, 1)}, "start must be a time with its zone"),
         ({"commit_interval_s": 0}, "commit_interval_s must be above 0"),
     ):
         with pytest.raises(ValueError, match=error):
@@ -438,6 +468,8 @@ def test_settings_that_cannot_be_are_refused():
         ({"topics": [5]}, "topics must be names, got 5"),
         ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
         ({"group_id": 5}, "group_id must be a str, got int"),
+        ({"force_from_start": True}, "force_from_start must be a name, of this deployment"),
+        ({"start": {"t": 5}}, "start must map .topic, partition. to an offset"),
     ):
         with pytest.raises(TypeError, match=error):
             make(**arguments)
@@ -467,7 +499,7 @@ def test_a_partition_that_was_paused_is_read_when_it_comes_back(mock_kafka, tmp_
     """Fenced while it is full: the client's pause outlasts the assignment."""
     books = Books(mock_kafka, tmp_path, partitions=1)
     books.produce(100)
-    with consuming(books, max_in_flight=10, drain_s=0) as consumer:
+    with consuming(books, max_in_flight=10, drain_s=0, options=SHORT) as consumer:
         wait_until(lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"], "full")
         first = take(consumer, 1)
         mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.UNKNOWN_MEMBER_ID)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from consumer_books import Books, Effects, consumer_of, consuming, take, work, workers
+from consumer_books import Books, Effects, by_hand, consumer_of, consuming, take, workers
 from servers import wait_until
 
 from ackcore.dispatch import Reject
@@ -54,13 +54,19 @@ def test_so_many_are_too_many(arguments, ends, found):
 def work_off(consumer, books, may_fail):
     effects = Effects(books.file)
     try:
-        work(consumer, effects, may_fail)
+        while taken := consumer.poll(1, 5.0):
+            error = may_fail(taken[0])
+            if error is None:
+                effects(taken[0])
+                consumer.ack(taken[0])
+            else:
+                consumer.fail(taken[0], error)
     finally:
         effects.close()
 
 
 @pytest.mark.parametrize(
-    "limit", [{"max_dead_in_a_row": 20}, {"max_dead": 0.2, "dead_window": 100}], ids=str
+    "limit", [{"max_dead_in_a_row": 20}, {"max_dead": 0.2, "max_dead_window": 100}], ids=str
 )
 def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, limit):
     """The service goes mad in between: what died of it is kept, or there at the next start."""
@@ -71,7 +77,7 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
     def may_fail(record):
         return Reject("mad") if (record.partition, record.offset) in mad else None
 
-    consumer = consumer_of(books, drain_s=0, **limit)
+    consumer = consumer_of(books, drain_s=0, **by_hand(books), **limit)
     for worker in (partial(work_off, consumer, books, may_fail), consumer.close):
         with pytest.raises(TooManyDead, match=r"records died.* and max_dead.*at the next start"):
             worker()
@@ -79,7 +85,7 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
     books.check_commits()
     assert len(books.done_by_commits()) <= 1000 + len(books.dead())
     # The service is well again: all others are done, and few more are dead than it had seen.
-    with consuming(books, **limit) as consumer, workers(consumer, books):
+    with consuming(books, **by_hand(books), **limit) as consumer, workers(consumer, books):
         books.wait_for_the_end()
     effects, dead = books.effects(), books.dead()
     assert books.delivered.keys() == effects.keys() | dead.keys()

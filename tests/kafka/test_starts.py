@@ -12,7 +12,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from confluent_kafka import Consumer as Client
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
-from consumer_books import Books, consuming, partitions_of, take
+from consumer_books import Books, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
 
 from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
@@ -26,18 +26,13 @@ def kafka(request):
     return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
 
 
-def by_hand(books, **arguments):
-    """A consumer of partition 0; nobody has to join or leave a group."""
-    return consuming(books, partitions=[(books.topic, 0)], **arguments)
-
-
 def books_of(kafka, tmp_path, partitions=1):
     return Books(kafka, tmp_path, partitions)
 
 
 def first_of(books, **arguments):
     """The first offset that a consumer hands out of partition 0, which it leaves as it is."""
-    with by_hand(books, **arguments) as consumer:
+    with consuming(books, **by_hand(books), **arguments) as consumer:
         return take(consumer, 1)[0].offset
 
 
@@ -85,11 +80,11 @@ def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     books = books_of(mock_kafka, tmp_path)
     books.produce(10)
-    with by_hand(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         consumer.ack_many(take(consumer, 5))
         wait_until(lambda: books.committed()[0][0] == 5, "five are done")
     for name, first in (("one", 0), ("one", 2), (None, 4), ("one", 6), ("two", 0)):
-        with by_hand(books, force_from_start=name) as consumer:
+        with consuming(books, **by_hand(books), force_from_start=name) as consumer:
             taken = take(consumer, 10 - first)
             assert taken[0].offset == first, name
             consumer.ack_many(taken[:2])
@@ -118,15 +113,15 @@ def take_of_new_group(books, **arguments):
 def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tmp_path, caplog):
     books = books_of(mock_kafka, tmp_path)
     books.produce(100)
-    with by_hand(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         taken = take(consumer, 100)
         consumer.ack_many([*taken[:10], *taken[12:20], taken[85]])
         wait_until(lambda: books.committed()[0][0] == 10, "ten are done, and some more")
-    with by_hand(books, max_offset_behind=90) as consumer:
+    with consuming(books, **by_hand(books), max_offset_behind=90) as consumer:
         assert take(consumer, 1)[0].offset == 10
     with pytest.raises(OffsetsOutOfRange, match="more than max_offset_behind=20 behind; raise it"):
         first_of(books, max_offset_behind=20, dead_letters=None)
-    with by_hand(books, max_offset_behind=20) as consumer:
+    with consuming(books, **by_hand(books), max_offset_behind=20) as consumer:
         taken = take(consumer, 19)
         assert [one.offset for one in taken] == [*range(80, 85), *range(86, 100)]
         consumer.ack_many(taken)
@@ -182,7 +177,7 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
     """A commit of the one before may have crossed its deletion."""
     books = books_of(mock_kafka, tmp_path)
     books.produce(10)
-    with by_hand(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         consumer.ack_many(take(consumer, 10)[:5])
         wait_until(lambda: books.committed()[0][0] == 5, "five are done")
     offset, metadata = books.committed()[0]
@@ -197,13 +192,13 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
     client.close()
     with pytest.raises(OffsetsOutOfRange, match="the topic made anew; out_of_range='earliest'"):
         first_of(books, out_of_range="fail")
-    with by_hand(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         taken = take(consumer, 10)
         assert taken[0].offset == 0
         consumer.ack_many(taken)
         wait_until(lambda: books.committed()[0][0] == 10, "all are done")
     assert "topic made anew" in caplog.text
-    with by_hand(books) as consumer:
+    with consuming(books, **by_hand(books)) as consumer:
         assert consumer.poll(1, 0.5) == []
 
 

@@ -15,7 +15,15 @@ pytest.importorskip("confluent_kafka")
 import mock_broker
 
 from ackcore.kafka.producing import DeliveryError
-from ackcore.spark import DeadLetterTopic, SinkError, dead_letters, replay, run_batch
+from ackcore.spark import (
+    DeadLetterTopic,
+    SinkError,
+    dead_letters,
+    query,
+    replay,
+    run_batch,
+    start,
+)
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
@@ -190,6 +198,38 @@ def picking(spark):
     builder.bolt("pick", Pick()).shuffle("lines")
     builder.sink("pick", lambda frame, number: frame.collect())
     return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
+    spark, letters, checkpoint, monkeypatch, tmp_path
+):
+    made = []
+
+    class Noted(TopicWriter):
+        def write(self, number, dead):
+            super().write(number, dead)
+            assert self._open is not None
+            made.append(self)
+
+    monkeypatch.setattr(query, "TopicWriter", Noted)
+    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "one.txt").write_text("a\nno\n")
+    builder = TopologyBuilder()
+    lines = spark.readStream.schema("line string").text(str(tmp_path / "lines"))
+    builder.spout("lines", lines)
+    builder.bolt("pick", Pick()).shuffle("lines")
+    builder.sink("pick", lambda frame, number: frame.collect())
+    stream = start(
+        builder.build(max_attempts=1),
+        spark,
+        tmp_path / "stream",
+        dead_letters=letters,
+        trigger={"availableNow": True},
+    )
+    stream.await_termination()
+    assert len(made) == 2
+    assert [writer._open for writer in made] == [None, None]
 
 
 def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import pieces_of
@@ -198,8 +199,8 @@ class TopicWriter:
                 "attempts": letter["attempts"],
                 "deaths": died,
             }
-            ours = {f"ackcore-{name}": _text(of) for name, of in told.items()}
-            ours |= {"ackcore-batch": batch, "ackcore-row": b"%d" % row}
+            ours = {PREFIX + name: _text(of) for name, of in told.items()}
+            ours |= {BATCH: batch, ROW: b"%d" % row}
             headers = [*(each for each in came if each[0] not in ours), *ours.items()]
             deliveries.send(self._to.topic, value, key, headers)
 

@@ -14,6 +14,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 
@@ -28,10 +29,6 @@ _DRIVER_BYTES = 8 << 20
 #: For so long a group's committed offsets are there whatever else happens, as is asked of brokers
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
-
-#: Beside the headers of a row: what tells a micro-batch from all others, and a row from the others
-#: of its micro-batch.  Both are the same when rows are sent again.
-BATCH, ROW, MESSAGE_ID = "ackcore-batch", "ackcore-row", "ackcore-message-id"
 
 
 def to_kafka(
@@ -73,6 +70,8 @@ def to_kafka(
         Java) each row then is there once, whoever dies when.  One process, the driver, sends
         them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
         in which a delivery failed, a task was tried again or the driver died before it was marked.
+        The name of the sink is part of the transaction's: one that is given another name while a
+        micro-batch is decided and not marked sends that again under the new one.
     options : mapping, optional
         More of librdkafka's settings, for security, compression and so on.  What they hold goes to
         brokers and, pickled, to the tasks that send; never into a plan, a log, an error or a
