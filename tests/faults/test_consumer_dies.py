@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+import mock_broker
 from consumer_books import Books
 from consumer_job import POINTS
 from servers import wait_until
@@ -143,3 +145,133 @@ def test_a_member_that_is_told_to_end_leaves_nothing_to_be_done_again(books):
         books.wait_for_the_end()
         end(process)
     assert check(books) == 0
+
+
+def test_the_broker_is_killed_under_load(own_kafka_broker, tmp_path):
+    """F20: kill -9 of a real one, three times, on what it had."""
+    books = Books(own_kafka_broker, tmp_path)
+    books.produce(2000)
+    with members(books, 2) as running:
+        for _ in range(3):
+            before = sum(books.effects().values())
+            wait_until(lambda b=before: sum(books.effects().values()) > b, "they work")
+            own_kafka_broker.kill()
+            own_kafka_broker.restart()
+            books.produce(2000)
+            books.check_commits()
+        books.wait_for_the_end(120)
+        for process in running:
+            end(process)
+    check(books)
+
+
+SECONDS = float(os.environ.get("ACKCORE_SOAK_S", "40"))
+SEED = int(os.environ.get("ACKCORE_SOAK_SEED", str(time.time_ns() % 1_000_000)))
+#: What a commit may be answered.
+REFUSALS = (7, 12, 14, 16, 22, 25, 27)
+
+
+class Chaos:
+    """What goes wrong, one thing after the other, drawn from a seed."""
+
+    def __init__(self, books, seed):
+        self.books = books
+        self.chance = random.Random(seed)
+        self.running = []
+        self.stopped = []
+        self.down = None
+        self.happened = Counter()
+
+    def step(self):
+        name = self.chance.choice(
+            ["kill", "join", "leave", "pause", "refuse", "broker", "leader", "coordinator"]
+        )
+        self.happened[name] += 1
+        getattr(self, name)()
+
+    def some(self):
+        return self.running.pop(self.chance.randrange(len(self.running)))
+
+    def let_go(self, process):
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    def kill(self):
+        """F6, and another in its place."""
+        self.let_go(self.some())
+        self.join()
+
+    def join(self):
+        """F8"""
+        self.running.append(member(self.books))
+        if len(self.running) > 4:
+            self.leave()
+
+    def leave(self):
+        """F8, F18"""
+        if len(self.running) > 1:
+            process = self.some()
+            process.send_signal(signal.SIGTERM)
+            self.stopped.append(process)
+
+    def pause(self):
+        """F9, F17: longer than its session."""
+        process = self.chance.choice(self.running)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(self.chance.uniform(0.2, 2.0))
+        process.send_signal(signal.SIGCONT)
+
+    def refuse(self):
+        """F10"""
+        some = self.chance.choices(REFUSALS, k=3)
+        self.books.server.fail_requests(mock_broker.OFFSET_COMMIT, *some)
+
+    def broker(self):
+        """F11"""
+        self.heal()
+        self.down = self.chance.randrange(1, 4)
+        self.books.server.broker_set_down(self.down)
+
+    def heal(self):
+        if self.down is not None:
+            self.books.server.broker_set_up(self.down)
+            self.down = None
+
+    def leader(self):
+        """F11"""
+        partition, broker = self.chance.randrange(4), self.chance.randrange(1, 4)
+        self.books.server.partition_set_leader(self.books.topic, partition, broker)
+
+    def coordinator(self):
+        """F11"""
+        broker = self.chance.randrange(1, 4)
+        self.books.server.coordinator_set("group", self.books.group, broker)
+
+    def close(self):
+        for process in (*self.running, *self.stopped):
+            self.let_go(process)
+
+
+def test_whatever_goes_wrong_nothing_is_lost(books):
+    """F26: for ``ACKCORE_SOAK_S`` seconds; ``ACKCORE_SOAK_SEED`` says what happens, and when."""
+    print(f"again: ACKCORE_SOAK_S={SECONDS:g} ACKCORE_SOAK_SEED={SEED}")
+    chaos = Chaos(books, SEED)
+    try:
+        for _ in range(3):
+            chaos.join()
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            chaos.heal()
+            books.produce(200)
+            chaos.step()
+            time.sleep(chaos.chance.uniform(0.0, 1.0))
+            chaos.heal()
+            books.check_commits()
+        # N7: with all of it over, it goes on to the end.
+        books.wait_for_the_end(60)
+    finally:
+        chaos.close()
+    print(dict(chaos.happened))
+    check(books)

@@ -1,5 +1,6 @@
 """Consumers of one group on a real broker: partitions come and go, whatever the protocol."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -7,6 +8,10 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from confluent_kafka import Producer
 from consumer_books import Books, consuming, partitions_of, take, workers
 from servers import wait_until
+
+from ackcore import OffsetTracker
+from ackcore.kafka import ClientSettings, Cluster
+from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]
 
@@ -96,3 +101,57 @@ def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker
         consumer.ack(*take(consumer, 1))
         wait_until(lambda: books.committed()[0][0] == 24, "the last, aborted, is committed over")
         assert consumer.poll(1, 0.1) == []
+
+
+def test_what_was_compacted_away_is_passed_over(kafka_broker, tmp_path):
+    """F13: the lag becomes 0, and what had failed before is retried from memory."""
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    books.topic = kafka_broker.new_topic(
+        cleanup_policy="compact",
+        segment_ms=1,
+        min_cleanable_dirty_ratio=0.001,
+        delete_retention_ms=0,
+    )
+    keyed = [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(30)]
+    arguments = {"partitions": [(books.topic, 0)], "backoff_ms": 1, "max_backoff_ms": 1}
+    with consuming(books, **arguments) as consumer:
+        taken = []
+        for n in range(0, 30, 10):
+            kafka_broker.produce(books.topic, keyed[n : n + 10])
+            taken += take(consumer, 10)
+        # The last segment is never compacted.
+        kafka_broker.produce(books.topic, [{"key": b"last", "value": b"30"}])
+        wait_until(lambda: len(kafka_broker.consume(books.topic)) <= 4, "it is compacted")
+        consumer.fail(taken[0], "once")
+        assert consumer.ack_many(taken[1:]) == 29
+        again = take(consumer, 2)
+        assert {one.value for one in again} == {b"0", b"30"}
+        wait_until(lambda: books.committed()[0][1], "something is committed")
+    # Neither was acked: at a restart the one is not there any more.
+    with consuming(books, **arguments) as consumer:
+        (last,) = take(consumer, 1)
+        assert last.offset == 30
+        consumer.ack(last)
+        wait_until(lambda: books.committed()[0][0] == 31, "all is committed over")
+
+
+def test_metadata_has_as_much_room_as_brokers_say(kafka_broker):
+    """F21: 4,095 units of 15 bits; one more is refused, and it is shortened."""
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    kafka_broker.produce(topic, [b"x"])
+    tracker = OffsetTracker(topic, 0, 1, 0)
+    tracker.emitted(np.arange(200_000))
+    tracker.acked(np.flatnonzero(np.random.default_rng(21).random(200_000) < 0.5))
+    commit = encode_metadata(tracker, 7)
+    assert KAFKA_LIMIT - 10 < len(commit.metadata) <= KAFKA_LIMIT
+    with Cluster(ClientSettings(kafka_broker.bootstrap_servers)) as cluster:
+        for filled in (commit.metadata, commit.metadata.ljust(KAFKA_LIMIT, "\u8fff")):
+            answers = cluster.commit(group, {(topic, 0): (commit.offset, filled)})
+            assert not answers.failed
+            assert kafka_broker.committed(group, topic) == (commit.offset, filled)
+        answers = cluster.commit(group, {(topic, 0): (commit.offset, filled + "\u8fff")})
+        (failure,) = answers.failed.values()
+        assert failure.code == "OFFSET_METADATA_TOO_LARGE"
+    restored = decode_metadata(topic, 0, *commit)
+    assert restored.problem is None
+    assert restored.state.end > 30_000

@@ -1,0 +1,257 @@
+"""A group's life without I/O: readers come, crash and go, and commits are held to what was done."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from ackcore.kafka.held_partition import Limits
+from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.offsets import decode_metadata
+from ackcore.retry import Policy
+
+NO = Failure("ValueError", "no")
+
+
+def records(*offsets, key):
+    return [KafkaRecord(*key, offset, None, b"%d" % offset, [], None) for offset in offsets]
+
+
+class Life:
+    """One member after the other reads two partitions, with an oracle of sets."""
+
+    MAX = 3
+
+    def __init__(self):
+        self.now = 0
+        self.generation = 0
+        self.log = {("t", 0): [], ("t", 1): []}
+        self.ends = dict.fromkeys(self.log, 0)
+        self.done = {key: set() for key in self.log}
+        self.failures = {}
+        self.broker = dict.fromkeys(self.log, (0, None))
+        self.floor = dict.fromkeys(self.log, 0)  # committed in this generation
+        self.history = []  # every delivery ever
+        self.sent = []
+        self.letters = []
+        self.make()
+
+    def make(self):
+        limits = Limits(in_flight=6, waiting=4)
+        self.held = HeldRecords(Policy(self.MAX, 1000, 8000), limits=limits, timeout_ms=5000)
+        self.position, self.out, self.timed_out = {}, {}, {}
+        for key in self.log:
+            self.assign(key)
+
+    def assign(self, key):
+        self.generation += 1
+        state = decode_metadata(*key, *self.broker[key]).state
+        self.held.assign(*key, self.generation, state)
+        self.position[key] = state.committable
+        self.floor[key] = state.committable
+        for some in (self.out, self.timed_out):
+            for at in [at for at in some if at[0] == key]:
+                del some[at]
+        self.letters = [one for one in self.letters if self.held.is_dying(one)]
+
+    # Steps: (name, a, b).
+
+    def produce(self, a, b):
+        key = ("t", a % 2)
+        for n in range(b % 5):
+            self.ends[key] += 1 + (a % 3 == 2) * n  # gaps
+            self.log[key].append(self.ends[key] - 1)
+
+    def read(self, a, b):
+        key = ("t", a % 2)
+        there = [offset for offset in self.log[key] if offset >= self.position[key]][: b + 1]
+        if there:
+            self.held.read(key, records(*there, key=key), [1] * len(there), self.now)
+            self.position[key] = there[-1] + 1
+        else:
+            self.held.advance(key, self.ends[key])
+
+    def take(self, a, b):
+        for record in self.held.take(1 + a % 4, self.now):
+            at = (record.topic, record.partition), record.offset
+            assert at not in self.out, "it is out already"
+            assert record.attempt < self.MAX
+            self.out[at] = record
+            self.timed_out.pop(at, None)
+            self.history.append(record)
+
+    def pick(self, a):
+        return self.history[a % len(self.history)] if self.history else None
+
+    def ack(self, a, b):
+        record = self.pick(len(self.history) - 1 - a)
+        if record is None:
+            return
+        at = (record.topic, record.partition), record.offset
+        counted = self.held.ack(record)
+        assert counted == (self.out.get(at) is record or self.timed_out.get(at) is record)
+        self.timed_out.pop(at, None)
+        if counted:
+            self.done[at[0]].add(record.offset)
+            self.out.pop(at, None)
+
+    def fail(self, a, b):
+        record = self.pick(len(self.history) - 1 - a)
+        if record is None:
+            return
+        at = (record.topic, record.partition), record.offset
+        counted = self.held.fail(record, NO, self.now, final=b == 7, counts=b != 3)
+        assert counted == (self.out.get(at) is record)
+        if counted:
+            del self.out[at]
+        self.letters += self.held.dying()
+
+    def pass_time(self, a, b):
+        self.now += a * 500
+        self.held.expire(self.now)
+        self.letters += self.held.dying()
+        dying = {
+            (one.record.topic, one.record.partition, one.record.offset) for one in self.letters
+        }
+        for at, record in list(self.out.items()):
+            if not self.is_out(at, record):
+                del self.out[at]
+                if (*at[0], at[1]) not in dying:
+                    self.timed_out[at] = record
+
+    def is_out(self, at, record):
+        held = self.held._partitions[at[0]].held.get(at[1])
+        return held is not None and held.status == 1 and held.delivery == record.delivery
+
+    def keep(self, a, b):
+        self.letters += self.held.dying()
+        if self.letters:
+            letter = self.letters.pop(a % len(self.letters))
+            record = letter.record
+            if self.held.dead(letter):
+                self.done[record.topic, record.partition].add(record.offset)
+
+    def commit(self, a, b):
+        for one in self.held.commits():
+            self.hold_to(one)
+            self.sent.append(one)
+
+    def hold_to(self, one):
+        """N2: what a commit says is done, is."""
+        key = one.topic, one.partition
+        state = decode_metadata(*key, *one.commit)
+        assert state.problem is None
+        tracker_done = self.says_done(key, one.commit)
+        for offset in self.log[key]:
+            if tracker_done(offset):
+                assert offset in self.done[key], f"{key} {offset} is not done"
+
+    @staticmethod
+    def says_done(key, commit):
+        state = decode_metadata(*key, *commit).state
+        holes = set()
+        for start, end in zip(state.hole_starts, state.hole_ends, strict=True):
+            holes |= set(range(start, end))
+        return lambda offset: offset < state.end and offset not in holes
+
+    def answer_commit(self, a, b):
+        """The broker takes it, and says so; or does not; or takes it, and its answer is lost."""
+        if not self.sent:
+            return
+        one = self.sent.pop(0)
+        key = one.topic, one.partition
+        current = self.held._partitions.get(key)
+        if b % 3 == 0 or current is None or current.generation != one.generation:
+            return  # refused
+        assert one.commit.offset >= self.floor[key]  # N4
+        self.floor[key] = one.commit.offset
+        self.broker[key] = one.commit
+        if b % 3 == 1:
+            self.held.committed(one)
+
+    def revoke(self, a, b):
+        key = ("t", a % 2)
+        self.held.close([key])
+        for at, record in list(self.out.items()):
+            if at[0] == key and b % 2:
+                assert self.held.ack(record)
+                self.done[key].add(record.offset)
+                del self.out[at]
+        self.held.seal([key])
+        for at, record in self.out.items():
+            assert not (at[0] == key and self.held.ack(record))
+        for one in self.held.commits([key]):
+            self.hold_to(one)
+            if b % 3:
+                self.broker[key] = one.commit
+        self.sent = [one for one in self.sent if (one.topic, one.partition) != key]
+        self.held.forget(key)
+        self.assign(key)
+
+    def crash(self, a, b):
+        self.sent = []
+        self.letters = []
+        self.make()
+
+    def check(self):
+        stats = {(one.topic, one.partition): one for one in self.held.partition_stats(self.now)}
+        for key, one in stats.items():
+            out = sum(at[0] == key for at in self.out)
+            assert one.out == out
+            tracker = self.held._partitions[key].tracker
+            assert tracker.position >= self.position[key]
+            assert one.fresh + one.out + one.waiting + one.dying == len(
+                self.held._partitions[key].held
+            ), "numbers do not add up"
+            for offset in self.log[key]:
+                if offset < tracker.position and tracker.is_done(offset):
+                    assert offset in self.done[key]
+
+    def finish(self):
+        """All goes well from now on: all is done, once, and the lag is nothing."""
+        for _ in range(200):
+            self.now += 10_000
+            for key in self.log:
+                self.read(key[1], 10_000)
+            for record in [*self.out.values(), *self.held.take(1000, self.now)]:
+                assert self.held.ack(record)
+                self.done[record.topic, record.partition].add(record.offset)
+            self.out = {}
+            self.letters += self.held.dying()
+            while self.letters:
+                self.keep(0, 0)
+            if all(self.held.is_idle(key) for key in self.log):
+                break
+        for key in self.log:
+            self.held.advance(key, self.ends[key])
+        for one in self.held.commits():
+            self.hold_to(one)
+            self.held.committed(one)
+            self.broker[one.topic, one.partition] = one.commit
+        for key, (offset, _) in self.broker.items():
+            assert offset == self.ends[key]
+            assert set(self.log[key]) == self.done[key]
+
+
+STEPS = (
+    ["produce", "read", "take", "ack"] * 4
+    + ["fail", "pass_time", "keep", "commit", "answer_commit"] * 2
+    + ["revoke", "crash"]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(STEPS), st.integers(0, 11), st.integers(0, 11)),
+        min_size=80,
+        max_size=160,
+    )
+)
+def test_nothing_is_committed_that_is_not_done_whatever_happens(steps):
+    life = Life()
+    for name, a, b in steps:
+        getattr(life, name)(a, b)
+        life.check()
+    life.finish()
