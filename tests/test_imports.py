@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake"}),
+    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
 )
 
 #: What single sinks need, and nothing else may load.
-OF_SINKS = {"psycopg", "deltalake"}
+OF_SINKS = {"psycopg", "deltalake", "pyiceberg"}
 
 #: The packages of ``spark/``, by when and where code runs, and what each may import of the others.
 #: The modules of ``spark/`` itself, the entry points, may import them all.

@@ -10,6 +10,7 @@
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
 `to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
 `to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
+`to_iceberg`           a sink: an Iceberg table, each micro-batch once, merged by keys or appended
 `SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
@@ -57,6 +58,7 @@ from ackcore.spark.settle.dataframes import combine, settle
 from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
 from ackcore.spark.sinks.delta import to_delta
+from ackcore.spark.sinks.iceberg import to_iceberg
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.postgres import to_postgres
@@ -94,6 +96,7 @@ __all__ = [
     "settle_partitions",
     "start",
     "to_delta",
+    "to_iceberg",
     "to_kafka",
     "to_parquet",
     "to_postgres",

@@ -1,0 +1,216 @@
+"""An Iceberg table as a sink, by pyiceberg: rows of ACKED records, each micro-batch once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("pyiceberg")
+pytest.importorskip("sqlalchemy")  # of the catalog
+
+from accepted_rows import WORDS, accepted, row_file, two_files
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+
+from ackcore.spark import SinkError, run_batch, to_iceberg
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks.interface import check_sink
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def files(tmp_path):
+    return two_files(tmp_path)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """Properties of a catalog with a table ``shop.words``."""
+    properties = {
+        "name": "test",
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}",
+    }
+    catalog = load_catalog(**properties)
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.words", WORDS)
+    catalog.close()
+    return properties
+
+
+def table(lake):
+    catalog = load_catalog(**lake)
+    found = catalog.load_table("shop.words")
+    catalog.close()
+    return found
+
+
+def rows(lake):
+    return sorted(tuple(row.values()) for row in table(lake).scan().to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"table": 3}, TypeError, "table must be a str, got int"),
+        ({"table": "words"}, ValueError, "table must be named with its namespace, shop.orders,"),
+        (
+            {"catalog": 3},
+            TypeError,
+            "catalog must be a name, or a mapping of",
+        ),
+        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        to_iceberg(**{"table": "shop.words", "catalog": {}, **arguments})
+
+
+def test_tables_are_refused_before_anything_runs(lake):
+    more = pa.schema([*WORDS, ("at", pa.date32())])
+    with pytest.raises(ValueError, match=r"table shop\.words has no column 'at', it has word, n"):
+        check_sink("count", to_iceberg("shop.words", lake), more)
+    less = pa.schema([("word", pa.string())])
+    check_sink("count", to_iceberg("shop.words", lake), less)
+    with pytest.raises(ValueError, match="has the column 'n', which the stream has not"):
+        check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
+    with pytest.raises(NoSuchTableError):
+        check_sink("count", to_iceberg("shop.none", lake), WORDS)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_micro_batch_is_written_once(lake, files, keys):
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    check_sink("count", sink, WORDS)
+    for _ in range(2):
+        sink.write_accepted(accepted(files))
+    sink.write_accepted(accepted(files[1:], 3))
+    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
+    assert rows(lake) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
+    assert table(lake).properties == {"ackcore.abc.count": "3"}
+    with pytest.raises(CheckpointForeign, match="has micro-batch 3 of sink 'count', and 2 comes"):
+        sink.write_accepted(accepted(files, 2))
+    sink.write_accepted(accepted(files[1:], sink="other"))
+    assert len(rows(lake)) == (3 if keys else 8)
+
+
+def test_later_rows_replace_earlier_ones(lake, tmp_path):
+    sink = to_iceberg("shop.words", lake, keys="word")
+    for number in range(3):
+        some = [(word, 10 * number + at, None) for at, word in enumerate("abca"[: 2 + number])]
+        sink.write_accepted(accepted([row_file(tmp_path, some)], number))
+    assert rows(lake) == [("a", 23), ("b", 21), ("c", 22)]
+
+
+def test_a_column_that_the_table_gained_is_null(lake, files):
+    sink = to_iceberg("shop.words", lake)
+    sink.write_accepted(accepted(files[1:]))
+    with table(lake).update_schema() as change:
+        from pyiceberg.types import StringType  # noqa: PLC0415
+
+        change.add_column("note", StringType())
+    sink.write_accepted(accepted(files[1:], 1))
+    assert rows(lake) == [("a", 5, None), ("a", 5, None), ("d", 4, None), ("d", 4, None)]
+
+
+def test_a_table_that_went_away_fails_the_sink_until_it_is_back(lake, files):
+    sink = to_iceberg("shop.words", lake)
+    catalog = load_catalog(**lake)
+    catalog.rename_table("shop.words", "shop.gone")
+    with pytest.raises(NoSuchTableError):
+        sink.write_accepted(accepted(files))
+    catalog.rename_table("shop.gone", "shop.words")
+    catalog.close()
+    sink.write_accepted(accepted(files))
+    assert len(rows(lake)) == 4
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_one_that_was_cut_off_commits_nothing_that_another_has(lake, files, keys):
+    """It stands still between its look at the table and its commit; who takes over writes."""
+    first, second = (to_iceberg("shop.words", lake, keys=keys) for _ in range(2))
+    fences = []
+
+    def take_over():
+        if not fences:
+            fences.append(None)
+            second.write_accepted(accepted(files))
+
+    with fenced(take_over), pytest.raises(CommitFailedException):
+        first.write_accepted(accepted(files))
+    found = rows(lake)
+    assert len(found) == (3 if keys else 4)
+    first.write_accepted(accepted(files))
+    assert rows(lake) == found
+
+
+def test_one_that_was_taken_over_writes_nothing(lake, files):
+    def fence():
+        raise CheckpointInUse("was taken over")
+
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        to_iceberg("shop.words", lake).write_accepted(accepted(files))
+    assert rows(lake) == []
+
+
+JOB = """
+import numpy as np
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.iceberg import to_iceberg
+from ackcore.spark.base.failpoints import failpoint
+sink = to_iceberg("shop.words", {lake!r})
+for number in range(2):
+    files = tuple(AcceptedFile(*file) for file in {files!r})
+    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
+    failpoint("in-sink", number)
+"""
+
+
+def test_each_row_is_there_once_whenever_the_driver_is_killed(lake, files):
+    job = JOB.format(lake=lake, files=[tuple(file) for file in files])
+    killed = -signal.SIGKILL
+    for points, ended, n in (("in-transaction:0", killed, 0), ("in-sink:0", killed, 4), ("", 0, 8)):
+        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
+        done = subprocess.run([sys.executable, "-c", job], env=environment, timeout=60)
+        assert (done.returncode, len(rows(lake))) == (ended, n)
+
+
+class Split(BasicBolt):
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            collector.emit((word,))
+
+
+STEPS = ["decided", "in-transaction", "in-sink", "acted", "marked"]
+
+
+def test_wherever_the_driver_fails_each_row_is_written_once(spark, lake, checkpoint, monkeypatch):
+    def topology():
+        builder = TopologyBuilder()
+        builder.spout("lines", spark.createDataFrame([("a b",), ("a",)], "line string"))
+        builder.bolt("split", Split()).shuffle("lines")
+        builder.sink("split", to_iceberg("shop.words", lake))
+        return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+    for step in STEPS:
+        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
+            run_batch(topology(), spark, checkpoint)
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    run_batch(topology(), spark, checkpoint)
+    assert rows(lake) == [("a", None), ("a", None), ("b", None)]
