@@ -1,10 +1,10 @@
 """Metrics of a query, for Prometheus and OpenTelemetry: listeners for ``listeners=[...]``.
 
-======================  ==========================================================================
-`PrometheusListener`    fills a registry of prometheus-client, and serves it (``ackcore[metrics]``)
-`OpenTelemetryListener` fills a meter, which whatever the meter provider exports to sees
-                        (``ackcore[otlp]`` has the SDK and its OTLP exporter)
-======================  ==========================================================================
+=======================  =========================================================================
+`PrometheusListener`     fills a registry of prometheus-client, and serves it (``ackcore[metrics]``)
+`OpenTelemetryListener`  fills a meter, which whatever the meter provider exports to sees
+                         (``ackcore[otlp]`` has the SDK and its OTLP exporter)
+=======================  =========================================================================
 
 Both have the metrics of `ackcore.metrics.readings`, under the same names: those of OpenTelemetry's
 conventions for messaging where these have one.
