@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,27 @@ def bytes_before(batch: pa.RecordBatch, row: int) -> int:
 
     Of types that keep values outside of their rows (dictionaries, views) each row counts alike.
     """
-    return sum(_bytes_before(column, row) for column in batch.columns)
+    return int(sum(_bytes_before(column, row) for column in batch.columns))
 
 
 def end_within(batch: pa.RecordBatch, start: int, most_bytes: int) -> int:
     """Return where the longest run of rows from ``start`` on ends that has no more bytes."""
-    most = bytes_before(batch, start) + most_bytes
-    ends = range(start, len(batch) + 1)
-    return ends[max(0, bisect_right(ends, most, key=lambda row: bytes_before(batch, row)) - 1)]
+    ends = _row_ends(batch)
+    return _end_within(ends, start, most_bytes)
+
+
+def _row_ends(batch: pa.RecordBatch) -> Int64s:
+    """Return `bytes_before` of each row, and of the batch's end."""
+    ends = np.zeros(len(batch) + 1, np.int64)
+    rows = np.arange(len(batch) + 1)
+    for column in batch.columns:
+        ends += _bytes_before(column, rows)
+    return ends
+
+
+def _end_within(ends: Int64s, start: int, most_bytes: int) -> int:
+    last = int(np.searchsorted(ends, ends[start] + most_bytes, "right")) - 1
+    return max(start, last)
 
 
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -55,16 +68,20 @@ def rebatched(
     n = size = 0
     sliced = False
     for batch in batches:
-        start = 0
+        whole = bytes_before(batch, len(batch))
+        if len(batch) and n + len(batch) < rows and size + whole <= most_bytes:
+            waiting.append(batch)
+            n, size = n + len(batch), size + whole
+            continue
+        start, ends = 0, _row_ends(batch)
         while start < len(batch):
             stop = min(len(batch), start + rows - n)
-            before = bytes_before(batch, start)
-            if size + bytes_before(batch, stop) - before > most_bytes:
-                stop = max(end_within(batch, start, most_bytes - size), start + (not waiting))
+            if size + ends[stop] - ends[start] > most_bytes:
+                stop = max(_end_within(ends, start, most_bytes - size), start + (not waiting))
             if stop > start:
                 waiting.append(batch.slice(start, stop - start))
                 n += stop - start
-                size += bytes_before(batch, stop) - before
+                size += int(ends[stop] - ends[start])
                 sliced |= stop - start < len(batch)
             if stop < len(batch) or n == rows:
                 yield _together(waiting, sliced)
@@ -79,29 +96,32 @@ def _together(batches: list[pa.RecordBatch], sliced: bool) -> pa.RecordBatch:
     return pa.concat_batches(batches) if sliced else one_batch(batches)
 
 
-def _bytes_before(column: pa.Array, row: int) -> int:
+def _bytes_before(column: pa.Array, rows: Any) -> Any:
+    """Return the bytes before a row, or before each of several."""
     arrow_type, types = column.type, pa.types
-    if not row:
-        return 0
+    if not len(column):
+        return rows * 0
     if isinstance(column, pa.ExtensionArray):
-        return _bytes_before(column.storage, row)
+        return _bytes_before(column.storage, rows)
     if has_offsets(arrow_type):
         offsets, _ = strings(column)
-        return int(offsets[row]) - int(offsets[0]) + _OFFSET_BYTES * row
+        return (offsets[rows].astype(np.int64) - offsets[0]) + _OFFSET_BYTES * rows
     if types.is_struct(arrow_type):
-        return sum(_bytes_before(column.field(n), row) for n in range(arrow_type.num_fields))
+        fields = range(arrow_type.num_fields)
+        return sum((_bytes_before(column.field(n), rows) for n in fields), start=rows * 0)
     if types.is_fixed_size_list(arrow_type):
         size = arrow_type.list_size
-        return _bytes_before(column.values.slice(column.offset * size), row * size)
+        return _bytes_before(column.values.slice(column.offset * size), rows * size)
     if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_map(arrow_type):
-        start, end = column.offsets[0].as_py(), column.offsets[row].as_py()
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        start = int(offsets[0])
         parts = (column.keys, column.items) if types.is_map(arrow_type) else (column.values,)
-        inside = sum(_bytes_before(part.slice(start), end - start) for part in parts)
-        return inside + _OFFSET_BYTES * row
+        inside = sum(_bytes_before(part.slice(start), offsets[rows] - start) for part in parts)
+        return inside + _OFFSET_BYTES * rows
     try:
-        return row * max(1, int(arrow_type.bit_width) // 8)
+        return rows * max(1, int(arrow_type.bit_width) // 8)
     except ValueError:  # of a type that has no width
-        return row * _OTHER_BYTES
+        return rows * _OTHER_BYTES
 
 
 def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
