@@ -8,16 +8,14 @@ would skip, `ReadFailed`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import groupby
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -35,7 +33,8 @@ from ackcore.kafka.errors import (
     error_text,
     exception_text,
 )
-from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.record_columns import RecordColumns
 from ackcore.kafka.settings import ClientSettings
 
 #: Bytes of a batch.
@@ -46,8 +45,9 @@ _MOST_BATCH_BYTES = 1 << 30
 #: A call that waits for messages waits until it has all that it has asked for, or for so long.
 #: Where offsets are missing at the end of a range it asks for more than there are.
 _POLL_S = 0.02
-#: Messages are objects: of more at a time each costs more, as they leave the processor's caches.
-_MOST_MESSAGES = 2_500
+#: Messages are objects that the garbage collector looks for cycles among, whenever there are 700
+#: more than when it last did: of a thousand at a time each costs twice as much.
+_MOST_MESSAGES = 500
 #: After so long a silence a broker is asked for its cause.
 _ASK_AFTER_S = 1.0
 #: What waiting does not change; of all else a client says, much is over when it is said.  What it
@@ -93,6 +93,8 @@ class RangeReader:
     batch_bytes : int, default 1 MiB
         About so many bytes of keys and values are in a batch, 1 GiB at most; one record may have
         more.
+    batch_rows : int, optional
+        A batch ends behind each so many records, counted through all ranges.
     timeout_s : float, default 60
         For how long nothing may come of what is still to be read.
 
@@ -107,10 +109,15 @@ class RangeReader:
         settings: ClientSettings,
         *,
         batch_bytes: int = BATCH_BYTES,
+        batch_rows: int | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self._settings = settings
         self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1, _MOST_BATCH_BYTES)
+        self._batch_rows = (
+            sys.maxsize if batch_rows is None else as_count(batch_rows, "batch_rows", 1)
+        )
+        self._rows_left = self._batch_rows  # until a batch ends
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
         self._reading: OffsetRange | None = None
@@ -174,19 +181,18 @@ class RangeReader:
 
     def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         rest, size = range_, 200.0  # bytes of a record, as far as is known
-        parts: list[pa.RecordBatch] = []
-        gathered, last, asked = 0, time.monotonic(), False
+        columns = RecordColumns(range_.topic, range_.partition)
+        last, asked = time.monotonic(), False
         while rest.size:
-            room = (self._batch_bytes - gathered) / size
-            n = min(rest.size, max(1, min(int(room), _MOST_MESSAGES)))
+            room = (self._batch_bytes - columns.bytes) / size
+            n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
             before = rest
             messages, rest, failure = self._next(rest, n)
             if messages:
-                part = _as_batch(range_, messages)
-                parts.append(part)
-                read = part.column(0).nbytes + part.column(1).nbytes
-                gathered += read
-                size = max(1.0, 0.5 * size + 0.5 * read / len(messages))
+                had = columns.bytes
+                columns.add(messages)
+                self._rows_left -= len(messages)
+                size = max(1.0, 0.5 * size + 0.5 * (columns.bytes - had) / len(messages))
             silent_s = time.monotonic() - last
             if rest != before:
                 last, asked = time.monotonic(), False
@@ -196,10 +202,10 @@ class RangeReader:
             elif silent_s > _ASK_AFTER_S and not asked:
                 asked, failure = True, self._refused(rest)
             # Small ones are put together, but do not wait for what is slow to come.
-            over = failure is not None or not messages or not rest.size
-            if parts and (over or gathered >= self._batch_bytes / 2):
-                yield from _joined(parts)
-                parts, gathered = [], 0
+            over = failure is not None or not messages or not rest.size or not self._rows_left
+            if columns.rows and (over or columns.bytes >= self._batch_bytes / 2):
+                self._rows_left = self._rows_left or self._batch_rows
+                yield from columns.taken()
                 last = time.monotonic()  # whoever has the batch takes his time
             if failure is not None:
                 raise failure
@@ -306,52 +312,3 @@ def _inside(messages: list[Message], rest: OffsetRange) -> tuple[list[Message], 
         return messages, rest._replace(start=last + 1)
     inside = [message for message in messages if (message.offset() or 0) < rest.stop]
     return inside, rest._replace(start=rest.stop)
-
-
-def _as_batch(range_: OffsetRange, messages: list[Message]) -> pa.RecordBatch:
-    """Messages of one partition, none of which is an event, as columns."""
-    n = len(messages)
-    times = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, n)
-    absent = times <= 0
-    if absent.any():
-        kinds = np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), np.int64, n)
-        absent = kinds == TIMESTAMP_NOT_AVAILABLE
-    columns = [
-        _binary(list(map(Message.key, messages))),
-        _binary(list(map(Message.value, messages))),
-        _headers(list(map(Message.headers, messages))),
-        pa.repeat(pa.scalar(range_.topic, pa.string()), n),
-        pa.repeat(pa.scalar(range_.partition, pa.int32()), n),
-        pa.array(np.fromiter(map(Message.offset, messages), np.int64, n)),
-        pa.array(times, mask=absent if absent.any() else None).cast(RECORD_SCHEMA.field(6).type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
-
-
-def _binary(values: list[Any]) -> pa.Array:
-    return pa.array(values, pa.binary())
-
-
-def _headers(headers: list[Any]) -> pa.Array:
-    kind = RECORD_SCHEMA.field("headers").type
-    n = len(headers)
-    if not any(headers):
-        return pa.nulls(n, kind)
-    pairs = list(chain.from_iterable(filter(None, headers)))
-    keys, values = ([list(column) for column in zip(*pairs, strict=True)]) or ([], [])
-    lengths = np.fromiter((len(each) if each else 0 for each in headers), np.int32, n)
-    offsets = np.zeros(n + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    inner = pa.StructArray.from_arrays(
-        [pa.array(keys, pa.string()), _binary(values)], fields=list(kind.value_type)
-    )
-    nulls = pa.array(lengths == 0)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind, mask=nulls)
-
-
-def _joined(parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Put batches together into one, or into more where an array of one would not hold them."""
-    if len(parts) == 1:
-        return parts
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return joined

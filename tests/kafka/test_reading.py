@@ -26,6 +26,7 @@ from ackcore.kafka import (
     read_range,
     reading,
 )
+from ackcore.kafka.record_columns import joined
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
 SMALL_FETCHES = {
@@ -103,6 +104,20 @@ def test_any_range_is_read_whole_by_one_reader(kafka):
                 assert max(sizes, default=0) <= 2 * batch_bytes + 5000
 
 
+def test_a_batch_ends_behind_so_many_records_of_all_ranges(mock_kafka):
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    with RangeReader(settings_of(mock_kafka), batch_rows=64) as reader:
+        ends = [0]
+        for start, stop in [(0, 100), (100, 130), (130, 500)]:
+            for batch in reader.read(OffsetRange(topic, 0, start, stop)):
+                assert batch.column("offset")[0].as_py() == ends[-1]
+                ends.append(ends[-1] + len(batch))
+    assert {*range(0, 500, 64), 100, 130, 500} <= {*ends}
+    with pytest.raises(ValueError, match="batch_rows must be at least 1, got 0"):
+        RangeReader(settings_of(mock_kafka), batch_rows=0)
+
+
 def test_a_reader_that_was_left_begins_anew(kafka):
     topic = kafka.new_topic()
     kafka.produce(topic, [b"%d" % n for n in range(500)])
@@ -134,19 +149,11 @@ def test_a_range_begins_at_an_offset_and_not_at_a_word_for_one(start):
         assert [*reader.read(OffsetRange("t", 0, 5, 4))] == []
 
 
-def test_batches_that_do_not_fit_into_one_are_all_handed_out(monkeypatch):
+def test_batches_that_do_not_fit_into_one_are_all_handed_out():
     parts = [pa.record_batch([pa.array([n])], names=["n"]) for n in range(3)]
-    table = pa.Table.from_batches(parts)
-
-    class TwoGiB:  # combine_chunks leaves several chunks where one would be larger than that
-        @staticmethod
-        def from_batches(_):
-            return SimpleNamespace(combine_chunks=lambda: table)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pa, "Table", TwoGiB)
-        joined = reading._joined(parts)
-    assert joined == parts
+    # combine_chunks leaves several chunks where one would be larger than that.
+    two_gib = SimpleNamespace(combine_chunks=lambda: pa.Table.from_batches(parts))
+    assert joined(two_gib) == parts
     with pytest.raises(ValueError, match=f"batch_bytes must be in 1..{1 << 30}, got"):
         RangeReader(ClientSettings("h:1"), batch_bytes=1 << 31)
 

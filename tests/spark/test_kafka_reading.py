@@ -24,7 +24,7 @@ class Scripted:
 
     cuts: frozenset[int] = frozenset()
 
-    def __init__(self, client):
+    def __init__(self, client, **_):
         self.place = 0
 
     def read(self, range_):

@@ -8,12 +8,14 @@ import pyarrow as pa
 
 from ackcore.arrow import rebatched
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.reading import BATCH_BYTES, RangeReader
+from ackcore.kafka.reading import RangeReader
 from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.base.batches import Batches
 
-#: Records of a batch, if that is fewer bytes than `BATCH_BYTES`.
+#: Records of a batch, and bytes if they are long: a task takes some 2 ms for each batch, whatever
+#: is in it.
 _ROWS = 1 << 14
+BATCH_BYTES = 1 << 22
 
 
 class ReadOffsets:
@@ -53,7 +55,8 @@ class ReadOffsets:
         if number == len(self._tasks):
             yield lost_rows(self._lost)
             return
-        with RangeReader(self._client) as reader:
+        # Batches that end where they are to are handed on; others are cut and copied.
+        with RangeReader(self._client, batch_rows=_ROWS, batch_bytes=2 * BATCH_BYTES) as reader:
             read = (batch for one in self._tasks[number] for batch in reader.read(one))
             yield from rebatched(read, _ROWS, BATCH_BYTES)
 

@@ -192,20 +192,23 @@ def sampled(batch: pa.RecordBatch, before: int) -> int:
     It costs hardly anything, and differs where a source is cut into other partitions when it is
     read again.
     """
+    last = len(batch) - 1
     ends = [
-        _sample(column.slice(row, 1)) for row in (0, len(batch) - 1) for column in batch.columns
+        _sample(pa.concat_arrays([column.slice(0, 1), column.slice(last, 1)]))
+        for column in batch.columns
     ]
     return fingerprint(repr([len(batch), *ends]).encode("utf-8", "surrogatepass"), before)
 
 
-def _sample(value: pa.Array) -> int | str:
-    """Return what the value of one row is recognised by, whatever it is."""
+def _sample(values: pa.Array) -> list[int] | str:
+    """Return what the values of two rows are recognised by, whatever they are."""
     try:
-        return int(hash_columns([value], 1)[0])
+        first, last = hash_columns([values], 2)
+        return [int(first), int(last)]
     except TypeError:
         # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
         # Python has no year beyond 9999, and cannot decode some bytes of text.
-        return str(value.to_string())
+        return str(values.to_string())
 
 
 def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
