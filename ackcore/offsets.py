@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -113,13 +114,33 @@ def encode_metadata(
     room = (limit - len(_prefix(wide))) * per_character
     state = tracker.state(limit=_MOST_RUNS)
     key = _key(tracker.topic, tracker.partition, state.committable)
-    fixed = [_field(deployment % 2**_ID_BITS, _ID_BITS), _number(tracker.generation)]
-    room -= _CRC_BITS + sum(map(len, fixed))
-    content = np.concatenate([*fixed, *_fitting(state, room)])
-    padding = -(len(content) + _CRC_BITS) % per_character
-    content = np.concatenate([content, np.zeros(padding, np.uint8)])
+    whose = deployment % 2**_ID_BITS, tracker.generation
+    if len(state.hole_starts) or len(state.failed):
+        fixed = _fixed(*whose)
+        content = _padded([fixed, *_fitting(state, room - _CRC_BITS - len(fixed))], per_character)
+    else:
+        content = _all_done(*whose, per_character)
     bits = np.concatenate([_field(_check_sum(content, key), _CRC_BITS), content])
     return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
+
+
+def _fixed(deployment: int, generation: int) -> Bits:
+    return np.concatenate([_field(deployment, _ID_BITS), _number(generation)])
+
+
+def _padded(pieces: list[Bits], per_character: int) -> Bits:
+    """Put pieces together, and fill up the last character that the checksum and they take."""
+    padding = -(sum(map(len, pieces)) + _CRC_BITS) % per_character
+    return np.concatenate([*pieces, np.zeros(padding, np.uint8)])
+
+
+@lru_cache(maxsize=64)
+def _all_done(deployment: int, generation: int, per_character: int) -> Bits:
+    """What is behind the checksum where nothing is open: the same for each partition of a group."""
+    none = np.empty(0, np.int64)
+    nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
+    fixed = _fixed(deployment, generation)
+    return _padded([fixed, *_fitting(nothing, _LEAST_LIMIT * per_character)], per_character)
 
 
 def _prefix(wide: bool) -> str:

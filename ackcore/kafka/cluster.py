@@ -296,37 +296,38 @@ class Cluster:
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
-        failed: dict[TopicPartition, Failure] = {}
-        metadata = {key: commit.metadata for key, commit in wanted.items()}
-        for keys in commit_requests(group, metadata):
-            partitions = [ClientPartition(*key, *wanted[key]) for key in keys]
-            answers = self._commit(group, keys, partitions, wanted)
-            found.update(answers.found)
-            failed.update(answers.failed)
-        return Answers(found, failed)
-
-    def _commit(
-        self,
-        group: str,
-        keys: Sequence[TopicPartition],
-        partitions: list[ClientPartition],
-        wanted: Mapping[TopicPartition, Committed],
-    ) -> Answers[Committed]:
-        asked = ConsumerGroupTopicPartitions(group, partitions)
 
         def commit() -> Answers[Committed]:
-            futures = self._admin.alter_consumer_group_offsets(
-                [asked], request_timeout=min(self._timeout_s, _COMMIT_S)
-            )
-            ((answer, failure),) = self._results(futures).values()
-            if failure is not None:
-                return Answers({}, dict.fromkeys(keys, failure))
-            return self._by_partition(
-                answer.topic_partitions,
-                lambda one: wanted[TopicPartition(one.topic, one.partition)],
-            )
+            failed: dict[TopicPartition, Failure] = {}
+            metadata = {key: one.metadata for key, one in wanted.items() if key not in found}
+            # All are under way before the first answer is waited for.
+            sent = [
+                (keys, self._send_commit(group, {key: wanted[key] for key in keys}))
+                for keys in commit_requests(group, metadata)
+            ]
+            for keys, futures in sent:
+                ((answer, failure),) = self._results(futures).values()
+                if failure is not None:
+                    failed.update(dict.fromkeys(keys, failure))
+                    continue
+                answers = self._by_partition(
+                    answer.topic_partitions,
+                    lambda one: wanted[TopicPartition(one.topic, one.partition)],
+                )
+                found.update(answers.found)
+                failed.update(answers.failed)
+            return Answers(found, failed)
 
         return self._until_it_stays(commit)
+
+    def _send_commit(
+        self, group: str, commits: Mapping[TopicPartition, Committed]
+    ) -> Mapping[Any, Future[Any]]:
+        partitions = [ClientPartition(*key, *one) for key, one in commits.items()]
+        return self._admin.alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, partitions)],
+            request_timeout=min(self._timeout_s, _COMMIT_S),
+        )
 
     def _until_it_stays(self, ask: Callable[[], Answers[Committed]]) -> Answers[Committed]:
         """Ask of a group, and again for a while if its coordinator moves."""
