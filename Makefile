@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-compare docs mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -82,6 +82,9 @@ bench-spark: java .venv/.built .venv/.bench ## topologies and settling against b
 bench-flow: java .venv/.built .venv/.bench ## flow control: its cost, 12 real HTTP servers, calls on Spark; draws build/bench/flow.svg
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_flow.py bench/bench_calls.py $(ARGS)
 	@$(PY) -m bench.plot_flow build/bench/flow.json build/bench/flow.svg
+
+bench-kafka: java .venv/.built .venv/.bench ## records of a real broker (Maven) on Spark against other ways to read them (ARGS=--quick: in small)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_kafka.py $(ARGS)
 
 bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)

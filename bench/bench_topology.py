@@ -38,6 +38,7 @@ from ackcore.topology import TopologyBuilder
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity
 from bench import topologies
+from bench.processes import cpu_s
 from bench.topologies import Count, EmitAndAck, EmitBasic, PassOn, Split, SplitBut, Tag
 
 CORES = 2
@@ -87,27 +88,6 @@ def new_path(tmp_path) -> Callable[[], Path]:
         return tmp_path / str(number)
 
     return new_path
-
-
-def cpu_s() -> float:
-    """The CPU time of this process and all below it: the JVM, and Spark's workers."""
-    taken, below = {}, defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # Behind the name, which may hold anything: state, parent, ..., and from 11 on the
-            # times in user mode and in the kernel, of the process and of its ended children.
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        pid = int(stat.parent.name)
-        taken[pid] = sum(map(int, fields[11:15]))
-        below[int(fields[1])].append(pid)
-    ticks, left = 0, [os.getpid()]
-    while left:
-        pid = left.pop()
-        ticks += taken.get(pid, 0)
-        left += below[pid]
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """Child processes that do a job turn by turn: in another environment, at another commit.
 
-A job is a function of jobs.py: it sets up, and returns what is done at each turn. It is run by the
-same interpreter, with ackcore from here or from the folder that `home` names.
+A job is a function of jobs.py, or ``module.function`` of this folder: it sets up, and returns what
+is done at each turn. It is run by the same interpreter, or by that of `python`, with ackcore from
+here or from the folder that `home` names.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -25,22 +27,23 @@ class Worker:
         *,
         environment: dict[str, str] | None = None,
         home: Path = ROOT,
+        python: str = sys.executable,
         **arguments: object,
     ) -> None:
         self.job, self.home = job, home
         self.process = subprocess.Popen(
             # -P: the path is what we say, whatever folder this is run in.
-            [sys.executable, "-P", "-m", "bench.workers", job, json.dumps(arguments)],
+            [python, "-P", "-m", "bench.workers", job, json.dumps(arguments)],
             env={**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{ROOT}", **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def start(self) -> None:
+    def start(self, *arguments: object) -> None:
         """Begin a turn, and do not wait for it."""
         assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
+        print(json.dumps(arguments), file=self.process.stdin, flush=True)
 
     def result(self) -> Any:
         """What the turn, or at first the set-up, came to."""
@@ -50,9 +53,9 @@ class Worker:
             raise RuntimeError(f"{self.job}: its process ended with {self.process.wait()}")
         return json.loads(line)
 
-    def turn(self) -> Any:
+    def turn(self, *arguments: object) -> Any:
         """One turn, waited for."""
-        self.start()
+        self.start(*arguments)
         return self.result()
 
     def __enter__(self) -> Self:
@@ -71,12 +74,14 @@ class Worker:
 def serve(job: str, arguments: str) -> None:
     """Be the child: set up, say so, and do a turn for every line that comes in."""
     import ackcore  # noqa: PLC0415 - the parent's half needs neither
-    from bench import jobs  # noqa: PLC0415
 
-    turn = getattr(jobs, job)(**json.loads(arguments))
+    module, _, function = job.rpartition(".")
+    jobs = importlib.import_module(f"bench.{module or 'jobs'}")
+    turn = getattr(jobs, function)(**json.loads(arguments))
     print(json.dumps({"ackcore": ackcore.__file__}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(turn()), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(turn(*json.loads(line))), flush=True)
+    getattr(turn, "close", int)()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ _NOT_SETTINGS = frozenset(
         "ANNOTATE",
         "BACKEND",
         "BENCH_LINES",
+        "BENCH_RECORDS",
         "BENCH_ROWS",
         "CHECKED",
         "CPU",
