@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ackcore.cli.reporting import cell, console, plain, print_json, table, time_of
+from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.listing import (
     Letter,
     LetterFilter,
@@ -45,6 +46,7 @@ def add_to(app: typer.Typer) -> None:
     letters.command("list")(listed)
     letters.command()(show)
     letters.command("replay")(replayed)
+    letters.command("drop")(dropped)
     app.add_typer(letters, name="dead")
 
 
@@ -164,6 +166,40 @@ def replayed(
         typer.echo(f"{many:,} dead letters would be sent: {of}")
     else:
         typer.echo(f"{many:,} dead letters are sent again ({of}), request {done.request}")
+
+
+def dropped(
+    checkpoint: Place,
+    letters: Annotated[
+        list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
+    ] = None,
+    spout: Spout = None,
+    component: Component = None,
+    error: Error = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
+    sent: Annotated[
+        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
+    ] = None,
+    all_of_them: Annotated[
+        bool, typer.Option("--all", help="All there are, where nothing else says which.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell how many would be dropped.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Drop dead letters for good: not shown, counted or sent again; their files stay."""
+    wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, sent)
+    if wanted == LetterFilter() and not all_of_them:
+        raise typer.BadParameter("say which letters, or --all")
+    done = drop(checkpoint, wanted, dry_run=dry_run)
+    if as_json:
+        print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
+        return
+    many = sum(done.records.values())
+    typer.echo(f"{many:,} dead letters {'would be' if dry_run else 'were'} dropped")
 
 
 def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:

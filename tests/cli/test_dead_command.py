@@ -110,6 +110,36 @@ def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
     assert status["dead"]["reasons"] == []
 
 
+def test_dropped_letters_are_not_there_any_more(ackcore, checkpoint, lines):
+    ackcore("dead", "drop", checkpoint, code=2)
+    said = ackcore("dead", "drop", checkpoint, "--component", "split", "--dry-run").stdout
+    assert said == "2 dead letters would be dropped\n"
+    assert len(lines(ackcore("dead", "list", checkpoint, "--json"))) == 7
+    ackcore("dead", "replay", checkpoint, "lines/0/1", "lines/0/2")
+    said = ackcore("dead", "drop", checkpoint, "--component", "split").stdout
+    assert said == "2 dead letters were dropped\n"
+    left = [each["letter"] for each in lines(ackcore("dead", "list", checkpoint, "--json"))]
+    assert left == ["lines/1/2", "lines/1/1", "lines/1/0", "lines/0/3", "lines/0/1"]
+    ackcore("dead", "show", checkpoint, "lines/0/0", code=1)
+    (status,) = lines(ackcore("status", checkpoint, "--json"))
+    assert (status["dead"]["letters"], status["dead"]["sent"]) == (5, 1)
+    assert [each["component"] for each in status["dead"]["reasons"]] == ["enrich"]
+    # Neither the rest nor, with --again, all take what was dropped along.
+    (sent,) = lines(ackcore("dead", "replay", checkpoint, "--all", "--json", "--dry-run"))
+    assert sent["records"] == {"lines": 4}
+    (sent,) = lines(
+        ackcore("dead", "replay", checkpoint, "--all", "--again", "--json", "--dry-run")
+    )
+    assert sent["records"] == {"lines": 5}
+    (dropped,) = lines(ackcore("dead", "drop", checkpoint, "--all", "--json"))
+    assert dropped["records"] == {"lines": 5}
+    assert "0 dead letters were" in ackcore("dead", "drop", checkpoint, "--all").stdout
+    said = ackcore(
+        "dead", "replay", checkpoint, "--all", "--request", dropped["request"], code=2
+    ).stderr
+    assert "request must be a new id" in said
+
+
 def test_damage_is_told_of(ackcore, checkpoint):
     (file,) = (checkpoint / "ackcore/dead_letters/lines").glob("batch-1.parquet")
     file.write_bytes(file.read_bytes()[:-9])

@@ -22,6 +22,7 @@ from checkpoints import (
     died,
     ids,
     run_one,
+    with_dead_letters,
 )
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -32,6 +33,8 @@ from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
+from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.listing import LetterFilter
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import Replay, replay
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -477,3 +480,17 @@ def test_killed_at_any_instant_the_letters_are_whole(checkpoint, killer, tmp_pat
         if finished:
             break
     assert left > 8
+
+
+def test_dropped_letters_are_not_read_and_not_sent(spark, tmp_path):
+    path = with_dead_letters(tmp_path / "c")
+    bad = "component = 'split'"
+    assert replay(path, spark, where=bad).records == {"lines": 2}
+    assert drop(path, LetterFilter(component="split", message="NO")).records == {"lines": 2}
+    found = dead_letters(path, spark)
+    assert {row.component for row in found.collect()} == {"enrich"}
+    assert found.count() == 5
+    assert replay(path, spark, where=bad, again=True).records == {}
+    assert replay(path, spark, where="true", again=True, dry_run=True).records == {"lines": 5}
+    assert replay(path, spark, where="true", again=True).records == {"lines": 5}
+    assert dead_letters(path, spark).where("replayed = 1").count() == 5

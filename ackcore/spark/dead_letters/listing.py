@@ -17,7 +17,7 @@ from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
 from ackcore.spark.dead_letters.files import Kind, LetterFile, files_of
 from ackcore.spark.dead_letters.letters import LETTER, TIME, Bools, reading_letters, starts_of
-from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: What a filter looks at.
@@ -85,6 +85,7 @@ class LetterFilter:
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         batch_ids = _column(file.path, "batch_id").to_numpy()
+        there = ~dropped_rows(batch_ids, spout, notes)
         wanted = np.ones(len(batch_ids), np.bool_)
         if self.ids:
             wanted[:] = False
@@ -95,6 +96,7 @@ class LetterFilter:
                     row = start + one.position
                     if row < len(batch_ids) and batch_ids[row] == one.batch_id:
                         wanted[row] = True
+        wanted &= there
         if self.sent is not None:
             wanted &= (sent_rows(batch_ids, spout, notes)[0] > 0) == self.sent
         for name in _LOOKED_AT:

@@ -1,9 +1,9 @@
-"""What was sent again: the notes of a store, and which letters they name."""
+"""What was sent again or dropped: the notes of a store, and which letters they name."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint import replays
-from ackcore.spark.dead_letters.letters import starts_of
+from ackcore.spark.dead_letters.letters import Bools, starts_of
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
 
 NOTES = ".replayed"
@@ -22,15 +22,16 @@ Spans = Mapping[str, Mapping[str, list[list[int]]]]
 
 
 class Note(NamedTuple):
-    """A request to send letters again, as it was noted down."""
+    """A request to send letters again, or to drop them, as it was noted down."""
 
     request: str
     at_ms: int
     rows: Spans
+    dropped: bool = False
 
 
 def notes_of(store: Path) -> list[Note]:
-    """Return what was sent again, the oldest request first, less what was withdrawn since.
+    """Return what was sent again or dropped, the oldest first, less what was withdrawn since.
 
     Raises
     ------
@@ -52,7 +53,7 @@ def notes_of(store: Path) -> list[Note]:
                 for spout, batches in record["rows"].items()
                 if (path.stem, spout) not in withdrawn
             }
-            found.append(Note(path.stem, record["at_ms"], rows))
+            found.append(Note(path.stem, record["at_ms"], rows, record.get("dropped", False)))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
 
 
@@ -77,9 +78,49 @@ def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int
     newest = np.full(len(batch_ids), -1)
     starts = starts_of(batch_ids)
     for n, note in enumerate(notes):
-        for number, spans in note.rows.get(spout, {}).items():
-            start = starts.get(int(number), -1)
-            for first, end in spans if start >= 0 else ():
-                times[start + first : start + end] += 1
-                newest[start + first : start + end] = n
+        for rows in () if note.dropped else _named(note, spout, starts):
+            times[rows] += 1
+            newest[rows] = n
     return times, newest
+
+
+def dropped_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> Bools:
+    """Return of each row of a file whether it was dropped; as `sent_rows` is given them."""
+    dropped = np.zeros(len(batch_ids), np.bool_)
+    notes = [note for note in notes if note.dropped]
+    starts = starts_of(batch_ids) if notes else {}
+    for note in notes:
+        for rows in _named(note, spout, starts):
+            dropped[rows] = True
+    return dropped
+
+
+def _named(note: Note, spout: str, starts: Mapping[int, int]) -> Iterator[slice]:
+    """Yield the rows of a file that a note names, given where its micro-batches begin."""
+    for number, spans in note.rows.get(spout, {}).items():
+        start = starts.get(int(number), -1)
+        for first, end in spans if start >= 0 else ():
+            yield slice(start + first, start + end)
+
+
+def counted(rows: Spans) -> dict[str, int]:
+    """Return how many letters a note names, by spout."""
+    return {
+        spout: sum(end - start for spans in batches.values() for start, end in spans)
+        for spout, batches in rows.items()
+    }
+
+
+def places_of(rows: Int64s, batch_ids: Int64s) -> dict[str, list[list[int]]]:
+    """Return rows of a file as a note names them: spans by micro-batch, within its letters."""
+    return {
+        str(number): _spans(of_batch - start)
+        for number, start in starts_of(batch_ids).items()
+        if len(of_batch := rows[batch_ids[rows] == number])
+    }
+
+
+def _spans(rows: Int64s) -> list[list[int]]:
+    """Sorted row numbers as ``[start, end)``."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]

@@ -23,10 +23,12 @@ from pyspark.sql import types as T
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
 from ackcore.spark.dead_letters.letters import LETTER, read_letters
-from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
+#: In the place of how often a letter was sent again.
+_DROPPED = -1
 _SPAN = (_FILE, "first", "last", "replayed", "replay_request")
 _SPANS_DDL = (
     f"array<struct<{_FILE}: string, first: bigint, last: bigint, replayed: int, "
@@ -172,6 +174,7 @@ def letters_of(
         rows = rows.select(_FILE, row, "replayed", "replay_request")
         frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")
         sent = [F.coalesce("replayed", F.lit(0)), F.col("replay_request")]
+        frame = frame.where(sent[0] != _DROPPED)
     return frame.select(
         F.lit(kind.spout).alias("spout"),
         *LETTER.names,
@@ -191,6 +194,7 @@ def _spans_in(
         return
     batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
     times, newest = sent_rows(batch_ids, spout, notes)
+    times[dropped_rows(batch_ids, spout, notes)] = _DROPPED
     cuts = np.flatnonzero(np.diff(times) | np.diff(newest)) + 1
     for rows in np.split(np.arange(len(times)), cuts):
         if times[rows[0]]:

@@ -39,10 +39,17 @@ from ackcore.spark.dead_letters.letters import (
     read_letters,
     read_parts,
     read_schema,
-    starts_of,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
-from ackcore.spark.dead_letters.notes import NOTES, Note, Spans, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import (
+    NOTES,
+    Note,
+    counted,
+    dropped_rows,
+    notes_of,
+    places_of,
+    sent_rows,
+)
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 
@@ -64,7 +71,7 @@ class Replay(NamedTuple):
 
 #: Errors of offsets that were not read: one letter for a range, without a record.
 _UNREAD = ("LostUpstream", "TooFarBehind")
-_REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
+REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WAY_OUT = (
     "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
     "send them to the source"
@@ -131,7 +138,7 @@ def replay(
     if spark is not None:
         refuse_session(spark)  # a condition without its name, say, would send all
     name = uuid.uuid4().hex if request is None else request
-    if not isinstance(name, str) or not _REQUEST.fullmatch(name):
+    if not isinstance(name, str) or not REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
     store = store_of(path)
     root, fields = checkpoint_of(store)
@@ -143,13 +150,16 @@ def replay(
         notes = notes_of(store)
         for note in notes:
             if note.request == name:
-                return Replay(name, _counted(note.rows))
+                if note.dropped:
+                    raise ValueError(f"request must be a new id: letters were dropped as {name!r}")
+                return Replay(name, counted(note.rows))
         kinds = kinds_of(store, spout)
         chosen: Mapping[Path, Int64s] | None = None
         if isinstance(where, LetterFilter):
             chosen = wanted_rows(kinds, notes, where)
         elif where is not None:
             chosen = _matches(session_of(spark), kinds, notes, where)
+        counting = [note for note in notes if note.dropped or not again]
         rows: dict[str, dict[str, list[list[int]]]] = {}
         wanted: dict[str, list[tuple[LetterFile, Bools]]] = {}
         for kind in kinds:
@@ -157,7 +167,7 @@ def replay(
                 if chosen is not None and file.path not in chosen:
                     continue
                 some = None if chosen is None else chosen[file.path]
-                mask, places = _choose(file, kind.spout, some, () if again else notes)
+                mask, places = _choose(file, kind.spout, some, counting)
                 if places:
                     rows.setdefault(kind.spout, {}).update(places)
                     wanted.setdefault(kind.spout, []).append((file, mask))
@@ -168,7 +178,7 @@ def replay(
             # What was sent last goes by the times of the notes, and the clock may be set back.
             at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
             _send(directory, store, Note(name, at_ms, rows), tables)
-        return Replay(name, _counted(rows))
+        return Replay(name, counted(rows))
     finally:
         lock.close()
 
@@ -199,19 +209,6 @@ def _send(
     # From here on it counts: if this dies, the next `replay` or query publishes it.
     for name in staged:
         replays.publish(directory, name)
-
-
-def _counted(rows: Spans) -> dict[str, int]:
-    return {
-        spout: sum(end - start for spans in batches.values() for start, end in spans)
-        for spout, batches in rows.items()
-    }
-
-
-def _spans(rows: Int64s) -> list[list[int]]:
-    """Sorted row numbers as ``[start, end)``."""
-    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
-    return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]
 
 
 def _matches(
@@ -251,18 +248,13 @@ def _choose(
         wanted[:] = False
         wanted[chosen] = True
     wanted &= sent_rows(batch_ids, spout, notes)[0] == 0
+    wanted &= ~dropped_rows(batch_ids, spout, notes)
     # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(_UNREAD))
     )
     wanted &= ~unread.to_numpy()
-    rows = np.flatnonzero(wanted)
-    places = {
-        str(number): _spans(of_batch - start)
-        for number, start in starts_of(batch_ids).items()
-        if len(of_batch := rows[batch_ids[rows] == number])
-    }
-    return wanted, places
+    return wanted, places_of(np.flatnonzero(wanted), batch_ids)
 
 
 def _fitting(

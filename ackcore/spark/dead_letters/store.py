@@ -7,7 +7,7 @@ A store is a directory, ``<checkpoint>/ackcore/dead_letters`` or another, of one
     <spout>/batches-<M>-<N>.<level>.parquet  those of micro-batches M to N, merged
     <spout>/columns.parquet                no rows: the columns of the source at the last start
     .owner.json                            to which checkpoint it belongs, and its deployment key
-    .replayed/<request>.json               which rows (micro-batch, position in it) were sent again
+    .replayed/<request>.json               which rows (micro-batch, position) were sent or dropped
 
 A letter is named by its micro-batch and its position among the letters of that micro-batch and
 spout, in whatever file it is.  A file all of whose micro-batches are within those of another one

@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.files import LetterFile, files_of
 from ackcore.spark.dead_letters.letters import TIME, read_letters
-from ackcore.spark.dead_letters.notes import Note, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 
 #: How old the records of a class are at most, in milliseconds; the last one has no end.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
@@ -171,6 +171,9 @@ class DeadCounter:
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
     """Return how many letters a file has, how many were sent again, and the others by reason."""
     table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms", "batch_id"])
+    if any(note.dropped for note in notes):
+        gone = dropped_rows(table["batch_id"].to_numpy(), spout, notes)
+        table = table.filter(pa.array(~gone))
     letters, sent = len(table), 0
     if notes:
         times, _ = sent_rows(table["batch_id"].to_numpy(), spout, notes)
