@@ -70,7 +70,7 @@ class Watched:
         """Return what its components emitted in the micro-batches that are shown."""
         total: dict[str, dict[str, int]] = {}
         for each in self.status().batches:
-            for component, streams in getattr(each.progress, "emitted", {}).items():
+            for component, streams in each.progress.emitted.items():
                 of = total.setdefault(component, {})
                 for stream, tuples in streams.items():
                     of[stream] = of.get(stream, 0) + tuples

@@ -348,6 +348,19 @@ def test_what_bolts_raised_is_counted_and_does_not_depend_on_the_order(simulate,
     assert done.raised["raising"].calls > rows == done.raised["raising"].rows > 0
 
 
+def test_what_components_emit_is_counted_by_stream(simulate):
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("near", Branch(1, 0)).local_or_shuffle("spout")
+    builder.bolt("far", Branch(2, 0)).fields("near", "value")
+    builder.sink("far", lambda frame, number: None)
+    simulation = simulate(builder.build(chunk_rows=8))
+    done = simulation.rest(simulation.first(list(range(60))), np.random.default_rng(1))
+    assert done.emitted.keys() == {"spout", "near", "far"}
+    assert done.emitted["spout"] == {"default": 60}
+    assert done.emitted["far"] == {"default": len(simulation.rows_of(done)["far"])}
+
+
 def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):
     builder = TopologyBuilder()
     builder.spout("spout", Source(ROWS))

@@ -43,6 +43,7 @@ def checkpoint(tmp_path, monkeypatch):
                     duration_ms=run_ms + 300,
                     records_per_s=1e6 / (run_ms + 300),
                     runs=1,
+                    emitted={"lines": {"default": 1000}, "split": {"default": 3800}},
                     steps_ms={"plan": 5, "run": run_ms, "check": 40, "decide": 30, "act": 160},
                 ).to_json(),
             }

@@ -47,7 +47,9 @@ def test_status_letters_and_topology(server, checkpoint):
     assert "<script>" in json.loads(found["letters"][0]["payload"])["value"]
     status, headers, svg = ask(server.url, "api/0/topology.svg")
     assert headers["Content-Type"] == "image/svg+xml"
-    assert ElementTree.fromstring(svg.decode()) is not None
+    texts = [text.text for text in ElementTree.fromstring(svg.decode()).iter() if text.text]
+    assert "60,000" in texts  # of 60 micro-batches
+    assert "228,000" in texts
 
 
 @pytest.mark.parametrize("path", ["", "page.js", "page.css", "api/0/status", "api/9/status"])

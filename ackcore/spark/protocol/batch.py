@@ -363,12 +363,12 @@ class Engine:
 
 
 #: What a decision counts of its micro-batch, of its spouts and of its run; decisions of before have
-#: neither ``uncounted`` nor ``breaker_trips``.
+#: neither ``uncounted`` nor ``breaker_trips``, nor ``emitted``.
 _OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
-_OF_RUN = ("failed", "uncounted", "breaker_trips")
+_OF_RUN = ("failed", "uncounted", "breaker_trips", "emitted")
 
 
-def _counts(outcome: BatchOutcome) -> dict[str, int]:
+def _counts(outcome: BatchOutcome) -> dict[str, Any]:
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in _OF_SPOUTS

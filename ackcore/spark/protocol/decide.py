@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -57,7 +57,8 @@ class BatchOutcome:
     ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
     how many executions failed, and ``uncounted`` how many of them were no attempt; ``first_ms``
     when each retried record that is ACKED now was first seen; ``breaker_trips`` how often a breaker
-    opened in the run; ``traces`` the way of records of which that is told.
+    opened in the run; ``emitted`` how many tuples components emitted in it; ``traces`` the way of
+    records of which that is told.
     """
 
     decision: BatchDecision
@@ -66,6 +67,7 @@ class BatchOutcome:
     uncounted: int
     first_ms: Int64s
     breaker_trips: int = 0
+    emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = ()
 
 

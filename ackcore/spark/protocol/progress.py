@@ -197,6 +197,9 @@ class Progress:
         What the steps of the protocol took; steps done before a restart are missing.
     breaker_trips : int
         How often a circuit breaker opened, in all tasks, in the run that was accepted.
+    emitted : mapping from str to mapping from str to int
+        In that run, how many tuples each component emitted to each of its streams that is read,
+        those of calls included that were repeated for parts of a batch.
     lag : mapping from str to int
         By spout that reads Kafka: offsets from what its group was told to be done up to the end of
         each partition, as it was when the micro-batch was planned.
@@ -222,6 +225,7 @@ class Progress:
     steps_ms: Mapping[str, float] = field(default_factory=dict)
     breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
+    emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:

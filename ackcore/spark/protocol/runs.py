@@ -361,6 +361,7 @@ class Runs:
             outcome,
             decision=replace(outcome.decision, work=work.name, reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
+            emitted=ran.emitted,
             traces=with_outcomes(ran.traces, failed),
         )
 

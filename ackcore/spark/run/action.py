@@ -129,9 +129,12 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         name: [] for name, source in setup.sources.items() if source.spills
     }
     raised: dict[str, Raised] = defaultdict(Raised)
+    emitted: dict[str, Counter[str]] = defaultdict(Counter)
     for report in reports:
         records.update(report.get("read", {}))
         retried.update(report.get("retried", {}))
+        for name, streams in report["emitted"].items():
+            emitted[name].update(streams)
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in report["files"]]
@@ -148,6 +151,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         raised=dict(raised),
         breaker_trips=sum(report["breaker_trips"] for report in reports),
+        emitted={name: dict(streams) for name, streams in emitted.items()},
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
 

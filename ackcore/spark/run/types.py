@@ -120,6 +120,8 @@ class RunResult:
         By bolt, what it raised.
     breaker_trips : int
         How often a breaker opened in its tasks.
+    emitted : mapping from str to mapping from str to int
+        By component and stream, how many tuples were emitted.
     traces : tuple of (int, RecordTrace)
         By root, the way of those that were traced, without an outcome yet.
     """
@@ -134,6 +136,7 @@ class RunResult:
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
+    emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[tuple[int, RecordTrace], ...] = ()
 
     def to_reread(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -160,6 +160,9 @@ class Bolts:
         self.raised: dict[str, Raised] = defaultdict(Raised)
         #: How often a breaker of their calls opened.
         self.breaker_trips = 0
+        #: How many tuples components emitted to streams that are read, those of calls that were
+        #: repeated for parts of a batch as well.
+        self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
         #: Notes the way of a share of the roots; None if that is none.
         self.tracer: Tracer | None = None
         if spec.trace_per_million:
@@ -169,6 +172,7 @@ class Bolts:
         """Hand rows that a component emitted to all that read them."""
         if not len(rows):
             return
+        self.emitted[source][stream] += len(rows)
         layout = self._spec.layout
         for sub in layout.out(source, stream):
             if sub.level_to > self._attempt.level:

@@ -138,6 +138,7 @@ class Task:
         alike = json.dumps(report, sort_keys=True).encode()
         # Depends on when a service was out, though this task's answers come from its journal.
         report["breaker_trips"] = self._bolts.breaker_trips
+        report["emitted"] = self._bolts.emitted
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()
