@@ -81,6 +81,19 @@ class Ask(AsyncBolt):
         collector.emit((tuple["word"].upper(),))
 
 
+class Numbered(BasicBolt):
+    """Numbers what it takes, in itself."""
+
+    outputs = pa.schema([("number", pa.int64())])
+
+    def __init__(self):
+        self.taken = 0
+
+    def execute(self, tuple, collector):
+        self.taken += 1
+        collector.emit((self.taken,))
+
+
 class Total(BatchBolt):
     """Sums up in flush: one row hangs from many records."""
 
@@ -136,6 +149,20 @@ def test_outputs_deaths_attempts_and_books_are_plain():
 def test_the_same_again():
     rows = lines("to be", "not flaky", "some poison", "never")
     assert testing.run(words(Check()), rows) == testing.run(words(Check()), rows)
+
+
+def test_each_task_has_a_copy_of_a_bolt():
+    """One that dies leaves nothing to the one that is run in its place."""
+    builder = TopologyBuilder()
+    builder.spout("lines", testing.Source(LINE))
+    bolt = Numbered()
+    builder.bolt("numbered", bolt).shuffle("lines")
+    builder.sink("numbered", nothing)
+    topology = builder.build()
+    for kills in (None, {"numbered": 2}):
+        ran = testing.run(topology, lines("a", "b", "c", "d"), kills=kills)
+        assert sorted(row["number"] for row in ran.outputs["numbered"]) == [1, 1, 2, 2]
+    assert bolt.taken == 0
 
 
 def test_no_rows():
