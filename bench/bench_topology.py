@@ -124,10 +124,17 @@ def contest(interleaved, rounds, report_ratio):
 # ---- whole jobs --------------------------------------------------------------------------------
 
 
-def word_count(source: Any, *, by: str = "fields", tracked: bool = True, split: Any = None):
+def word_count(
+    source: Any,
+    *,
+    by: str = "fields",
+    tracked: bool = True,
+    split: Any = None,
+    ordered_by: str | None = None,
+):
     """Lines to words to counts; ``by`` says how words reach the count."""
     builder = TopologyBuilder()
-    builder.spout("lines", source, tracked=tracked)
+    builder.spout("lines", source, tracked=tracked, ordered_by=ordered_by)
     builder.bolt("split", split or Split()).shuffle("lines")
     count = builder.bolt("count", Count())
     count.fields("split", "word") if by == "fields" else count.local_or_shuffle("split")
@@ -216,6 +223,19 @@ def bench_narrow(spark, lines, rows, whole, contest, what):
         f"narrow {what}, {rows:,} lines",
         {"bare": bare, "tracked": tracked},
         {("bare", "tracked"): 0.92 if counts else 0.90},
+    )
+
+
+def bench_ordered(spark, lines, rows, whole, contest):
+    """Order by key, where nothing fails."""
+
+    def run(ordered_by: str | None) -> None:
+        whole(word_count(spark.read.parquet(str(lines)), by="local", ordered_by=ordered_by), rows)
+
+    contest(
+        f"narrow word count, {rows:,} lines, nothing failing",
+        {"as they come": partial(run, None), "ordered_by": partial(run, "line")},
+        {("as they come", "ordered_by"): 0.95},
     )
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.paths import local_path
-from ackcore.spark.base.sources import source_schema
+from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -117,7 +117,7 @@ def start(
     state = State.open(
         place,
         topology,
-        sources=_schemas(topology),
+        sources=kept_schemas(_schemas(topology), topology),
         kind="stream",
         offsets=place / "spark" / "offsets",
         accept_changes=accept_changes,
@@ -223,7 +223,7 @@ def run_batch(
             State.open(
                 place,
                 topology,
-                sources=_schemas(topology),
+                sources=kept_schemas(_schemas(topology), topology),
                 kind="batch",
                 accept_changes=accept_changes,
                 clock_ms=read_clock(clock),

@@ -23,9 +23,10 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from ackcore._columns import as_count
+from ackcore._records import Int64s
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
-from ackcore.spark.base.sources import source_schema
+from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.letters import as_letters
 from ackcore.spark.listeners import Listeners
@@ -34,6 +35,7 @@ from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.protocol.runs import Jobs
 from ackcore.spark.query import run_to_end
 from ackcore.spark.run.action import read_results
+from ackcore.spark.run.keyed import find_records
 from ackcore.spark.run.reread import fetch_records
 from ackcore.spark.run.setup import RunSetup, SpoutRows
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
@@ -187,7 +189,9 @@ class LocalRuns:
                 State.open(
                     directory / "checkpoint",
                     topology,
-                    sources={name: table.schema for name, table in self._rows.items()},
+                    sources=kept_schemas(
+                        {name: table.schema for name, table in self._rows.items()}, topology
+                    ),
                     kind="batch",
                     clock_ms=_BEGIN_MS,
                     new_key=_KEY,
@@ -200,7 +204,14 @@ class LocalRuns:
                 self._take_dead,
                 clock=lambda: self._now_ms,
                 pause=self._pause,
-                jobs=Jobs(self._run, self._fetch, _as_they_are, _as_they_are, write_failed=None),
+                jobs=Jobs(
+                    self._run,
+                    self._fetch,
+                    _as_they_are,
+                    _as_they_are,
+                    find_keys=self._find_keys,
+                    write_failed=None,
+                ),
             )
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)
@@ -305,6 +316,18 @@ class LocalRuns:
     ) -> Mapping[str, pa.Table]:
         """Do what `ackcore.spark.run.reread.fetch` does."""
         return fetch_records(self._setup(topology, layout, plan), accepted, failed)
+
+    def _find_keys(
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        accepted: RunResult,
+        keys: Mapping[str, Int64s],
+    ) -> Mapping[str, pa.Table]:
+        """Do what `ackcore.spark.run.keyed.find_keys` does."""
+        return find_records(self._setup(topology, layout, plan), accepted, keys)
 
     def _behind_exchange(
         self, spec: TaskSpec, level: int, sent: list[list[pa.RecordBatch]]

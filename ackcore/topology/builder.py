@@ -147,6 +147,7 @@ class TopologyBuilder:
         message_id: str | Sequence[str] | None = None,
         tracked: bool = True,
         unique: bool = False,
+        ordered_by: str | Sequence[str] | None = None,
         commit_group: Any = None,
     ) -> None:
         """Declare where records come from.
@@ -166,6 +167,10 @@ class TopologyBuilder:
             Whether its records are tracked and retried; those of an untracked spout are not.
         unique : bool, default False
             Whether `message_id` is known to be unique, so that nothing need check it.
+        ordered_by : str or sequence of str, optional
+            The columns of a key: while a record waits for a retry, those that came behind it with
+            the same key wait with it, and their attempts do not count.  One without a key, null in
+            any of the columns, waits for none.
         commit_group : ackcore.kafka.KafkaGroup, optional
             Of a stream of Spark's own Kafka source, with its columns topic, partition and offset:
             the group that is told after each micro-batch what is done.
@@ -179,6 +184,7 @@ class TopologyBuilder:
         _refuse_foreign(source, name)
         fields = _columns_of(source)
         ids = _message_id(message_id)
+        ordered = _message_id(ordered_by, "ordered_by") or ()
         if ids is None:
             ids = ()
             if kind_of(source) == "kafka":
@@ -192,7 +198,7 @@ class TopologyBuilder:
                 f"got {type(commit_group).__name__} {commit_group!r}"
             )
         self._spouts.append(
-            Spout(name, source, fields, ids, bool(tracked), bool(unique), commit_group)
+            Spout(name, source, fields, ids, bool(tracked), bool(unique), commit_group, ordered)
         )
 
     def bolt(self, name: str, bolt: Component, *, parallelism: int | None = None) -> BoltDeclarer:
@@ -409,18 +415,17 @@ def _columns_of(source: Any) -> tuple[str, ...]:
     return names
 
 
-def _message_id(columns: Any) -> tuple[str, ...] | None:
+def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] | None:
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else columns
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            "message_id must be the name of a column or a list of them, "
+            f"{argument} must be the name of a column or a list of them, "
             f"got {type(columns).__name__} {columns!r}"
         )
     if not names:
         raise ValueError(
-            "message_id must name at least one column, got none; "
-            "leave it out and ids are stamped from positions"
+            f"{argument} must name at least one column, got none; leave it out for none"
         )
     return tuple(names)

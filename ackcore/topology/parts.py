@@ -47,6 +47,8 @@ class Spout:
         Whether `message_id` is known to be unique, so that nothing need check it.
     group : KafkaGroup or None
         Who is told which offsets are done, if the source is Spark's own for Kafka.
+    ordered_by : tuple of str
+        The columns of a key of which no record overtakes an earlier one; empty for none.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Spout:
     tracked: bool
     unique: bool
     group: Any = None
+    ordered_by: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str | None:

@@ -192,6 +192,17 @@ def _spout(spout: Spout) -> Iterator[str]:
                 f"message_id of {subject} names {column!r}, which its source does not have; "
                 f"{near_miss(column, spout.fields, 'columns')}"
             )
+    for column in spout.ordered_by:
+        if column not in spout.fields:
+            yield (
+                f"ordered_by of {subject} names {column!r}, which its source does not have; "
+                f"{near_miss(column, spout.fields, 'columns')}"
+            )
+    if spout.ordered_by and not spout.tracked:
+        yield (
+            f"{subject} is ordered_by {listed(spout.ordered_by)}, and untracked: none of its "
+            "records ever waits; leave one of the two out"
+        )
     if spout.unique and not spout.message_id:
         yield (
             f"unique=True of {subject} says that its message ids need no check, and it has none; "

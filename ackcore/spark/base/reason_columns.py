@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
+from ackcore.spark.base.reasons import BEHIND
 from ackcore.spark.base.schemas import DUE_MS, REASON, TRACKING
 from ackcore.topology.tuples import UNCOUNTED, UNIT
 
@@ -52,6 +53,11 @@ class ReasonTexts(NamedTuple):
     def counts(self) -> Bools:
         """Return which rows' failures were attempts."""
         return ~self._starting(UNCOUNTED)[self.of]
+
+    def behind(self) -> Bools:
+        """Return which rows only wait behind another of their key."""
+        found: Bools = pc.equal(self.values, BEHIND).to_numpy(zero_copy_only=False)[self.of]
+        return found
 
     def after_ms(self) -> Int64s:
         """Return how long each row's reason asks to wait."""

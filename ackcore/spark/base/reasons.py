@@ -32,6 +32,15 @@ NO_TIME = 0
 ENGINE = "ackcore"
 
 
+#: Why a record waits that may have done nothing wrong: no attempt, and it never becomes one.
+BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False).encode()
+
+
+def is_behind(text: str) -> bool:
+    """Whether an encoded reason is that a record waits behind another of its key."""
+    return text == BEHIND
+
+
 def killed_worker(final: bool) -> Reason:
     """Return why a record that crashed its workers failed."""
     return Reason(ENGINE, "KilledWorker", "killed its worker", final)

@@ -33,6 +33,11 @@ TRACKING = pa.schema(
 )
 
 
+#: Of records of a spout that is ordered: in which order they came.  It is behind the source's
+#: columns, which it is taken for as long as a record waits.
+ORDER = "_ackcore_order"
+
+
 class SinkFile(NamedTuple):
     """A file that an accepted run left for a sink, under ``State.runs.of(decision)``."""
 

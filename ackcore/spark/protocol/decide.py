@@ -22,7 +22,7 @@ from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reason_columns import Bools, ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
-from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, REPLAYED, SinkFile
+from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
@@ -161,6 +161,11 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
         sizes.append(pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64))
         roots.append(column.flatten().to_numpy())
     return np.concatenate(sizes), np.concatenate(roots)
+
+
+def without_numbers(rows: pa.Table) -> pa.Table:
+    """Return dead records without their order: they come behind nothing any more."""
+    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
 
 
 def check_payloads(failed: pa.Table, payloads: Payloads) -> None:
@@ -339,7 +344,8 @@ def _judged(
             waits, dies, uncounted = judge(rules, lost, reasons, first_ms, replayed)
             places = lost[PLACE].drop_null().to_numpy()
             some = int(replayed.sum())
-            found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dies,))
+            dead = without_numbers(dies)
+            found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dead,))
     return found
 
 
@@ -374,7 +380,7 @@ def _cut(
     kept = min(len(part), room)
     if isinstance(part, WrittenSegment):
         return replace(part, rows=kept), WrittenDead(part.path, len(part) - kept, kept, most)
-    return part.slice(0, kept), refused(part.slice(kept), most)
+    return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
 
 
 def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Bools]:

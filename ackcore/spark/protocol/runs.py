@@ -22,7 +22,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
+from ackcore._records import Int64s
 from ackcore.arrow import rebatched
+from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import remove
 from ackcore.spark.base.clocks import Clock
@@ -43,6 +45,7 @@ from ackcore.spark.protocol.decide import (
     with_rejection_reasons,
 )
 from ackcore.spark.protocol.insist import Pause, Stopped
+from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
 from ackcore.spark.protocol.progress import Stopwatch
 from ackcore.spark.protocol.suspects import (
@@ -55,6 +58,7 @@ from ackcore.spark.protocol.suspects import (
 )
 from ackcore.spark.run.action import run as run_on_spark
 from ackcore.spark.run.collect import ResultsTooLarge
+from ackcore.spark.run.keyed import find_keys
 from ackcore.spark.run.reread import fetch as fetch_payloads
 from ackcore.spark.run.reread import write_failed
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
@@ -134,19 +138,35 @@ class Fetcher(Protocol):
     ) -> Mapping[str, pa.Table]: ...
 
 
+class KeyFinder(Protocol):
+    """`ackcore.spark.run.keyed.find_keys`, or what a test puts in its place."""
+
+    def __call__(  # noqa: D102
+        self,
+        topology: Topology,
+        layout: Layout,
+        inputs: Sequence[InputFrame],
+        plan: RunPlan,
+        accepted: RunResult,
+        keys: Mapping[str, Int64s],
+    ) -> Mapping[str, pa.Table]: ...
+
+
 @dataclass(frozen=True)
 class Jobs:
     """The Spark jobs of a micro-batch; a test puts others in their place.
 
     ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
-    ``load_snapshot`` finds those that were kept before, and ``write_failed`` has tasks write failed
-    records; None where the driver reads them however many they are.
+    ``load_snapshot`` finds those that were kept before, ``find_keys`` new records by their keys,
+    and ``write_failed`` has tasks write failed records; None where the driver reads them however
+    many they are.
     """
 
     run: Runner = run_on_spark
     fetch: Fetcher = fetch_payloads
     snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
     load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
+    find_keys: KeyFinder = find_keys
     write_failed: FailureWriter | None = write_failed
 
 
@@ -185,6 +205,9 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
+        self._keys = {
+            name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
+        }
         #: The tracked ones.
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
@@ -326,8 +349,7 @@ class Runs:
         self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: Stopwatch
     ) -> BatchOutcome:
         """Run, check, and decide by what the run left."""
-        retries = self._state.split_due(plan)
-        run_plan = self._run_plan(plan, retries, work)
+        retries, run_plan = self._run_plan(plan, work)
         with crashes_logged(work, plan.number):
             ran = interruptible(
                 self._spark,
@@ -339,11 +361,27 @@ class Runs:
         _check_agreement(ran, retries)
         _warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
-        failed = propagate_failures(
-            with_rejection_reasons(failed, rejections(plan)), ran.files, run_plan.work, self.spouts
-        )
-        rules = rules_of(plan, self._topology.settings, ended_ms)
-        payloads = self._payloads(inputs, run_plan, ran, failed, rules)
+        failed = with_rejection_reasons(failed, rejections(plan))
+
+        def propagate(failed: pa.Table) -> pa.Table:
+            return propagate_failures(failed, ran.files, run_plan.work, self.spouts)
+
+        failed = propagate(failed)
+        payloads: Payloads
+        if self._keys and len(failed):
+            ordering = self._ordering(plan, retries, run_plan)
+            asked = self._topology, self._layout, inputs, run_plan, ran
+            find = partial(self._jobs.find_keys, *asked)
+            failed, payloads = ordering.all_behind(
+                failed,
+                lambda failed: self._fetched(inputs, run_plan, ran, failed),
+                lambda keys: interruptible(self._spark, lambda: find(keys)),
+                propagate,
+            )
+            check_payloads(failed, payloads)
+        else:
+            rules = rules_of(plan, self._topology.settings, ended_ms)
+            payloads = self._payloads(inputs, run_plan, ran, failed, rules)
         failpoint("checked", plan.number)
         watch.lap("check")
         outcome = decide(
@@ -365,8 +403,23 @@ class Runs:
             traces=with_outcomes(ran.traces, failed),
         )
 
-    def _run_plan(self, plan: Plan, retries: Retries, work: Path) -> RunPlan:
-        return RunPlan(
+    def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
+        return Ordering(
+            self._keys,
+            {name: spout_key(run_plan.key, name, "", plan.number) for name in self._keys},
+            plan.number,
+            plan.now_ms,
+            retries.due,
+            self._topology.settings,
+        )
+
+    def _run_plan(self, plan: Plan, work: Path) -> tuple[Retries, RunPlan]:
+        """Return what is due, and what is run, which has that in files of a directory."""
+        retries = self._state.split_due(plan)
+        blocked: Mapping[str, Int64s] = {}
+        if self._keys:
+            retries, blocked = held_back(retries, self._keys, plan.number)
+        return retries, RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
             key=self._state.key(plan.number),
@@ -376,6 +429,7 @@ class Runs:
             careful=plan.careful,
             suspects=plan.suspects,
             rejected=plan.rejected,
+            blocked=blocked,
         )
 
     def read_again(
@@ -415,8 +469,7 @@ class Runs:
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
             new = new if kept is None else kept
-        retries = self._state.split_due(plan)
-        run_plan = self._run_plan(plan, retries, self._state.runs.of(decision))
+        retries, run_plan = self._run_plan(plan, self._state.runs.of(decision))
         ran = RunResult.of_decided(decision.files, decision.reread)
         payloads = self._fetched(new, run_plan, ran, failed)
         check_payloads(failed, payloads)

@@ -161,7 +161,7 @@ def write_failed(
             picked[some.schema.metadata[b"spout"].decode()].append(some)
     if len(frames) > bool(slices):
         again = {one["partition"]: one["content"] for one in reports if "partition" in one}
-        _check_content(setup, accepted.content, again)
+        check_content(setup, accepted.content, again)
     found = {name: pa.concat_tables(some) for name, some in picked.items()}
     _refuse_lost(ids, found)
     return WrittenFailures(
@@ -195,7 +195,7 @@ def _fetch(
     """Get records by their roots, or by their claims, from where each spout's can be read again."""
     tables: dict[str, list[pa.Table]] = defaultdict(list)
     wanted = {*roots, *claims}
-    for some in _in_files(setup, accepted, wanted):
+    for some in in_files(setup, accepted, wanted):
         # What is due makes no claims.
         claimed = {} if some.partition == RETRIES else claims
         picked = pick(some, roots, claimed, setup.plan.number)
@@ -213,7 +213,7 @@ def _fetch(
     }
 
 
-def _in_files(
+def in_files(
     setup: RunSetup, accepted: RunResult, wanted: Collection[str]
 ) -> Iterator[SourceRecords]:
     """The records of these spouts that were due, and those that the run has spilled."""
@@ -250,14 +250,14 @@ def _in_sources(
             content[report["partition"]] = report["content"]
         else:
             picked.append(from_stream(blob))
-    _check_content(setup, accepted.content, content)
+    check_content(setup, accepted.content, content)
     for table in picked:
         name = table.schema.metadata[b"spout"].decode()
         if name not in accepted.spilled:
             yield name, table
 
 
-def _check_content(
+def check_content(
     setup: RunSetup,
     before: Mapping[int, Mapping[str, int]],
     now: Mapping[int, Mapping[str, int]],

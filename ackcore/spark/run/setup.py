@@ -79,6 +79,8 @@ class RunSetup:
                 by_tasks=spout.kind is not None,
                 decode=_decoder_of(spout),
                 refused=refused,
+                ordered_by=spout.ordered_by,
+                blocked=plan.blocked.get(spout.name),
             )
             schemas[spout.name, DEFAULT_STREAM] = (
                 schema if spout.kind is None else emitted_schema(spout)
@@ -114,6 +116,8 @@ class RunSetup:
         for spout, file in sorted(self.plan.retries.items()):
             rows = len(read_whole(file))
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
+            if self.sources[spout].ordered_by:
+                pieces = 1  # its records come one after the other
             size = -(-rows // pieces)
             found += [
                 Slice(spout, file, first, min(size, rows - first))

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
@@ -82,6 +83,8 @@ class RunPlan:
     suspects, rejected : tuple of int
         Roots that are run alone, and once more for each attempt that crashed with one alone;
         roots that are not run at all, but fail.
+    blocked : mapping from str to numpy.ndarray of int64
+        By spout that is ordered, the hashes of the keys of which any record waits.
     """
 
     number: int
@@ -93,6 +96,7 @@ class RunPlan:
     careful: bool = False
     suspects: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
+    blocked: Mapping[str, Int64s] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

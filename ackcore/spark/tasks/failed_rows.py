@@ -82,7 +82,8 @@ def judge(
         Which are dead letters that were sent again.
     """
     # Not for ever: what never can be done would never be told.
-    counts = reasons.counts() | (rules.now_ms - first_ms >= rules.timeout_ms)
+    late = rules.now_ms - first_ms >= rules.timeout_ms
+    counts = reasons.counts() | (late & ~reasons.behind())
     after_ms = reasons.after_ms()
     ended_ms = max(rules.ended_ms, rules.now_ms)
     attempts: Int64s = lost[ATTEMPT].to_numpy().astype(np.int64)

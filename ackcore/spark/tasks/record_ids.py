@@ -15,6 +15,7 @@ within the micro-batch would turn into an anomaly.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -63,7 +64,8 @@ class SpoutSpec:
     ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.  Of a source
     that tasks read by themselves (``by_tasks``) the rows are in an input of their own, and not
     beside those of others.  ``decode`` makes what is emitted of the rows, in each attempt; what
-    waits, or is dead, is as it came.  New rows at ``refused`` offsets fail.
+    waits, or is dead, is as it came.  New rows at ``refused`` offsets fail.  Of a spout that is
+    ``ordered_by`` columns new rows with ``blocked`` keys, by their hashes, fail as well.
     """
 
     name: str
@@ -77,6 +79,20 @@ class SpoutSpec:
     by_tasks: bool = False
     decode: Decoder | None = None
     refused: tuple[Refused, ...] = ()
+    ordered_by: tuple[str, ...] = ()
+    blocked: Int64s | None = None
+
+    def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """Return the hashes of records' keys, and which have one."""
+        return key_hashes(batch, self.ordered_by)
+
+    def held(self, batch: pa.RecordBatch) -> list[int]:
+        """Return the places of new records of keys of which any waits."""
+        if self.blocked is None:
+            return []
+        hashes, ordered = self.key_hashes(batch)
+        places: list[int] = np.flatnonzero(ordered & np.isin(hashes, self.blocked)).tolist()
+        return places
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as they came from Spark in the types of the schema."""
@@ -93,9 +109,7 @@ class SpoutSpec:
     def roots(self, partition: int, first: int, n: int, attempts: Any = 0) -> Int64s:
         """Return the root ids of n records from place ``first`` of a partition."""
         places = np.arange(first, first + n, dtype=np.int64)
-        if not isinstance(attempts, int):
-            attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
-        return root_ids(self.key, partition, places, attempts)
+        return roots_of(self.key, partition, places, attempts)
 
     def claim_ids(self, batch: pa.RecordBatch) -> Int64s:
         """Return what stands for the message ids of records: alike for those that are alike."""
@@ -149,6 +163,26 @@ class SpoutSpec:
         """Return ids of records that stay the same at every attempt."""
         hashes = hash_columns([message_ids], len(message_ids))
         return edge_ids(0, hashes, self.name, 0, 0)
+
+
+def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int64s:
+    """Return the root ids of records at places of a partition."""
+    if not isinstance(attempts, int):
+        attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
+    return root_ids(key, partition, places, attempts)
+
+
+def key_hashes(
+    rows: pa.Table | pa.RecordBatch, columns: Sequence[str]
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """Return the hashes of records' keys, and which have one: a null in it is none."""
+    arrays = [rows[name] for name in columns]
+    arrays = [a.combine_chunks() if isinstance(a, pa.ChunkedArray) else a for a in arrays]
+    ordered = np.ones(len(rows), np.bool_)
+    for array in arrays:
+        if array.null_count:
+            ordered &= array.is_valid().to_numpy(zero_copy_only=False)
+    return hash_columns(arrays, len(rows)), ordered
 
 
 def stamps(number: int, partition: int, places: Int64s) -> pa.Array:

@@ -14,7 +14,7 @@ from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import hash_columns, rebatched
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reasons import killed_worker, null_message_id
+from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
@@ -23,6 +23,8 @@ from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Identity, Reason
+
+_BEHIND = Reason.decode(BEHIND)
 
 
 class SourceRecords(NamedTuple):
@@ -125,6 +127,11 @@ class SpoutStage:
         if nameless is not None:
             reason = null_message_id(source.name, source.message_id)
             bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
+        # Whatever else is said of them: what is final stays so, and what is not waits.
+        bad = (
+            dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), _BEHIND)
+            | bad
+        )
         if spec.rejected:
             crash = np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
             reason = killed_worker(final=True)

@@ -1,0 +1,308 @@
+"""Order by key: a record does not overtake an earlier one of its key that failed.
+
+Of a spout with ``ordered_by`` each record that waits has a number (`ORDER`), in the order in which
+records came: that of its micro-batch, and in there of its partition and place.  Whatever comes
+behind one that waits waits with it:
+
+* what is due, and is behind one that is not, goes on waiting (`held_back`);
+* new records of keys of which any waits are not run: they fail at the spout, as `behind`;
+* what was run behind one that failed counts as failed, too, `behind` it (`Ordering.behind`): none
+  of its rows is written, and its attempt does not count.
+
+Pure functions, but for what reads the sources again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.spark.base.reasons import BEHIND, FAILED, is_behind
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER
+from ackcore.spark.checkpoint.decisions import Retries
+from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, roots_of
+from ackcore.spark.tasks.root_positions import positions_of
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.topology.settings import Settings
+from ackcore.topology.tuples import Reason
+
+Bools = npt.NDArray[np.bool_]
+#: Records of a micro-batch have `ORDER` from its number, shifted by so many bits, on.
+_BITS = 32
+
+#: Finds the new records with keys of some hashes, by spout: `KEYED`.
+FindKeys = Callable[[Mapping[str, Int64s]], Mapping[str, pa.Table]]
+#: Reads failed records again, by spout.
+Fetch = Callable[[pa.Table], Mapping[str, pa.Table]]
+#: Adds the failures that failures entail.
+Propagate = Callable[[pa.Table], pa.Table]
+
+
+def held_back(
+    retries: Retries, keys: Mapping[str, tuple[str, ...]], number: int
+) -> tuple[Retries, dict[str, Int64s]]:
+    """Keep what is due waiting behind what is not; return also which keys wait.
+
+    Parameters
+    ----------
+    retries : Retries
+        As the state parts them.
+    keys : mapping from str to tuple of str
+        By spout that is ordered, the columns of its key.
+    number : int
+        The micro-batch.
+
+    Returns
+    -------
+    Retries
+        What is due of these spouts in order.
+    dict of str to numpy.ndarray of int64
+        By spout, the hashes of the keys of all that waits, sorted.
+    """
+    due, rest = dict(retries.due), retries.rest
+    blocked = {}
+    for spout, columns in keys.items():
+        waits = _together(rest.tables(spout), columns, number)
+        tried = due.get(spout)
+        if tried is not None:
+            tried = _numbered(tried, number)
+            hashes, ordered = key_hashes(tried, columns)
+            numbers = _numbers(tried[ORDER])
+            # When the first of those is due that each record is behind; it may be none.
+            until = _until(waits, hashes, numbers, ordered)
+            held = until >= 0
+            if held.any():
+                later = np.maximum(until[held], tried[DUE_MS].to_numpy()[held])
+                moved = _with(tried.filter(pa.array(held)), DUE_MS, later)
+                rest = rest.plus(spout, moved)
+            tried = tried.filter(pa.array(~held))
+            del due[spout]
+            if len(tried):
+                due[spout] = tried
+            waits = waits.plus(hashes[ordered])
+        if len(waits.keys):
+            blocked[spout] = np.unique(waits.keys)
+    return retries._replace(due=due, rest=rest), blocked
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Records that wait, and are ordered: their keys, their numbers, and when they are due."""
+
+    keys: Int64s
+    numbers: Int64s
+    due_ms: Int64s
+
+    def plus(self, keys: Int64s) -> _Waits:
+        return _Waits(np.concatenate([self.keys, keys]), self.numbers, self.due_ms)
+
+
+def _together(tables: Iterable[pa.Table], columns: tuple[str, ...], number: int) -> _Waits:
+    keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
+    for table in tables:
+        table = _numbered(table, number)
+        hashes, ordered = key_hashes(table, columns)
+        keys.append(hashes[ordered])
+        numbers.append(_numbers(table[ORDER])[ordered])
+        due.append(table[DUE_MS].to_numpy()[ordered])
+    return _Waits(np.concatenate(keys), np.concatenate(numbers), np.concatenate(due))
+
+
+_EMPTY: Int64s = np.empty(0, np.int64)
+
+
+def _until(waits: _Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int64s:
+    """Return when the first of its key is due that a record is behind; -1 if it is behind none."""
+    found = np.full(len(keys), -1)
+    by = np.lexsort((waits.numbers, waits.keys))
+    known, first = np.unique(waits.keys[by], return_index=True)
+    if not len(known):
+        return found
+    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    heads = by[first[at]]
+    behind = ordered & (known[at] == keys) & (waits.numbers[heads] < numbers)
+    found[behind] = waits.due_ms[heads[behind]]
+    return found
+
+
+def _numbered(table: pa.Table, number: int) -> pa.Table:
+    """Return records in order, those without a number behind all that were there before."""
+    if ORDER not in table.schema.names:  # it waited before its spout was ordered
+        table = table.append_column(pa.field(ORDER, pa.int64()), pa.nulls(len(table), pa.int64()))
+    column = table[ORDER].combine_chunks()
+    fresh = pa.array((number << _BITS) + np.arange(len(table)))
+    table = _with(table, ORDER, pc.coalesce(column, fresh))
+    return table.take(pc.sort_indices(table[ORDER]))
+
+
+def _numbers(column: pa.ChunkedArray) -> Int64s:
+    values: Int64s = column.to_numpy()
+    return values
+
+
+def _with(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values))
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """The order of a micro-batch that was run.
+
+    Parameters
+    ----------
+    keys : mapping from str to tuple of str
+        By spout that is ordered, the columns of its key.
+    source_keys : mapping from str to int
+        By spout, the key of its root ids.
+    number, now_ms : int
+        The micro-batch, and its time.
+    due : mapping from str to pyarrow.Table
+        What was due, as `held_back` returned it.
+    settings : Settings
+        By what a record is dead.
+    """
+
+    keys: Mapping[str, tuple[str, ...]]
+    source_keys: Mapping[str, int]
+    number: int
+    now_ms: int
+    due: Mapping[str, pa.Table]
+    settings: Settings
+
+    def all_behind(
+        self, failed: pa.Table, fetch: Fetch, find_keys: FindKeys, propagate: Propagate
+    ) -> tuple[pa.Table, dict[str, pa.Table]]:
+        """Return the failures with what is behind them, and the records, with their numbers.
+
+        Parameters
+        ----------
+        failed : pyarrow.Table
+            `FAILED`.
+        fetch, find_keys, propagate : callable
+            Read records again, and find what failures entail.
+        """
+        while True:
+            payloads = dict(fetch(failed))
+            held = self._behind(failed, payloads, find_keys)
+            if not held:
+                break
+            failed = propagate(_with_behind(failed, held))
+        return failed, {
+            spout: self._with_numbers(spout, rows) if spout in self.keys else rows
+            for spout, rows in payloads.items()
+        }
+
+    def _behind(
+        self, failed: pa.Table, payloads: Mapping[str, pa.Table], find_keys: FindKeys
+    ) -> dict[int, str]:
+        """Return which roots count as failed, by their spout, that do not yet, or otherwise."""
+        reasons = dict(
+            zip(*(failed[name].to_pylist() for name in ("root_id", "reason")), strict=True)
+        )
+        held: dict[int, str] = {}
+        wanted: dict[str, Int64s] = {}
+        heads: dict[str, tuple[Int64s, Int64s]] = {}
+        for spout, columns in self.keys.items():
+            rows = payloads.get(spout)
+            if rows is None or not len(rows):
+                continue
+            hashes, ordered = key_hashes(rows, columns)
+            texts = [reasons[root] for root in rows[ROOT_ID].to_pylist()]
+            stays = ordered & ~self._dies(spout, rows, texts)
+            place = rows[PLACE].combine_chunks()
+            due = place.is_valid().to_numpy(zero_copy_only=False)
+            tried = self.due.get(spout)
+            if tried is not None and (stays & due).any():
+                at = place.fill_null(0).to_numpy()[stays & due]
+                held |= dict.fromkeys(self._behind_due(spout, tried, at), spout)
+            run = np.array([not is_behind(text) for text in texts], np.bool_)
+            new = stays & ~due & run
+            if new.any():
+                heads[spout] = self._first(spout, hashes[new], rows[ROOT_ID].to_numpy()[new])
+                wanted[spout] = heads[spout][0]
+        for spout, found in (find_keys(wanted) if wanted else {}).items():
+            roots, hashes = found["root_id"].to_numpy(), found["key"].to_numpy()
+            keys, first = heads[spout]
+            behind = self._numbers_of(spout, roots) > first[np.searchsorted(keys, hashes)]
+            held |= dict.fromkeys(roots[behind].tolist(), spout)
+        return {
+            root: spout
+            for root, spout in held.items()
+            if root not in reasons or not is_behind(reasons[root])
+        }
+
+    def _dies(self, spout: str, rows: pa.Table, texts: list[str]) -> Bools:
+        """Which records are dead, by their reasons: these are in nobody's way."""
+        said = {text: Reason.decode(text) for text in set(texts)}
+        final = np.array([said[text].final for text in texts], np.bool_)
+        counts = np.array([said[text].counts for text in texts], np.bool_)
+        behind = np.array([is_behind(text) for text in texts], np.bool_)
+        first_ms = np.full(len(rows), self.now_ms)
+        tried = self.due.get(spout)
+        if tried is not None:
+            place = rows[PLACE].combine_chunks()
+            due = place.is_valid().to_numpy(zero_copy_only=False)
+            first_ms[due] = tried[FIRST_MS].to_numpy()[place.drop_null().to_numpy()]
+        late = self.now_ms - first_ms >= 1000 * self.settings.unavailable_timeout_s
+        counts |= late & ~behind
+        last = rows[ATTEMPT].to_numpy() + 1 >= self.settings.max_attempts
+        found: Bools = final | (counts & last)
+        return found
+
+    def _behind_due(self, spout: str, tried: pa.Table, failed: Int64s) -> list[int]:
+        """Return the roots of what was due behind records that failed, by their places."""
+        hashes, ordered = key_hashes(tried, self.keys[spout])
+        known, first = _least(hashes[failed], failed)
+        at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        places = np.arange(len(tried))
+        behind = ordered & (known[at] == hashes) & (places > first[at])
+        places = places[behind]
+        attempts = tried[ATTEMPT].to_numpy()[places]
+        roots: list[int] = roots_of(self.source_keys[spout], RETRIES, places, attempts).tolist()
+        return roots
+
+    def _first(self, spout: str, hashes: Int64s, roots: Int64s) -> tuple[Int64s, Int64s]:
+        """Return each key, sorted, and the number of the first of these records that has it."""
+        return _least(hashes, self._numbers_of(spout, roots))
+
+    def _numbers_of(self, spout: str, roots: Int64s) -> Int64s:
+        """Return in which order new records of a micro-batch came: numbers, but not theirs."""
+        partitions, places = positions_of(self.source_keys[spout], roots)
+        return (partitions << 42) + places
+
+    def _with_numbers(self, spout: str, rows: pa.Table) -> pa.Table:
+        """Return failed records with the column `ORDER`."""
+        place = rows[PLACE].combine_chunks()
+        due = place.is_valid().to_numpy(zero_copy_only=False)
+        numbers = np.zeros(len(rows), np.int64)
+        tried = self.due.get(spout)
+        if tried is not None:
+            numbers[due] = _numbers(tried[ORDER])[place.drop_null().to_numpy()]
+        came = self._numbers_of(spout, rows[ROOT_ID].to_numpy()[~due])
+        ranks = np.empty(len(came), np.int64)
+        ranks[np.argsort(came, kind="stable")] = np.arange(len(came))
+        # Behind what a request brought, that had no number before.
+        first = (self.number << _BITS) + (0 if tried is None else len(tried))
+        numbers[~due] = first + ranks
+        return rows.append_column(pa.field(ORDER, pa.int64()), pa.array(numbers))
+
+
+def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each key once, sorted, and its least value."""
+    by = np.lexsort((values, keys))
+    known, first = np.unique(keys[by], return_index=True)
+    return known, values[by[first]]
+
+
+def _with_behind(failed: pa.Table, held: Mapping[int, str]) -> pa.Table:
+    """Return the failures, and those that are behind others."""
+    rest = failed.filter(~np.isin(failed["root_id"].to_numpy(), np.array(list(held), np.int64)))
+    added = pa.table([list(held), list(held.values()), [BEHIND] * len(held)], schema=FAILED)
+    return pa.concat_tables([rest.cast(FAILED), added]).unify_dictionaries()
