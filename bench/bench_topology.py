@@ -12,6 +12,7 @@ the counts of a bolt are not used: neither is timed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -20,7 +21,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity
 from bench import topologies
 from bench.processes import cpu_s
-from bench.topologies import Count, EmitAndAck, EmitBasic, PassOn, Split, SplitBut, Tag
+from bench.topologies import Count, EmitAndAck, EmitBasic, FailBelow, PassOn, Split, SplitBut, Tag
 
 CORES = 2
 LINES = "id bigint, line string"
@@ -431,6 +432,68 @@ def bench_waiting(micro_batches, rounds, quick, report_ratio):
         1.3,
         at_most=True,
     )
+
+
+# ---- an outage -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fate", ["waits", "dies"])
+def bench_all_fail(spark, quick, rounds, new_path, tmp_path, interleaved, report_ratio, fate):
+    """A micro-batch of records of 1 kB that all fail, against one that all succeed."""
+    rows = 100_000 if quick else 1_000_000
+    topologies.write_long_lines(tmp_path, rows, 1000)
+    grown: list[float] = []
+
+    def run(failing: int) -> None:
+        builder = passed_on(spark.read.parquet(str(tmp_path)), FailBelow(failing))
+        attempts = 1 if fate == "dies" else 5
+        topology = builder.build(max_waiting=rows, max_attempts=attempts)
+        with contextlib.suppress(Waits), resident() as megabytes:
+            # By a clock that stands still, so that no retry is due.
+            run_batch(topology, spark, new_path(), max_dead=None, clock=lambda: DAY_MS, wait=wait)
+        if failing:
+            grown.append(megabytes())
+
+    def wait(_seconds: float) -> None:
+        raise Waits
+
+    contestants = {"succeed": partial(run, 0), "fail": partial(run, rows)}
+    for work in contestants.values():
+        work()
+    seconds = interleaved(contestants, rounds, time.perf_counter)
+    taken = " / ".join(f"{statistics.median(seconds[each]):.2f}" for each in contestants)
+    pairs = zip(seconds["succeed"], seconds["fail"], strict=True)
+    asked = 0.5 if fate == "waits" else None
+    title = f"{rows:,} records of 1 kB, each {fate}"
+    report_ratio(f"{title}: succeed / fail ({taken} s)", [a / b for a, b in pairs], asked)
+    report_ratio(f"{title}: the driver's Python grows", grown[1:], 300, at_most=True, unit="MB")
+
+
+class Waits(Exception):
+    """All that is left waits for a retry."""
+
+
+@contextlib.contextmanager
+def resident() -> Iterator[Callable[[], float]]:
+    """Give by how many MB this process has grown at most, as far as a look each 20 ms shows."""
+
+    def now() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    before, most, done = now(), [0.0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            most[0] = max(most[0], now() - before)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        done.set()
+        thread.join()
 
 
 # ---- tuples one by one -------------------------------------------------------------------------

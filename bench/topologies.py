@@ -65,6 +65,19 @@ def words_in(lines: pa.Table) -> int:
     return int(pc.sum(pc.count_substring(lines["line"], " ")).as_py()) + len(lines)
 
 
+def write_long_lines(directory: Path, rows: int, letters: int, files: int = 8) -> None:
+    """Write Parquet files of lines that do not compress."""
+    rng = np.random.default_rng(3)
+    n = rows // files
+    for number in range(files):
+        text = rng.integers(32, 127, n * letters, dtype=np.uint8)
+        ends = np.arange(0, n * letters + 1, letters, dtype=np.int32)
+        lines = pa.StringArray.from_buffers(n, pa.py_buffer(ends), pa.py_buffer(text))
+        table = pa.table([pa.array(np.arange(number * n, (number + 1) * n)), lines], schema=LINES)
+        path = directory / f"part-{number:03}.parquet"
+        pq.write_table(table, path, compression="none", use_dictionary=False)
+
+
 # ---- what is done with them --------------------------------------------------------------------
 
 
@@ -139,6 +152,23 @@ class Tag(BatchBolt):
 def measure(words: pa.Array) -> list[pa.Array]:
     """Return words, and how long each is."""
     return [words, pc.utf8_length(words)]
+
+
+class FailBelow(BatchBolt):
+    """Hands on the numbers of lines, but fails those below ``failing``."""
+
+    outputs = pa.schema([("id", pa.int64())])
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+
+    def process(self, batch, out):
+        """Hand on a batch, or fail it."""
+        ids = batch.column("id").to_numpy()
+        bad = np.flatnonzero(ids < self.failing)
+        if len(bad) < len(batch):
+            out.emit([batch.column("id")], parents=np.arange(len(batch)))
+        out.fail(bad, "the service is away")
 
 
 class EmitAndAck(Bolt):
