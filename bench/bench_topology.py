@@ -20,8 +20,10 @@ import shutil
 import statistics
 import threading
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -383,16 +385,22 @@ def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
             query.stop()
             return periods(times)
 
-        def tracked(failing: int) -> list[float]:
+        def tracked(failing: int, looked_at: bool = False) -> list[float]:
             ends.times.clear()
             builder = word_count(source(), split=SplitBut(failing))
             topology = builder.build(backoff_ms=DAY_MS, max_backoff_ms=DAY_MS)
             query = start(topology, spark, new_path())
-            until = time.monotonic() + 120
-            while len(ends.times) <= batches:
-                assert query.is_active, query.exception
-                assert time.monotonic() < until, query.progress
-                time.sleep(0.01)
+            looks = 0
+            began = time.monotonic()
+            with query.serve() if looked_at else nullcontext() as page:
+                while len(ends.times) <= batches:
+                    assert query.is_active, query.exception
+                    assert time.monotonic() < began + 120, query.progress
+                    if page is not None and time.monotonic() >= began + looks:
+                        looks += 1  # once a second, where a page asks every three
+                        with urllib.request.urlopen(f"{page.url}api/0/status") as answer:
+                            assert answer.read()
+                    time.sleep(0.01)
             query.stop()
             records = first + batches * MICRO_ROWS
             assert query.books.records == records
@@ -430,6 +438,21 @@ def bench_waiting(micro_batches, rounds, quick, report_ratio):
         f"micro-batch of {MICRO_ROWS:,} rows: {waiting:,} waiting / none ({taken} s)",
         [a / b for a, b in pairs],
         1.3,
+        at_most=True,
+    )
+
+
+def bench_looked_at(micro_batches, rounds, report_ratio):
+    """The same while a page that the driver serves is asked for the status every second."""
+    _, tracked = micro_batches(MICRO_ROWS)
+    pairs = [
+        [statistics.median(tracked(1000, some)) for some in (True, False)] for _ in range(rounds)
+    ]
+    taken = " / ".join(f"{statistics.median(side):.3f}" for side in zip(*pairs, strict=True))
+    report_ratio(
+        f"micro-batch of {MICRO_ROWS:,} rows: status asked for / not ({taken} s)",
+        [a / b for a, b in pairs],
+        1.02,
         at_most=True,
     )
 

@@ -1,0 +1,64 @@
+"""What looking at a checkpoint takes: commands on a million dead letters.
+
+What it costs a query is `bench_looked_at` in bench_topology.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.topology.tuples import Reason
+
+TOPOLOGY = SimpleNamespace(
+    structure={"spouts": {"lines": {"fields": ["line"]}}, "bolts": {}, "sinks": {}},
+    spouts={"lines": SimpleNamespace(tracked=True)},
+    fingerprint="0" * 32,
+)
+
+
+@pytest.mark.parametrize("words", ["status", "dead list --limit 50"])
+def bench_a_million_dead(words, quick, report_ratio, tmp_path):
+    """Commands on a million dead letters, from the start of a process to its end."""
+    letters = 50_000 if quick else 1_000_000
+    path = tmp_path / "c"
+    write_dead_letters(path, letters)
+    command = [sys.executable, "-m", "ackcore.cli.entry", *words.split(), str(path), "--json"]
+    seconds = []
+    for _ in range(1 if quick else 5):
+        began = time.perf_counter()
+        said = subprocess.run(command, capture_output=True, check=True).stdout
+        seconds.append(time.perf_counter() - began)
+        assert said.count(b"\n") == (1 if words == "status" else 50)
+    report_ratio(f"ackcore {words}, {letters:,} dead letters", seconds, 2.0, at_most=True, unit="s")
+
+
+def write_dead_letters(path: Path, letters: int) -> None:
+    """Make a checkpoint with dead letters of twenty micro-batches."""
+    source = pa.schema([("line", pa.string())])
+    topology = TOPOLOGY
+    with State.open(path, topology, sources={"lines": source}, kind="batch") as state:
+        store = DeadLetters.open(path, state.deployment_key, None, {"lines": source})
+        for number in range(20):
+            n = letters // 20
+            reason = Reason("split", "ValueError", "no such line").encode()
+            columns = [[f"{number}-{row}" for row in range(n)], *([k] * n for k in (5, 0, 7, 9))]
+            columns += [[reason] * n, [False] * n, ["a line of some words"] * n]
+            dead = pa.table(columns, schema=pa.schema([*TRACKING, *source]))
+            store.write(number, {"lines": dead})
+            state.write_plan(state.make_plan(number, number))
+            state.write_decision(
+                BatchDecision(number, Waiting({}), {"lines": dead}, ROOT_IDS.empty_table())
+            )
+            state.write_done(number)
