@@ -61,6 +61,9 @@ class KafkaSpout:
         What becomes of those, and of offsets that were deleted before they were read: one dead
         letter for each record that is too far behind, one for each range that is not there any
         more; or the query ends with an error that names them.
+    missing_timeout_s : float, default 600
+        For how long a micro-batch waits for a topic or offsets that it has planned and that are not
+        there, or not again yet; the query then ends with an error.  For brokers it waits for ever.
     deserializer : callable, optional
         Makes a value of the bytes of one: ``json.loads``, say; one of confluent-kafka's gets its
         ``SerializationContext`` as well.  A record for which it raises is a failed tuple, kept as
@@ -94,6 +97,7 @@ class KafkaSpout:
         refresh_s: float = 60.0,
         max_offset_behind: int | None = None,
         lost: str = "dead-letter",
+        missing_timeout_s: float = 600.0,
         deserializer: Callable[..., Any] | None = None,
         value_type: pa.DataType | None = None,
         options: Mapping[str, Any] | None = None,
@@ -117,6 +121,7 @@ class KafkaSpout:
         if lost not in POLICIES:
             raise ValueError(f"lost must be one of {', '.join(map(repr, POLICIES))}, got {lost!r}")
         self.lost = lost
+        self.missing_timeout_s = positive(missing_timeout_s, "missing_timeout_s", unit="seconds")
         self.deserializer, self.value_type = _deserializer(deserializer, value_type)
 
     @property

@@ -15,7 +15,7 @@ from worlds import Killed, Source, Upper, World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
-from ackcore.spark.protocol import act, batch, insist, runs
+from ackcore.spark.protocol import act, batch, insist, progress, runs
 from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.protocol.runs import RunFailed
 from ackcore.topology import TopologyBuilder
@@ -606,7 +606,7 @@ def test_what_fails_untracked_is_told(world, caplog):
 
 
 def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
-    few = Raised(runs.MANY_CALLS, 9, Counter({"KeyError": 9}))
+    few = Raised(progress.MANY_CALLS, 9, Counter({"KeyError": 9}))
     world.raised = {
         "parse": Raised(39_999, 10, Counter({"KeyError": 1, "ValueError": 9})),
         "few": few,

@@ -16,6 +16,8 @@ from ackcore.spark.base.batches import Batches
 #: is in it.
 _ROWS = 1 << 14
 BATCH_BYTES = 1 << 22
+#: For how long nothing may come, in seconds: the driver waits for what is away longer.
+SILENT_S = 15.0
 
 
 class ReadOffsets:
@@ -44,6 +46,7 @@ class ReadOffsets:
         self._client = client
         self._tasks = tasks
         self._lost = lost
+        self._silent_s = SILENT_S
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the records of the tasks."""
@@ -56,7 +59,12 @@ class ReadOffsets:
             yield lost_rows(self._lost)
             return
         # Batches that end where they are to are handed on; others are cut and copied.
-        with RangeReader(self._client, batch_rows=_ROWS, batch_bytes=2 * BATCH_BYTES) as reader:
+        with RangeReader(
+            self._client,
+            batch_rows=_ROWS,
+            batch_bytes=2 * BATCH_BYTES,
+            timeout_s=self._silent_s,
+        ) as reader:
             read = (batch for one in self._tasks[number] for batch in reader.read(one))
             yield from rebatched(read, _ROWS, BATCH_BYTES)
 

@@ -14,9 +14,10 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.offsets import SpoutOffsets
+from ackcore.spark.kafka.outages import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan
 from ackcore.spark.kafka.reading import ReadOffsets
-from ackcore.spark.run.types import InputFrame, Snapshot
+from ackcore.spark.run.types import InputFrame, Obstacle, Snapshot
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -114,6 +115,19 @@ class KafkaSources:
             return plan
         # Root ids go by a record's place in its task, so they are of other records now.
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
+
+    def unread(self, error: Exception) -> str | None:
+        """Return what a task could not read yet, if a run ended for that."""
+        return unread_in(error)
+
+    def obstacle(self, plan: Plan) -> Obstacle | None:
+        """Return what keeps planned offsets from being read now."""
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            found = None if body is None else obstacle(name, one.spout, OffsetPlan.of(body))
+            if found is not None:
+                return found
+        return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return the rows that a plan on record names, one input for each spout."""

@@ -18,8 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.spark.run.types import RunResult
 
 _log = logging.getLogger("ackcore")
+
+#: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
+MANY_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +315,27 @@ class Stopwatch:
 
 def _as_dict(account: Account) -> dict[str, int]:
     return {each.name: getattr(account, each.name) for each in fields(Account)}
+
+
+def warn_of_failures(number: int, ran: RunResult) -> None:
+    """Say what no dead letter will: untracked failures, and bolts that raise in many calls."""
+    if ran.untracked_failures:
+        _log.warning(
+            "micro-batch %d: %d untracked tuples failed; they are gone",
+            number,
+            ran.untracked_failures,
+        )
+    for name, some in sorted(ran.raised.items()):
+        if some.calls <= MANY_CALLS:
+            continue
+        _log.warning(
+            "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
+            "raises is bisected to the rows that raise by themselves. Catch it, and fail those "
+            "rows with out.fail(rows, reasons)",
+            number,
+            name,
+            some.calls,
+            some.rows,
+            "s" * (some.rows != 1),
+            f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
+        )

@@ -47,7 +47,7 @@ from ackcore.spark.protocol.decide import (
 from ackcore.spark.protocol.insist import Pause, Stopped
 from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
-from ackcore.spark.protocol.progress import Stopwatch
+from ackcore.spark.protocol.progress import Stopwatch, warn_of_failures
 from ackcore.spark.protocol.suspects import (
     count_crash,
     crashes_logged,
@@ -56,13 +56,14 @@ from ackcore.spark.protocol.suspects import (
     rejections,
     update_suspects,
 )
+from ackcore.spark.protocol.unread import Outage, RowsMissing
 from ackcore.spark.run.action import run as run_on_spark
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.keyed import find_keys
 from ackcore.spark.run.reread import fetch as fetch_payloads
 from ackcore.spark.run.reread import write_failed
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult, WrittenFailures
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
@@ -80,9 +81,6 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
-#: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
-MANY_CALLS = 100
-
 #: How a worker's error begins if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
 
@@ -99,6 +97,12 @@ class PlannedRows(Protocol):
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return the rows that a plan on record names."""
+
+    def unread(self, error: Exception) -> str | None:
+        """Return what could not be read, if a run ended for that alone, which is no crash."""
+
+    def obstacle(self, plan: Plan) -> Obstacle | None:
+        """Return what keeps the rows of a plan from being read now; None if nothing does."""
 
 
 class FailureWriter(Protocol):
@@ -250,6 +254,7 @@ class Runs:
         in_vain, handled = 0, sys.exception()
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
+        outage: Outage | None = None
         for runs in count(1):
             if offsets is not None and (runs > 1 or not is_new):
                 mended = self._mended(plan, inputs, offsets)
@@ -265,6 +270,11 @@ class Runs:
                     on_record = True
                 return self._run_once(plan, rows, work, watch), runs
             except Exception as error:
+                unread = None if offsets is None else offsets.unread(error)
+                if offsets is not None and unread is not None:
+                    outage = outage or Outage(offsets.obstacle, self._pause)
+                    self._outlast(outage, unread, plan, runs, error)
+                    continue
                 damage = self._may_run_again(plan, runs, error, handled)
                 known = isolation_progress(plan)
                 if isinstance(error, Disagreement) or damage is not None:
@@ -282,6 +292,17 @@ class Runs:
                     if self._pause(waits / 1000):
                         raise _stopped(plan) from error
         raise AssertionError("unreachable")
+
+    def _outlast(
+        self, outage: Outage, unread: str, plan: Plan, runs: int, error: Exception
+    ) -> None:
+        """Wait until planned rows can be read; raise what ends that."""
+        try:
+            stops = self._pause(0) or outage.wait(plan, unread)
+        except RowsMissing as missing:
+            raise _given_up(plan, runs, missing) from error
+        if stops:
+            raise _stopped(plan) from error
 
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
@@ -359,7 +380,7 @@ class Runs:
         failpoint("ran", plan.number)
         watch.lap("run")
         _check_agreement(ran, retries)
-        _warn_of_failures(plan.number, ran)
+        warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
 
@@ -521,30 +542,6 @@ def _check_agreement(ran: RunResult, retries: Retries) -> None:
                 f"{len(table)} records of spout {spout} were due, and "
                 f"{ran.retried.get(spout, 0)} of them ran"
             )
-
-
-def _warn_of_failures(number: int, ran: RunResult) -> None:
-    """Say what no dead letter will: untracked failures, and bolts that raise in many calls."""
-    if ran.untracked_failures:
-        _log.warning(
-            "micro-batch %d: %d untracked tuples failed; they are gone",
-            number,
-            ran.untracked_failures,
-        )
-    for name, some in sorted(ran.raised.items()):
-        if some.calls <= MANY_CALLS:
-            continue
-        _log.warning(
-            "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
-            "raises is bisected to the rows that raise by themselves. Catch it, and fail those "
-            "rows with out.fail(rows, reasons)",
-            number,
-            name,
-            some.calls,
-            some.rows,
-            "s" * (some.rows != 1),
-            f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
-        )
 
 
 def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:

@@ -59,6 +59,13 @@ class InputFrame:
         return frame.mapInArrow(function, schema)
 
 
+class Obstacle(NamedTuple):
+    """What keeps rows from being read, and for how long that is waited for; None: for ever."""
+
+    text: str
+    timeout_s: float | None = None
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """What is run.

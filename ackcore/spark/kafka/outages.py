@@ -1,0 +1,67 @@
+"""What keeps planned offsets from being read for a while: brokers, topics, partitions."""
+
+from __future__ import annotations
+
+import re
+
+from ackcore.kafka.cluster import Cluster, ClusterFailed
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.spark.kafka.groups import Key
+from ackcore.spark.kafka.plans import OffsetPlan
+from ackcore.spark.run.types import Obstacle
+
+#: How long Kafka may take to say that it is there.
+_ASK_S = 5.0
+#: How a task says that offsets were not there to be read: the last line of its traceback.
+_UNREAD = re.compile(
+    r"\backcore\.kafka\.errors\.(?:ReadTimedOut|OffsetsLost"
+    r"|ReadFailed(?=: .*\((?:UNKNOWN_TOPIC_OR_PART|UNKNOWN_TOPIC_ID|_UNKNOWN_TOPIC"
+    r"|_UNKNOWN_PARTITION)\))): (.+)"
+)
+
+
+def unread_in(error: BaseException | None) -> str | None:
+    """Return what a task could not read yet, if that is what an error of Spark's comes from."""
+    while error is not None:
+        told = _UNREAD.search(str(error))
+        if told is not None:
+            return told[1]
+        # Of an error of Java's, PySpark keeps the cause in an attribute of its own.
+        error = getattr(error, "_cause", None) or error.__cause__
+    return None
+
+
+def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
+    """Return what keeps a plan's offsets from being read, None if Kafka says that they are there.
+
+    Of a topic that was made anew, or of what was deleted, nothing is waited for.
+    """
+    stops: dict[Key, int] = {}
+    for one in (one for some in plan.tasks for one in some):
+        key = (one.topic, one.partition)
+        stops[key] = max(one.stop, stops.get(key, 0))
+    if not stops:
+        return None
+    try:
+        with Cluster(spout.client, timeout_s=_ASK_S) as cluster:
+            topics = cluster.partitions({topic for topic, _ in stops}, missing_ok=True)
+            there: dict[Key, str | None] = {one.key: one.topic_id for one in topics}
+            marks = cluster.watermarks([key for key in stops if key in there])
+    except ClusterFailed as error:
+        return Obstacle(f"spout {name} waits for Kafka: {error}")
+    for key, stop in sorted(stops.items()):
+        topic, partition = key
+        known, now = plan.topic_ids.get(topic), there.get(key)
+        if key not in there:
+            said = f"spout {name} waits for {topic}-{partition}, which is not there"
+            return Obstacle(said, spout.missing_timeout_s)
+        if known is not None and now is not None and known != now:
+            continue  # what is planned is of the former one, and lost
+        if key in marks.failed:
+            text = marks.failed[key].text
+            return Obstacle(f"spout {name} waits for {topic}-{partition}: {text}")
+        high = marks.found[key].high
+        if high < stop:
+            said = f"spout {name} waits for offset {stop - 1} of {topic}-{partition}, which ends"
+            return Obstacle(f"{said} at {high}, as after a truncation", spout.missing_timeout_s)
+    return None
