@@ -114,13 +114,13 @@ def counted(rows: Spans) -> dict[str, int]:
 def places_of(rows: Int64s, batch_ids: Int64s) -> dict[str, list[list[int]]]:
     """Return rows of a file as a note names them: spans by micro-batch, within its letters."""
     return {
-        str(number): _spans(of_batch - start)
+        str(number): spans_of(of_batch - start)
         for number, start in starts_of(batch_ids).items()
         if len(of_batch := rows[batch_ids[rows] == number])
     }
 
 
-def _spans(rows: Int64s) -> list[list[int]]:
+def spans_of(rows: Int64s) -> list[list[int]]:
     """Sorted row numbers as ``[start, end)``."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]

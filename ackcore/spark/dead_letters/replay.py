@@ -70,7 +70,8 @@ class Replay(NamedTuple):
 
 
 #: Errors of offsets that were not read: one letter for a range, without a record.
-_UNREAD = ("LostUpstream", "TooFarBehind")
+UNREAD = ("LostUpstream", "TooFarBehind")
+#: What an id of a request may be.
 REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WAY_OUT = (
     "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
@@ -146,7 +147,7 @@ def replay(
     directory = make_directory(root / "replays")
     lock = Lock(directory / "lock", wait=True)
     try:
-        _finish(directory)
+        finish_requests(directory)
         notes = notes_of(store)
         for note in notes:
             if note.request == name:
@@ -177,13 +178,13 @@ def replay(
         if tables and not dry_run:
             # What was sent last goes by the times of the notes, and the clock may be set back.
             at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
-            _send(directory, store, Note(name, at_ms, rows), tables)
+            send_request(directory, store, Note(name, at_ms, rows), tables)
         return Replay(name, counted(rows))
     finally:
         lock.close()
 
 
-def _finish(directory: Path) -> None:
+def finish_requests(directory: Path) -> None:
     """Finish what a `replay` that died began; this one holds the lock."""
     remove_temporaries(directory)
     for name in replays.staged(directory):
@@ -193,9 +194,10 @@ def _finish(directory: Path) -> None:
             remove(directory / name)
 
 
-def _send(
+def send_request(
     directory: Path, store: Path, note: Note, tables: Mapping[str, Iterable[pa.Table]]
 ) -> None:
+    """Send letters, all of a note or none: staged, noted in the store, published."""
     path = make_directory(store / NOTES) / f"{note.request}.json"
     staged: list[str] = []
     try:
@@ -251,7 +253,7 @@ def _choose(
     wanted &= ~dropped_rows(batch_ids, spout, notes)
     # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
     unread = pc.and_(
-        pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(_UNREAD))
+        pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
     wanted &= ~unread.to_numpy()
     return wanted, places_of(np.flatnonzero(wanted), batch_ids)

@@ -29,21 +29,22 @@ _log = logging.getLogger("ackcore")
 #: Columns of a record of Kafka's, as Spark's source and ackcore's have them.
 _KAFKA = {"key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType"}
 #: Those that go into headers.
-_POSITION = ("topic", "partition", "offset")
+_POSITION = ("topic", "partition", "offset", "timestamp")
 
 
 class DeadLetterTopic:
     """A Kafka topic for ``dead_letters=`` of `start`, `run_batch` and `guard`.
 
     Each letter is a message there, once its micro-batch is done, and is kept in the store as well,
-    from which `dead_letters` and `replay` work as ever.  If the source has a column ``value`` of
-    text or bytes, and no others but such as a record of Kafka's has, then value, key and headers
-    are as they came; else the value is the record as a JSON object.  Behind the headers that came
-    with it a message has
+    from which `dead_letters` and `replay` work as ever; `replay_topic` sends again what is here.
+    If the source has a column ``value`` of text or bytes, and no others but such as a record of
+    Kafka's has, then value, key and headers are as they came; else the value is the record as a
+    JSON object.  Behind the headers that came with it a message has
 
     - ``ackcore-reason``: the exception's type and message; ``ackcore-component``: where it died;
     - ``ackcore-spout``, ``ackcore-message-id``, and if the source has such columns
-      ``ackcore-topic``, ``ackcore-partition`` and ``ackcore-offset``;
+      ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
+      ``ackcore-timestamp`` (ms since 1970);
     - ``ackcore-attempts``: how often it was executed; ``ackcore-deaths``: how often it has died,
       counted by this very header where letters are read again.  A record that has died 20 times is
       no message any more, since its letters come back by themselves: it is in the store only, and
@@ -87,11 +88,11 @@ class DeadLetterTopic:
         check_topic(topic)
         self.topic = topic
         self.store = None if store is None else local_path(store, "store")
-        self._settings = ClientSettings(bootstrap_servers, options)
-        check_options(self._settings)
+        self.settings = ClientSettings(bootstrap_servers, options)
+        check_options(self.settings)
 
     def __repr__(self) -> str:
-        return f"DeadLetterTopic({self.topic!r}, {self._settings.bootstrap_servers!r})"
+        return f"DeadLetterTopic({self.topic!r}, {self.settings.bootstrap_servers!r})"
 
 
 #: What ``dead_letters=`` may be.
@@ -125,7 +126,7 @@ class TopicWriter:
         self._deployment = deployment
         self._open: Deliveries | None = None
         for spout, schema in sources.items():
-            _columns(schema).check(f"dead letters of spout {spout!r}", schema)
+            message_columns(schema).check(f"dead letters of spout {spout!r}", schema)
         self._deliveries().close()
         self._open = None
 
@@ -162,7 +163,7 @@ class TopicWriter:
         from ackcore.kafka.producing import Deliveries  # noqa: PLC0415
 
         if self._open is None:
-            self._open = Deliveries(self._to._settings)
+            self._open = Deliveries(self._to.settings)
         return self._open
 
     def _send(
@@ -172,12 +173,16 @@ class TopicWriter:
 
         letters = as_letters(dead, number).select(LETTER.names)
         payload = dead.select(dead.column_names[len(TRACKING) :]).combine_chunks()
-        columns = _columns(payload.schema)
+        columns = message_columns(payload.schema)
         batch = f"{self._deployment}/{spout}/{number}".encode()
         at = [
             name for name in _POSITION if columns.value is not None and name in payload.schema.names
         ]
-        about = zip(letters.to_pylist(), payload.select(at).to_pylist(), strict=True)
+        places = payload.select(at)
+        if "timestamp" in at and pa.types.is_timestamp(places["timestamp"].type):
+            ms = places["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+            places = places.set_column(at.index("timestamp"), "timestamp", ms)
+        about = zip(letters.to_pylist(), places.to_pylist(), strict=True)
         contents = (one for part in payload.to_batches() for one in columns.contents(part))
         for row, ((letter, place), (key, value, came)) in enumerate(
             zip(about, contents, strict=True), first
@@ -205,7 +210,7 @@ class TopicWriter:
             deliveries.send(self._to.topic, value, key, headers)
 
 
-def _columns(schema: pa.Schema) -> MessageColumns:
+def message_columns(schema: pa.Schema) -> MessageColumns:
     """Return which columns are key, value and headers: a record's own, or the row as JSON."""
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 

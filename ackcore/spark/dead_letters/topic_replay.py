@@ -1,0 +1,258 @@
+"""Sending letters of a dead-letter topic through their topology again.
+
+A letter in the topic names itself by its micro-batch and its row there, as one in the store does.
+So the store's notes of what was sent are those of the topic as well, and a letter is sent once,
+from wherever it is read first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore.spark.base.atomic import make_directory
+from ackcore.spark.base.checksummed import read_record
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.base.lock import Lock
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters.files import columns_path, known_spouts
+from ackcore.spark.dead_letters.letters import read_schema
+from ackcore.spark.dead_letters.notes import Note, counted, notes_of, spans_of
+from ackcore.spark.dead_letters.replay import (
+    REQUEST,
+    UNREAD,
+    Replay,
+    finish_requests,
+    send_request,
+)
+from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
+from ackcore.spark.dead_letters.topic import DeadLetterTopic, message_columns
+from ackcore.topology.tuples import Reason
+
+_log = logging.getLogger("ackcore")
+
+_OURS = "ackcore-"
+_NUMBERS = ("partition", "offset", "timestamp")
+
+
+class _Letter(NamedTuple):
+    """A letter of the topic: which it is, how often its record has died, and the record."""
+
+    spout: str
+    number: int
+    row: int
+    deaths: int
+    tracking: tuple[Any, ...]
+    record: dict[str, Any]
+
+
+def replay_topic(
+    path: str | os.PathLike[str],
+    topic: DeadLetterTopic,
+    *,
+    spout: str | None = None,
+    max_deaths: int = 20,
+    request: str | None = None,
+) -> Replay:
+    """Send the letters of a dead-letter topic through their topology again, as `replay` does.
+
+    Those of this checkpoint whose source is Kafka, or else has text or bytes in ``value``: they are
+    in the topic as they came.  What is there beside is left.  A letter is sent once, whether from
+    here or by `replay`, though it may be in the topic twice; whatever dies when.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint, or the directory that was given as ``dead_letters``.
+    topic : DeadLetterTopic
+        Where they are.
+    spout : str, optional
+        Of the letters; all if not given.
+    max_deaths : int, default 20
+        A record that has died so often is left.  How often is in the header ``ackcore-deaths``,
+        which goes along with the record if its source has a column ``headers``: so what sends
+        letters again by itself ends.
+    request : str, optional
+        As `replay` has it.
+
+    Returns
+    -------
+    Replay
+        Id and numbers of records; no records if there was nothing to send.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, CheckpointForeign, CheckpointCorrupt
+        As `replay` does.
+    TypeError
+        If ``topic`` is none.
+    UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
+        Of `ackcore.kafka`, if the topic cannot be read; nothing was sent then.
+    """
+    if not isinstance(topic, DeadLetterTopic):
+        raise TypeError(f"topic must be a DeadLetterTopic, got {type(topic).__name__} {topic!r}")
+    name = uuid.uuid4().hex if request is None else request
+    if not isinstance(name, str) or not REQUEST.fullmatch(name):
+        raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
+    store = store_of(path)
+    root, _ = checkpoint_of(store)
+    check_spout(store, spout)
+    meta = read_record(root / "meta.json", "meta.json")
+    assert meta is not None
+    schemas = {
+        each: schema
+        for each in known_spouts(store)
+        if spout in (None, each)
+        and columns_path(store, each).exists()
+        and message_columns(
+            schema := pa.schema(list(read_schema(columns_path(store, each)).field("payload").type))
+        ).value
+        is not None
+    }
+    directory = make_directory(root / "replays")
+    lock = Lock(directory / "lock", wait=True)
+    try:
+        finish_requests(directory)
+        notes = notes_of(store)
+        for note in notes:
+            if note.request == name:
+                if note.dropped:
+                    raise ValueError(f"request must be a new id: letters were dropped as {name!r}")
+                return Replay(name, counted(note.rows))
+        found: dict[tuple[str, int, int], _Letter] = {}
+        often = 0
+        for letter in _letters(topic, meta["deployment_key"], schemas):
+            if letter.deaths >= max_deaths:
+                often += 1
+            elif not _was_sent(letter, notes):
+                found.setdefault(letter[:3], letter)
+        if often:
+            _log.warning(
+                "%d letters in %r are of records that have died %d times or oftener, and are left",
+                often,
+                topic,
+                max_deaths,
+            )
+        rows = _rows_of(found)
+        if found:
+            at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
+            tables = {each: [_table(found, each, schemas[each])] for each in rows}
+            send_request(directory, store, Note(name, at_ms, rows), tables)
+        return Replay(name, counted(rows))
+    finally:
+        lock.close()
+
+
+def _was_sent(letter: _Letter, notes: list[Note]) -> bool:
+    return any(
+        start <= letter.row < end
+        for note in notes
+        for start, end in note.rows.get(letter.spout, {}).get(str(letter.number), ())
+    )
+
+
+def _rows_of(found: Mapping[tuple[str, int, int], _Letter]) -> dict[str, dict[str, Any]]:
+    """Return the places of letters, as a note has them."""
+    places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for spout, number, row in sorted(found):
+        places[spout][number].append(row)
+    return {
+        spout: {str(number): spans_of(np.array(rows)) for number, rows in batches.items()}
+        for spout, batches in places.items()
+    }
+
+
+def _table(
+    found: Mapping[tuple[str, int, int], _Letter], spout: str, schema: pa.Schema
+) -> pa.Table:
+    """Return letters as records that wait for their first attempt."""
+    letters = [found[key] for key in sorted(found) if key[0] == spout]
+    columns = zip(*(letter.tracking for letter in letters), strict=True)
+    tracking = [
+        pa.array(column, field.type) for column, field in zip(columns, TRACKING, strict=True)
+    ]
+    records = pa.Table.from_pylist([letter.record for letter in letters], schema)
+    return pa.table([*tracking, *records.columns], schema=pa.schema([*TRACKING, *schema]))
+
+
+def _letters(
+    topic: DeadLetterTopic, deployment: str, schemas: Mapping[str, pa.Schema]
+) -> Iterator[_Letter]:
+    """Yield the letters of a deployment that are in a topic."""
+    from ackcore.kafka.cluster import Cluster  # noqa: PLC0415
+    from ackcore.kafka.ranges import OffsetRange  # noqa: PLC0415
+    from ackcore.kafka.reading import RangeReader  # noqa: PLC0415
+
+    settings = topic.settings
+    with Cluster(settings) as cluster, RangeReader(settings) as reader:
+        keys = [one.key for one in cluster.partitions([topic.topic])]
+        answers = cluster.watermarks(keys)
+        for key, failure in answers.failed.items():
+            raise ConnectionError(f"Kafka does not say where {key} ends: {failure.text}")
+        for key, (low, high) in answers.found.items():
+            for batch in reader.read(OffsetRange(*key, low, high)):
+                times = pc.cast(batch.column("timestamp"), pa.int64())
+                for row, at_ms in zip(batch.to_pylist(), times.to_pylist(), strict=True):
+                    letter = _letter(row, at_ms or 0, deployment, schemas)
+                    if letter is not None:
+                        yield letter
+
+
+def _letter(
+    message: dict[str, Any], at_ms: int, deployment: str, schemas: Mapping[str, pa.Schema]
+) -> _Letter | None:
+    """Return what a message stands for; None if it is no letter, or another's."""
+    from ackcore.kafka.dead_letters import DEATHS, deaths  # noqa: PLC0415
+
+    headers = [(one["key"], one["value"]) for one in message["headers"] or ()]
+    # Ours come last, whatever came with the record.
+    told = {name: (value or b"").decode(errors="replace") for name, value in headers}
+    owner, _, place = told.get("ackcore-batch", "").partition("/")
+    spout, _, number = place.rpartition("/")
+    row = told.get("ackcore-row", "")
+    if owner != deployment or spout not in schemas or not (number.isdigit() and row.isdigit()):
+        return None
+    kind, _, said = told.get("ackcore-reason", "").partition(": ")
+    component = told.get("ackcore-component", "")
+    if component == spout and kind in UNREAD:
+        return None
+    reason = Reason(component, kind, said).encode()
+    came = [each for each in headers if not each[0].startswith(_OURS) or each[0] == DEATHS]
+    record = {
+        "key": message["key"],
+        "value": message["value"],
+        "headers": [{"key": name, "value": value} for name, value in came],
+        "topic": told.get("ackcore-topic"),
+        **{name: _number(told.get(f"ackcore-{name}")) for name in _NUMBERS},
+    }
+    schema = schemas[spout]
+    tracking = (told.get("ackcore-message-id", ""), 0, 0, at_ms, at_ms, reason, True)
+    return _Letter(
+        spout,
+        int(number),
+        int(row),
+        deaths(headers),
+        tracking,
+        {field.name: _as(record.get(field.name), field.type) for field in schema},
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _as(value: Any, kind: pa.DataType) -> Any:
+    """Return a value as a column has it: of text, which is bytes in a message, or of times."""
+    if pa.types.is_timestamp(kind):
+        return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return value.decode() if text and isinstance(value, bytes) else value

@@ -1,0 +1,127 @@
+"""Letters of a dead-letter topic are sent through their topology again, once each."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+import test_kafka_spout as spouts
+from test_kafka_spout import Kept, source, topology
+
+from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
+from ackcore.spark.dead_letters import replay as replays
+from ackcore.spark.dead_letters.topic_replay import _letter
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(spouts)
+
+
+class Ran:
+    """A topology over a topic, whose dead go to another."""
+
+    def __init__(self, spark, kafka, checkpoint, values):
+        self.kafka, self.kept, self.checkpoint = kafka, Kept(), checkpoint
+        kafka.create_topic("t")
+        kafka.create_topic("dead")
+        kafka.produce("t", values)
+        self.dead = DeadLetterTopic("dead", kafka.bootstrap_servers)
+        self._it = topology(source(kafka, "t"), self.kept, max_attempts=1)
+        self._spark = spark
+        self.books = self.run()
+
+    def run(self):
+        return run_batch(
+            self._it, self._spark, self.checkpoint, dead_letters=self.dead, max_dead=None
+        )
+
+    def replay(self, **arguments):
+        return replay_topic(self.checkpoint, self.dead, **arguments).records
+
+    def headers(self):
+        return [dict(message.headers() or ()) for message in self.kafka.consume("dead")]
+
+
+@pytest.fixture
+def ran(spark, mock_kafka, checkpoint):
+    return lambda *values: Ran(spark, mock_kafka, checkpoint, values)
+
+
+def test_a_letter_is_sent_once_from_wherever_it_is_read(ran, caplog):
+    """And dies again as the same record, which has died twice then; too often ends the round."""
+    it = ran({"value": b"bad", "key": b"k", "headers": [("h", b"1")]}, b"a", b"flaky")
+    assert (it.books.acked, it.books.dead) == (1, 2)
+    again = it.kafka.consume("dead")[0]
+    headers = {name: value for name, value in again.headers() if name != "ackcore-row"}
+    it.kafka.produce("dead", [{"value": b"bad", "headers": again.headers()}, b"no letter"])
+    it.kafka.produce("dead", [{"value": b"x", "headers": list(headers.items())}])
+    assert it.replay() == {"lines": 2}
+    assert it.replay() == {}
+    assert replay(it.checkpoint).records == {}
+    books = it.run()
+    assert (books.replayed, books.resolved, books.dead, books.balanced) == (2, 0, 4, True)
+    *_, one, two = it.headers()
+    assert (one["ackcore-deaths"], one["h"], one["ackcore-message-id"]) == (
+        b"2",
+        b"1",
+        b'["t", 0, 0]',
+    )
+    assert (two["ackcore-deaths"], two["ackcore-offset"]) == (b"2", b"2")
+    assert one["ackcore-timestamp"] == headers["ackcore-timestamp"]
+    with caplog.at_level(logging.WARNING):
+        assert it.replay(max_deaths=2) == {}
+    assert "2 letters in DeadLetterTopic('dead'" in caplog.text
+    assert replay(it.checkpoint).records == {"lines": 2}
+    assert it.replay() == {}
+
+
+@pytest.mark.parametrize("dies_at", ["stage", "write_record", "publish"])
+def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, dies_at):
+    it = ran(b"bad", b"a")
+    place = replays if dies_at == "write_record" else replays.replays
+
+    def dies(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, dies_at, dies)
+        # What dies removes nothing.
+        patch.setattr(replays, "remove", lambda path: None)
+        with pytest.raises(KeyboardInterrupt):
+            it.replay(request="mine")
+    sent = dies_at == "publish"
+    assert it.run().replayed == sent
+    assert it.replay(request="mine") == {"lines": 1}
+    assert it.run().replayed == 1
+    assert it.replay() == ({"lines": 1})  # it has died again
+    assert it.replay() == {}
+
+
+def test_what_is_no_letter_of_this_checkpoint_is_left(ran):
+    it = ran(b"bad")
+    (headers,) = it.headers()
+    schema = spouts.KafkaSpout.schema
+
+    def letter(**changes):
+        told = headers | {f"ackcore-{name}": value for name, value in changes.items()}
+        message = {
+            "key": None,
+            "value": b"bad",
+            "headers": [{"key": name, "value": value} for name, value in told.items()],
+        }
+        owner = headers["ackcore-batch"].split(b"/")[0].decode()
+        return _letter(message, 5, owner, {"lines": schema})
+
+    assert letter()[:4] == ("lines", 0, 0, 1)
+    assert letter().record["value"] == b"bad"
+    others = {"batch": b"0123/lines/0"}, {"row": b"x"}, {"batch": b""}, {"batch": b"0123/other/0"}
+    assert [letter(**changes) for changes in others] == [None] * 4
+    assert letter(component=b"lines", reason=b"LostUpstream: gone") is None
+    with pytest.raises(TypeError, match="topic must be a DeadLetterTopic, got str 'dead'"):
+        replay_topic(it.checkpoint, "dead")
+    with pytest.raises(ValueError, match="request must be 1 to 64"):
+        it.replay(request="a/b")
