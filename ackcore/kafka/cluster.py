@@ -3,15 +3,12 @@
 All is asked for many partitions at once, and answered for each by itself: one that has no leader
 just now keeps none of the others waiting.
 
-Offsets are committed by an admin client's request (`AlterConsumerGroupOffsets`): one for all
-partitions of a group, of no member and no generation, as a consumer's that was only assigned its
-partitions.  A consumer's own commit is the same on the wire, but raises for the whole call where
-one partition is refused though the others were committed, and may not be called while another
-thread polls.  The broker refuses either while the group has members.
-
-What was committed is asked for by a consumer without partitions, and not by that admin client:
-librdkafka 2.16 dereferences the group that a client is a member of when a coordinator answers that
-it is one no more (`rd_kafka_handle_OffsetFetch`), and an admin client has none.
+Offsets are committed by a consumer without partitions, of no member and no generation, in one
+request for all partitions of its group; the broker refuses it while the group has members.  What
+was committed is asked for in the same way.  Not by the admin client: in librdkafka 2.16 what that
+asks of a group's coordinator ends the process when the connection breaks meanwhile, as when the
+broker is killed (`rd_kafka_admin_coord_request` frees what its caller uses), or when a coordinator
+answers that it is one no more (`rd_kafka_handle_OffsetFetch`).
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -154,6 +150,8 @@ class Cluster:
             else IsolationLevel.READ_COMMITTED
         )
         conf = {name: value for name, value in made.items() if not _CONSUMERS_OWN.match(name)}
+        #: By group; one that has not answered is given up, so that no answer comes late.
+        self._committers: dict[str, _Committer] = {}
         try:
             self._admin = AdminClient(conf)
         except KafkaException as error:
@@ -300,34 +298,43 @@ class Cluster:
         def commit() -> Answers[Committed]:
             failed: dict[TopicPartition, Failure] = {}
             metadata = {key: one.metadata for key, one in wanted.items() if key not in found}
-            # All are under way before the first answer is waited for.
-            sent = [
-                (keys, self._send_commit(group, {key: wanted[key] for key in keys}))
-                for keys in commit_requests(group, metadata)
-            ]
-            for keys, futures in sent:
-                ((answer, failure),) = self._results(futures).values()
-                if failure is not None:
-                    failed.update(dict.fromkeys(keys, failure))
+            requests = list(commit_requests(group, metadata))
+            for keys, (error, answered) in zip(
+                requests, self._commit(group, requests, wanted), strict=True
+            ):
+                if error is None:
+                    answers = self._by_partition(
+                        answered, lambda one: wanted[TopicPartition(one.topic, one.partition)]
+                    )
+                    found.update(answers.found)
+                    failed.update(answers.failed)
                     continue
-                answers = self._by_partition(
-                    answer.topic_partitions,
-                    lambda one: wanted[TopicPartition(one.topic, one.partition)],
-                )
-                found.update(answers.found)
-                failed.update(answers.failed)
+                # librdkafka says it of all, though some may have been taken.
+                several = len(keys) > 1 and error.code() in _OF_ONE
+                there = self.committed(group, keys).found if several else {}
+                found.update({key: wanted[key] for key in keys if there.get(key) == wanted[key]})
+                failure = self._failure(error)
+                failed.update({key: failure for key in keys if key not in found})
             return Answers(found, failed)
 
         return self._until_it_stays(commit)
 
-    def _send_commit(
-        self, group: str, commits: Mapping[TopicPartition, Committed]
-    ) -> Mapping[Any, Future[Any]]:
-        partitions = [ClientPartition(*key, *one) for key, one in commits.items()]
-        return self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, partitions)],
-            request_timeout=min(self._timeout_s, _COMMIT_S),
+    def _commit(
+        self,
+        group: str,
+        requests: Sequence[Sequence[TopicPartition]],
+        wanted: Mapping[TopicPartition, Committed],
+    ) -> list[_Answer]:
+        committer = self._committers.get(group)
+        if committer is None:
+            committer = self._committers[group] = _Committer(self._settings, group)
+        answers = committer.commit(
+            [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
+            min(self._timeout_s, _COMMIT_S),
         )
+        if committer.owes:
+            del self._committers[group]
+        return answers
 
     def _until_it_stays(self, ask: Callable[[], Answers[Committed]]) -> Answers[Committed]:
         """Ask of a group, and again for a while if its coordinator moves."""
@@ -374,6 +381,7 @@ class Cluster:
 
     def close(self) -> None:
         """Leave the brokers."""
+        self._committers.clear()
         del self._admin
 
     def __enter__(self) -> Cluster:
@@ -381,6 +389,51 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+#: What is wrong with a whole request, and its partitions, each with what is wrong with it.
+_Answer = tuple[KafkaError | None, list[ClientPartition]]
+
+
+class _Committer:
+    """A consumer without partitions that commits offsets of its group.
+
+    Attributes
+    ----------
+    owes : int
+        Answers that did not come in time: they must not be taken for those of a later request.
+    """
+
+    def __init__(self, settings: ClientSettings, group: str) -> None:
+        answers: list[_Answer] = []
+        own: dict[str, Any] = {
+            "group.id": group,
+            "enable.auto.commit": False,
+            # No method: the consumer would be kept by what it keeps.
+            "on_commit": lambda error, partitions: answers.append((error, partitions)),
+        }
+        self.owes = 0
+        self._answers = answers
+        self._consumer = Consumer(settings.client(own, _DEFAULTS))
+
+    def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[_Answer]:
+        """Send requests, all before the first answer is waited for, and return their answers."""
+        found: dict[tuple[str, int], _Answer] = {}
+        for request in requests:
+            try:
+                self._consumer.commit(offsets=request, asynchronous=True)
+                self.owes += 1
+            except KafkaException as raised:
+                found[request[0].topic, request[0].partition] = raised.args[0], []
+        until = time.monotonic() + timeout_s
+        while self.owes and time.monotonic() < until:
+            self._consumer.poll(_POLL_S)
+            while self._answers:
+                error, answered = self._answers.pop()
+                self.owes -= 1
+                found.update({(one.topic, one.partition): (error, answered) for one in answered})
+        none: _Answer = KafkaError(KafkaError._TIMED_OUT), []
+        return [found.get((request[0].topic, request[0].partition), none) for request in requests]
 
 
 #: A topic that is not there, or that we are not to know of.
@@ -397,6 +450,14 @@ _MOVING = {
 _MOVES_S = 5.0
 #: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
 _COMMIT_S = 3.0
+#: What is wrong with one partition, and not with its group.
+_OF_ONE = {
+    KafkaError.OFFSET_METADATA_TOO_LARGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+#: A poll goes on when it has served an answer.
+_POLL_S = 0.005
 #: What passes by itself, and confluent-kafka's flag does not say so.
 _RETRIABLE = {
     KafkaError._TIMED_OUT,
