@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ackcore.kafka.cluster import Cluster, ClusterFailed
+from ackcore.kafka.cluster import Cluster, ClusterFailed, Failure
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.spark.kafka.groups import Key
 from ackcore.spark.kafka.plans import OffsetPlan
@@ -45,22 +45,26 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
     try:
         with Cluster(spout.client, timeout_s=_ASK_S) as cluster:
             topics = cluster.partitions({topic for topic, _ in stops}, missing_ok=True)
-            there: dict[Key, str | None] = {one.key: one.topic_id for one in topics}
+            there: set[Key] = {one.key for one in topics}
+            ids = {one.topic: one.topic_id for one in topics}
             marks = cluster.watermarks([key for key in stops if key in there])
+        failed: dict[Key, Failure] = dict(marks.failed.items())
+        ends: dict[Key, int] = {key: one.high for key, one in marks.found.items()}
     except ClusterFailed as error:
         return Obstacle(f"spout {name} waits for Kafka: {error}")
     for key, stop in sorted(stops.items()):
         topic, partition = key
-        known, now = plan.topic_ids.get(topic), there.get(key)
+        known, now = plan.topic_ids.get(topic), ids.get(topic)
+        if known is not None and now is not None and known != now:
+            continue  # what is planned is of the former one, and lost
         if key not in there:
             said = f"spout {name} waits for {topic}-{partition}, which is not there"
             return Obstacle(said, spout.missing_timeout_s)
-        if known is not None and now is not None and known != now:
-            continue  # what is planned is of the former one, and lost
-        if key in marks.failed:
-            text = marks.failed[key].text
+        failure = failed.get(key)
+        if failure is not None:
+            text = failure.text
             return Obstacle(f"spout {name} waits for {topic}-{partition}: {text}")
-        high = marks.found[key].high
+        high = ends[key]
         if high < stop:
             said = f"spout {name} waits for offset {stop - 1} of {topic}-{partition}, which ends"
             return Obstacle(f"{said} at {high}, as after a truncation", spout.missing_timeout_s)

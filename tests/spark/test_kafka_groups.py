@@ -1,0 +1,65 @@
+"""What a group is told, on a real broker: its limit for metadata, and two queries that tell it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+import test_kafka_spout as spouts
+from test_kafka_spout import Kept, source, topology
+
+from ackcore import OffsetState
+from ackcore.kafka import ClientSettings, Cluster
+from ackcore.offsets import decode_metadata
+from ackcore.spark.kafka.groups import ToldGroup
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(spouts)
+
+
+def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
+    """It takes 4,095 characters: what is called done of twenty thousand holes was done."""
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    holes = 7 + np.cumsum(np.random.default_rng(5).integers(2, 9, 20_000))
+    none = np.empty(0, np.int64), np.empty(0, np.int32)
+    state = OffsetState(int(holes[0]), int(holes[-1]) + 2, holes, holes + 1, *none)
+    told = ToldGroup("lines", group, 5)
+    with Cluster(ClientSettings(kafka_broker.bootstrap_servers)) as cluster:
+        assert told.tell(cluster, threading.Lock(), {(topic, 0): state}) == {(topic, 0): holes[0]}
+    offset, metadata = kafka_broker.committed(group, topic)
+    assert 3_900 < len(metadata) <= 4_095
+    found = decode_metadata(topic, 0, offset, metadata).state
+    assert found.end > holes[2_000]
+    below = holes[holes < found.end]
+    np.testing.assert_array_equal(found.hole_starts, below)
+    np.testing.assert_array_equal(found.hole_ends, below + 1)
+
+
+def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):
+    """Each checkpoint knows what is done of it: the group has what was told it last."""
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    both = [Kept(), Kept()]
+    on = [
+        running(
+            topology(source(kafka_broker, topic, group_id=group), kept),
+            spark,
+            tmp_path / f"checkpoint{i}",
+        )
+        for i, kept in enumerate(both)
+    ]
+    sent = []
+    for n in range(4):
+        sent += [f"{n}", "flaky"]
+        kafka_broker.produce(topic, [f"{n}".encode(), b"flaky"])
+        on[n % 2].process_all_available()
+    for query, kept in zip(on, both, strict=True):
+        query.process_all_available()
+        assert kept.texts == sorted(sent)
+        assert query.books.balanced
+    assert kafka_broker.committed(group, topic)[0] == 8
