@@ -1,0 +1,121 @@
+"""A broker, workers and executors go under a `KafkaSpout`: each record is written once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from ackcore.kafka import KafkaSpout
+from ackcore.spark import run_batch, start, to_parquet
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.faults
+
+
+class Take(BasicBolt):
+    """Hands values on; one in ten fails at first, and some kill their worker, once each."""
+
+    outputs = pa.schema([("text", pa.string())])
+
+    def __init__(self, marks=None):
+        self.marks = marks
+
+    def execute(self, tuple, collector):
+        text = tuple["value"].decode()
+        if self.marks is not None and text in ("30", "60") and self._first(text):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text.endswith("7") and tuple.attempt == 0:
+            raise TimeoutError("not now")
+        collector.emit((text,))
+
+    def _first(self, text):
+        try:
+            os.close(os.open(f"{self.marks}/{text}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+def topology(kafka, topic, sink, marks=None, **settings):
+    builder = TopologyBuilder()
+    spout = KafkaSpout(
+        topic,
+        bootstrap_servers=kafka.bootstrap_servers,
+        group_id=f"of-{topic}",
+        start="earliest",
+        **settings,
+    )
+    builder.spout("lines", spout)
+    builder.bolt("take", Take(marks), parallelism=2).shuffle("lines")
+    builder.sink("take", to_parquet(sink))
+    return builder.build(backoff_ms=50)
+
+
+def written(spark, sink):
+    return sorted(int(row.text) for row in spark.read.parquet(str(sink)).collect())
+
+
+def test_a_broker_is_killed_and_started_again_under_load(spark, own_kafka_broker, tmp_path, caplog):
+    kafka, sink = own_kafka_broker, tmp_path / "sink"
+    topic = kafka.new_topic(4)
+    done = threading.Event()
+    sent = 0
+
+    def produce():
+        nonlocal sent
+        while not done.is_set():
+            # What was not acked is sent again by the client, and is not there twice.
+            values = [f"{n}".encode() for n in range(sent, sent + 200)]
+            kafka.produce(topic, values, sent // 200 % 4, enable_idempotence=True)
+            sent += 200
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    it = topology(kafka, topic, sink, max_records=2_000)
+    on = start(it, spark, tmp_path / "checkpoint")
+    try:
+        for kills in range(1, 4):
+            before = len(on.recent_progress)
+            while len(on.recent_progress) < before + 3:
+                assert on.is_active, on.exception
+                done.wait(0.1)
+            kafka.kill()
+            done.wait(kills)  # from a blink to longer than a request waits
+            kafka.restart()
+    finally:
+        done.set()
+        producer.join()
+    on.process_all_available()
+    on.stop()
+    assert on.exception is None
+    assert written(spark, sink) == list(range(sent))
+    assert (on.books.records, on.books.acked, on.books.dead) == (sent, sent, 0)
+    assert on.progress.lag == {"lines": 0}
+    assert "crashed" not in caplog.text
+    ends = [kafka.committed(f"of-{topic}", topic, partition)[0] for partition in range(4)]
+    assert sum(ends) >= sent
+
+
+def test_workers_are_killed(spark, kafka_broker, tmp_path):
+    topic, sink = kafka_broker.new_topic(2), tmp_path / "sink"
+    for partition in range(2):
+        values = [f"{n}".encode() for n in range(partition, 100, 2)]
+        kafka_broker.produce(topic, values, partition)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    it = topology(kafka_broker, topic, sink, str(marks))
+    books = run_batch(it, spark, tmp_path / "checkpoint")
+    assert sorted(path.name for path in marks.iterdir()) == ["30", "60"]
+    assert written(spark, sink) == list(range(100))
+    assert (books.records, books.acked, books.dead) == (100, 100, 0)
+    assert [kafka_broker.committed(f"of-{topic}", topic, p)[0] for p in (0, 1)] == [50, 50]
