@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from ackcore._backend import OffsetTracker
 from ackcore._records import OffsetState
 from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
@@ -93,6 +95,7 @@ class HeldPartition:
         self.deployment = deployment
         self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
         self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
+        self.lost: list[int] = []  # where ranges begin whose dead letters are not kept yet
         self.sizes = [0] * 4  # bytes, by status
         self.numbers = [0] * 4
         self.closing = self.sealed = False
@@ -102,6 +105,12 @@ class HeldPartition:
         self.changes = int(not committed)
         self.committed_changes = 0
         self.committed: int | None = state.committable if committed else None
+
+    def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
+        """Take in a record that is not done."""
+        held = self.held[record.offset] = Held(record, size, now_ms)
+        self.count(held, 1)
+        return held
 
     def move(self, held: Held, status: int) -> None:
         """A record comes into another status."""
@@ -189,6 +198,17 @@ class TakenAt:
         return len(self._taken)
 
 
+def _below(state: OffsetState, lost: int) -> OffsetState:
+    """Return a state without what is done above a range that is lost: the tracker has but its
+    first offset for not done, and the next start may read it after all."""
+    run = int(np.searchsorted(state.hole_starts, lost, "right")) - 1
+    return state._replace(
+        end=int(state.hole_starts[run]),
+        hole_starts=state.hole_starts[:run],
+        hole_ends=state.hole_ends[:run],
+    )
+
+
 class MetadataForm:
     """How much metadata a broker takes, as far as it has said so."""
 
@@ -201,6 +221,10 @@ class MetadataForm:
         tracker = found.tracker
         if self._limit < _LEAST_METADATA:
             return Commit(tracker.committable, "")
+        found.lost = [offset for offset in found.lost if offset in found.held]
+        if found.lost:
+            state = _below(tracker.state(), found.lost[0])
+            tracker = OffsetTracker.from_state(*found.key, found.generation, state)
         return encode_metadata(tracker, found.deployment, limit=self._limit, wide=self._wide)
 
     def shorten(self, version: int) -> bool:

@@ -188,8 +188,7 @@ class HeldRecords:
             n += 1
             failures = tracker.attempt(offset)
             record = record._replace(attempt=failures, generation=found.generation)
-            held = found.held[offset] = Held(record, size, now_ms)
-            found.count(held, 1)
+            held = found.hold(record, size, now_ms)
             if failures >= self._policy.max_attempts:
                 # Its dead letter was not known to be kept when the last generation ended.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
@@ -236,8 +235,8 @@ class HeldRecords:
         if lost and keep:
             found.tracker.emitted(start)
             record = KafkaRecord(*key, start, None, None, [], None, 0, found.generation)
-            held = found.held[start] = Held(record, 0, now_ms)
-            found.count(held, 1)
+            held = found.hold(record, 0, now_ms)
+            found.lost.append(start)
             text = f"offsets {start} to {stop - 1} {why.message}"
             self._die(found, held, Failure(why.kind, text), 0)
         self.advance(key, stop)

@@ -350,6 +350,30 @@ def test_what_was_deleted_upstream_is_a_dead_letter_of_its_own():
     assert held.counts.lost == 11
 
 
+def test_a_range_that_is_passed_over_is_not_done_before_its_letter_is_kept():
+    """The next start may be one that reads it: without max_offset_behind, or from another end."""
+    held = holder()
+    read(held, 0, 1, 2)
+    first, failing, third = held.take(3, 0)
+    held.ack(first)
+    held.ack(third)
+    held.fail(failing, NO, 0)
+    assert held.lose(KEY, 10, 0, keep=True) == 7
+    (letter,) = held.dying()
+    read(held, 10, 11)
+    for record in held.take(2, 0):
+        held.ack(record)
+    (sent,) = held.commits()
+    again = holder(*sent.commit, generation=2)
+    assert read(again, *range(1, 12)) == 10
+    taken = again.take(20, 0)
+    assert offsets(taken) == [1, *range(3, 12)]
+    assert taken[0].attempt == 1
+    held.dead(letter)
+    (sent,) = held.commits()
+    assert read(holder(*sent.commit, generation=2), *range(1, 12)) == 1
+
+
 @pytest.mark.parametrize("order", [[2], [0, 1, 2, 3], [3, 2, 1, 0], [3, 0, 2, 1]], ids=str)
 def test_what_failed_is_replayed_in_whatever_order_it_failed(order):
     """Storm: the first fails out of order, or all do; each comes once more."""
