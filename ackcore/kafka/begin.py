@@ -69,13 +69,15 @@ def begin(
     """
     found = _committed(client, settings, partitions)
     goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
-    new = [_key(each) for each, kept in zip(found, goes_on, strict=True) if kept is None]
-    times = _of_time(client, settings, new)
+    new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
+    # Before the times: what comes between the two requests may be of that time.
+    marks = {_key(each): watermarks(client, each) for each in new}
+    times = _of_time(client, settings, list(marks))
     begun = []
     for each, kept in zip(found, goes_on, strict=True):
         key, topic_id = _key(each), ids.get(each.topic)
         if kept is None:
-            low, high = watermarks(client, each)
+            low, high = marks[key]
             offset, why = first_offset(settings.start, key, low, high, times.get(key))
             why = why if each.offset < 0 else f"forced, {why}"
             kept = decode_metadata(*key, offset, None), why
@@ -87,8 +89,11 @@ def begin(
             raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
         name = settings.force_from_start
         origin = Origin.of(topic_id, name)
+        was = Origin.read(restored.deployment)
         if name is None:  # of a deployment before, which is not to begin anew if it comes back
-            origin = origin._replace(name=Origin.read(restored.deployment).name)
+            origin = origin._replace(name=was.name)
+        if topic_id is None and why == "group":  # nobody says yet whether it is another one
+            origin = origin._replace(topic=was.topic or Origin.of(seen.get(key[0]), None).topic)
         near = _near(client, settings, each, offset)
         begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
     return begun

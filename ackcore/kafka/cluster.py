@@ -229,13 +229,14 @@ class Cluster:
         Where there is none it is the end of the partition.
         """
         keys = _keys(partitions)
+        # The ends first: what comes between the two requests may be of that time.
+        ends = self._offsets(keys, _LATEST)
         answers = self._offsets(keys, OffsetSpec.for_timestamp(timestamp_ms))
-        none = [key for key, offset in answers.found.items() if offset < 0]
-        ends = self._offsets(none, _LATEST)
-        found = {**answers.found, **ends.found}
-        for key in ends.failed:
-            del found[key]
-        return Answers(found, {**answers.failed, **ends.failed})
+        some = {key: offset for key, offset in answers.found.items() if offset >= 0}
+        none = answers.found.keys() - some.keys()
+        found = {key: end for key, end in ends.found.items() if key in none}
+        failed = {key: why for key, why in ends.failed.items() if key in none}
+        return Answers({**some, **found}, {**answers.failed, **failed})
 
     def _offsets(self, keys: Sequence[TopicPartition], spec: OffsetSpec) -> Answers[int]:
         if not keys:

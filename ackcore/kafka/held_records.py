@@ -113,6 +113,12 @@ class HeldRecords:
         found = HeldPartition(topic, partition, generation, state, committed, deployment)
         self._partitions[found.key] = found
 
+    def is_of(self, key: Key, deployment: int) -> None:
+        """Take in what a partition's commits are of, which is committed though nothing is done."""
+        if (found := self._partitions.get(key)) is not None:
+            found.deployment = deployment
+            found.changes += 1
+
     def close(self, keys: Iterable[Key]) -> None:
         """Give nothing more of partitions to anyone; what is out may still be answered."""
         for key in keys:

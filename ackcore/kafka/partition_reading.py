@@ -107,6 +107,8 @@ class PartitionReading:
                     committed=each.committed,
                     deployment=each.origin.deployment,
                 )
+                if each.origin != Origin.read(each.restored.deployment):
+                    self._held.is_of(each.key, each.origin.deployment)
                 if each.near is not None:
                     keep = self._settings.dead_letters is not None
                     self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
@@ -147,7 +149,9 @@ class PartitionReading:
                 continue
             known = begun.origin._replace(topic=Origin.of(now, None).topic)
             self._begun[key] = begun._replace(topic_id=now, origin=known)
-            if begun.topic_id is None:
+            if begun.topic_id is None and not begun.origin.is_other_topic(known):
+                with self._changed:
+                    self._held.is_of(key, known.deployment)
                 continue
             what = f"{key[0]}-{key[1]}: the {MADE_ANEW}"
             if self._settings.on_out_of_range == "fail":

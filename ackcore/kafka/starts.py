@@ -73,4 +73,7 @@ def first_offset(
 
 def time_ms(start: Start) -> int | None:
     """Milliseconds since 1970 of a time that was asked for; None if it is none."""
-    return round(start.timestamp() * 1000) if isinstance(start, datetime) else None
+    if not isinstance(start, datetime):
+        return None
+    # No record is of a time before, and to Kafka -1 is the end of a partition.
+    return max(0, round(start.timestamp() * 1000))

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import ClassVar
 
 import pytest
@@ -12,13 +13,16 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from consumer_books import take
 from servers import wait_until
 
+from ackcore import OffsetTracker
 from ackcore.kafka import Consumer, ConsumerError, client_thread
+from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
 from ackcore.kafka.dead_letters import DeadLetters, headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.origins import Origin
 from ackcore.kafka.records import Failure, KafkaRecord
-from ackcore.offsets import decode_metadata
+from ackcore.offsets import decode_metadata, encode_metadata
 from ackcore.retry import Policy
 
 
@@ -26,6 +30,7 @@ class Topics:
     """Says nothing of topics, as an old broker would; or what it is told to."""
 
     found: ClassVar = {}
+    seen: ClassVar = []  # what is seen later
 
     def __init__(self, settings, now_ms):
         pass
@@ -34,7 +39,7 @@ class Topics:
         return self.found
 
     def look(self, topics, now_ms):
-        return None
+        return self.seen.pop(0) if self.seen else None
 
     def soon(self, now_ms):
         pass
@@ -85,7 +90,7 @@ class Client:
 
     def __init__(self):
         self.script = []
-        self.committed_offset = 0
+        self.committed_offset, self.metadata = 0, ""
         self.app_position = -1001
         self.behind = []  # what comes together with the next message
         self.ends = 0, 10
@@ -103,7 +108,7 @@ class Client:
         return behind
 
     def committed(self, partitions, timeout):
-        return [TopicPartition("t", 0, self.committed_offset, metadata="")]
+        return [TopicPartition("t", 0, self.committed_offset, metadata=self.metadata)]
 
     def get_watermark_offsets(self, partition, timeout=None, cached=False):
         return self.ends
@@ -112,7 +117,7 @@ class Client:
         return [TopicPartition("t", 0, self.app_position) for _ in partitions]
 
     def commit(self, offsets, asynchronous):
-        self.committed_offset = offsets[0].offset
+        self.committed_offset, self.metadata = offsets[0].offset, offsets[0].metadata
         if asynchronous:
             self.script.insert(0, lambda: self.on_commit(None, offsets))
         return offsets
@@ -204,6 +209,49 @@ def consuming(monkeypatch, client, **arguments):
         yield consumer
     finally:
         consumer.close(0)
+
+
+@pytest.mark.parametrize(("now", "read_from"), [("made anew", 0), ("the same", 5)])
+def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now, read_from):
+    """Where it was committed there is a record, of another topic, and nobody says so at first."""
+    client = Client()
+    tracker = OffsetTracker("t", 0, 1, 5)
+    origin = Origin.of("the same", None)
+    client.committed_offset, client.metadata = encode_metadata(tracker, origin.deployment)
+    client.script = [lambda: assigned(client)]
+    seen = [[Partition("t", 0, now)]]
+    with consuming(monkeypatch, client) as consumer:
+        wait_until(lambda: client.assigned, "it is assigned")
+        assert client.assigned == [(0, 5)]
+        monkeypatch.setattr(Topics, "seen", seen)
+        expected = Origin.of(now, None)
+
+        def is_committed():
+            state = decode_metadata("t", 0, client.committed_offset, client.metadata)
+            return (
+                not seen
+                and Origin.read(state.deployment) == expected
+                and not consumer.poll(1, 0.05)
+            )
+
+        wait_until(is_committed, "its id is")
+        assert client.assigned == [(0, read_from)]
+        assert client.committed_offset == read_from
+
+
+def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):
+    client = Client()
+    client.committed_offset = -1001
+    client.script = [lambda: assigned(client)]
+
+    def offsets_for_times(asked, timeout):
+        client.ends = 0, 11
+        return [TopicPartition("t", 0, -1)]
+
+    client.offsets_for_times = offsets_for_times
+    with consuming(monkeypatch, client, start=datetime(2026, 1, 1, tzinfo=UTC)):
+        wait_until(lambda: client.assigned, "it is assigned")
+    assert client.assigned == [(0, 10)]
 
 
 def out_of_range(offset):

@@ -133,6 +133,22 @@ def test_offsets_are_found_by_time(kafka_broker):
         assert cluster.offsets_for_time([(topic, 0)], at).found == {(topic, 0): offset}
 
 
+def test_what_comes_while_a_time_is_asked_for_is_not_below_its_offset(mock_kafka, monkeypatch):
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"x"] * 3)
+    cluster = cluster_of(mock_kafka)
+    ask = cluster._offsets
+
+    def offsets(keys, spec):
+        found = ask(keys, spec)
+        mock_kafka.produce(topic, [b"meanwhile"])
+        return found
+
+    monkeypatch.setattr(cluster, "_offsets", offsets)
+    # The mock has no record of any time.
+    assert cluster.offsets_for_time([(topic, 0)], 5).found == {(topic, 0): 3}
+
+
 def test_brokers_that_do_not_answer_end_in_a_named_error(mock_kafka):
     topic = mock_kafka.new_topic()
     cluster = cluster_of(mock_kafka, timeout_s=0.5)

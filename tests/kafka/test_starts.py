@@ -17,6 +17,7 @@ from servers import raise_errors, wait_until
 
 from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.origins import Origin
+from ackcore.kafka.starts import time_ms
 from ackcore.offsets import decode_metadata
 
 
@@ -74,6 +75,25 @@ def test_a_partition_of_which_nothing_is_committed_begins_as_start_says(
     with consuming(books, start="latest"):
         wait_until(lambda: begun(caplog)[1:], "it has begun again")
     assert begun(caplog)[1:] == [f"{decision.partition(',')[0]}, group"]
+
+
+def test_a_time_before_all_records_is_none_of_kafkas_own():
+    assert time_ms(datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)) == 0
+    assert time_ms(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1000
+
+
+def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafka, tmp_path):
+    """Else a topic that was made anew before the next record is done would not be noticed."""
+    books = books_of(mock_kafka, tmp_path)
+    books.produce(10)
+    client = Client(mock_kafka.conf(group_id=books.group))
+    client.commit(offsets=[TopicPartition(books.topic, 0, 10)], asynchronous=False)
+    client.close()
+    with consuming(books, **by_hand(books)):
+        wait_until(lambda: books.committed()[0][1], "the id is committed")
+    offset, metadata = books.committed()[0]
+    assert offset == 10
+    assert Origin.read(decode_metadata(books.topic, 0, offset, metadata).deployment).topic
 
 
 def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from ackcore.kafka.cluster import (
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
+from ackcore.kafka.starts import time_ms
 from ackcore.spark.kafka.commits import states
 from ackcore.spark.kafka.groups import Key, ToldGroup
 from ackcore.spark.kafka.mending import lost_since, without
@@ -308,8 +308,8 @@ class SpoutOffsets:
             if groups.failed:
                 raise _unanswered("what the group has committed", groups.failed)
             committed = groups.found
-        if first and isinstance(self.spout.start, datetime):
-            ms = round(self.spout.start.timestamp() * 1000)
+        ms = time_ms(self.spout.start)
+        if first and ms is not None:
             with self._asking:
                 times = self._cluster.offsets_for_time(marks, ms)
             if times.failed:
