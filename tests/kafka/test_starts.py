@@ -118,9 +118,9 @@ def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
     books = books_of(mock_kafka, tmp_path)
     books.produce(10)
     mock_kafka.delete_records(books.topic, 4)
-    arguments = {"start": {(books.topic, 0): 2}}
-    assert first_of(books, **arguments) == 4
-    wait_until(books.dead, "the loss is kept")
+    with consuming(books, **by_hand(books), start={(books.topic, 0): 2}) as consumer:
+        assert take(consumer, 1)[0].offset == 4
+        wait_until(books.dead, "the loss is kept")
     with pytest.raises(OffsetsOutOfRange, match="from 99, and there is 4 to 10"):
         take_of_new_group(books, start={(books.topic, 0): 99}, out_of_range="fail")
 
