@@ -17,14 +17,17 @@ from pyspark import cloudpickle
 from ackcore.ids import root_ids
 from ackcore.spark import start
 from ackcore.spark.base.reasons import BEHIND, FAILED
-from ackcore.spark.base.schemas import DUE_MS, ORDER, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, ORDER, TRACKING
 from ackcore.spark.checkpoint.decisions import Retries
+from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.protocol.key_order import held_back
+from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.root_positions import positions_of
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
 from ackcore.testing import Source, run
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology.settings import Settings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -157,26 +160,73 @@ def waiting(rows):
     return pa.table([*tracking, [False] * n, *source], schema=schema)
 
 
+def as_it_is(spout, table):
+    return table
+
+
 def test_what_is_due_before_the_first_of_its_key_goes_on_waiting():
     rest = waiting([("b", 7, 50, 9), ("a", 3, 60, 4), ("c", 2, 70, 1), (None, 5, 80, 0)])
     due = waiting(
         [("a", 9, 5, 8), ("b", 4, 5, 3), (None, 6, 5, 5), ("c", 1, 5, None), ("d", 0, 5, 2)]
     )
     found, blocked = held_back(
-        Retries({"rows": due}, Waiting({"rows": [rest]}), {}), {"rows": ("key",)}, 1
+        Retries({"rows": due}, Waiting({"rows": [rest]}), {}), {"rows": ("key",)}, as_it_is
     )
-    # In order; b/4 is before b/7, and what has no number yet is behind all.
-    assert found.due["rows"]["n"].to_pylist() == [0, 4, 6]
+    # In order; b/4 is before b/7, and what has no number yet waited before there was an order.
+    assert found.due["rows"]["n"].to_pylist() == [1, 0, 4, 6]
     moved = found.rest.tables("rows")[1]
-    assert list(zip(*(moved[name].to_pylist() for name in ("n", DUE_MS)), strict=True)) == [
-        (9, 60),
-        (1, 70),
-    ]
-    assert moved[ORDER].to_pylist() == [8, (1 << 32) + 3]
+    assert [moved[name].to_pylist() for name in ("n", DUE_MS, ORDER)] == [[9], [60], [8]]
     hashes, _ = key_hashes(pa.table({"key": ["a", "b", "c", "d"]}), ["key"])
     assert blocked["rows"].tolist() == sorted(hashes.tolist())
-    found, blocked = held_back(Retries({}, Waiting({}), {}), {"rows": ("key",)}, 1)
+    found, blocked = held_back(Retries({}, Waiting({}), {}), {"rows": ("key",)}, as_it_is)
     assert (found.due, blocked) == ({}, {})
+
+
+def test_new_records_are_behind_what_a_request_brought():
+    """And that is behind what waited, and in its own order, though not all of it is taken."""
+    number, key, keys = 3, 17, {"rows": ("key",)}
+    brought = number << 32
+    rest = waiting([("c", 2, 70, 1), ("d", 11, 5, brought + 2)])
+    due = waiting([("c", 1, 5, brought), ("d", 10, 5, brought + 1)])
+    retries = Retries({"rows": due}, Waiting({"rows": [rest]}), {})
+    found, _ = held_back(retries, keys, as_it_is)
+    assert found.due["rows"]["n"].to_pylist() == [10]
+    # Two are new, of the keys c and d, and wait.
+    roots = root_ids(key, np.zeros(2, np.int32), np.arange(2), np.zeros(2, np.int32))
+    failed = pa.table([roots, ["rows"] * 2, [BEHIND] * 2], schema=FAILED)
+    again = pa.table(
+        {
+            ROOT_ID: roots,
+            PLACE: pa.nulls(2, pa.int64()),
+            ATTEMPT: pa.array([0, 0], pa.int32()),
+            "key": ["c", "d"],
+        }
+    )
+    ordering = Ordering(keys, {"rows": key}, number, 1000, found.due, Settings())
+    _, payloads = ordering.all_behind(failed, lambda _: {"rows": again}, None, None)
+    assert min(payloads["rows"][ORDER].to_pylist()) > brought + 2
+
+
+def test_keys_of_what_waits_are_those_that_the_source_has_now():
+    """Records may wait that were kept under other columns: as other types, or without the key."""
+    columns = pa.schema([("n", pa.int64()), ("key", pa.int64()), (ORDER, pa.int64())])
+
+    def kept(table, key):
+        texts = pa.array([key], pa.string())
+        return table.set_column(table.schema.get_field_index("key"), "key", texts)
+
+    def fit(spout, table):
+        return fit_columns(table, columns, "rows", "-")
+
+    head = kept(waiting([("x", 1, 70, 1)]), "7")
+    without = waiting([("x", 3, 80, 2)]).drop_columns(["key"])
+    due = fit("rows", kept(waiting([("x", 2, 5, 8)]), "7"))
+    found, blocked = held_back(
+        Retries({"rows": due}, Waiting({"rows": [head, without]}), {}), {"rows": ("key",)}, fit
+    )
+    assert not found.due
+    assert found.rest.tables("rows")[2]["n"].to_pylist() == [2]
+    assert blocked["rows"].tolist() == key_hashes(due, ["key"])[0].tolist()
 
 
 def test_they_do_not_die_of_waiting():

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killed, Topology, ask, decision, died, ids, records, run_one
+from checkpoints import OPEN, TOPOLOGY, Killed, Topology, ask, decision, died, ids, records, run_one
 from worlds import World, fails
 
 from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
-from ackcore.spark.base.schemas import REPLAYED, TRACKING
+from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
@@ -262,6 +262,22 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
         assert state.pending_replays() == ((name,) if planned else (name, other))
     with OPEN(checkpoint) as state:  # its source is as it was
         assert name in state.pending_replays()
+
+
+def test_what_a_request_brings_has_an_order_once_it_is_planned(checkpoint):
+    """What it leaves for later micro-batches keeps it; so it is not behind what comes meanwhile."""
+    sources = {**TOPOLOGY.schemas}
+    sources["lines"] = sources["lines"].append(pa.field(ORDER, pa.int64()))
+    with OPEN(checkpoint, sources=sources) as state:
+        run_one(state, 0)
+        ask(checkpoint, table=records(5, 3, attempt=0))
+        ask(checkpoint, "r2", table=records(9, 1, attempt=0))
+        plan = state.make_plan(1, 0, max_retries=2)
+        state.write_plan(plan)
+        due, rest, _ = state.split_due(plan)
+        first = 1 << 32
+        assert due["lines"][ORDER].to_pylist() == [first, first + 1]
+        assert rest["lines"][ORDER].to_pylist() == [first + 2, first + 3]
 
 
 def test_a_request_that_does_not_fit_does_not_get_into_a_plan(checkpoint):

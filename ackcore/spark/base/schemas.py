@@ -36,6 +36,9 @@ TRACKING = pa.schema(
 #: Of records of a spout that is ordered: in which order they came.  It is behind the source's
 #: columns, which it is taken for as long as a record waits.
 ORDER = "_ackcore_order"
+#: Those of a micro-batch have it from its number, shifted by so many bits, on: in the lower half
+#: what requests brought, in the upper one what its source gave.
+ORDER_BITS = 32
 
 
 class SinkFile(NamedTuple):

@@ -33,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
@@ -40,6 +41,7 @@ from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.paths import local_path, numbered
+from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
@@ -191,7 +193,7 @@ class State:
         compatibility.check_waiting(self.path, topology, waiting, requested)
         for spout in waiting:
             for table in waiting.tables(spout):
-                self._fitted(spout, table)
+                self.fitted(spout, table)
         for name in requested:
             self._request(name)
 
@@ -213,16 +215,6 @@ class State:
     def _withdrawn(self, name: str) -> bool:
         path = self._replays / name
         return not path.exists() and replays.withdrawn(path).exists()
-
-    def _fitted(self, spout: str, table: pa.Table) -> pa.Table:
-        """Return waiting rows in the columns that their source has now."""
-        return fit_columns(
-            table,
-            self._sources[spout],
-            f"{self.path}: {table.num_rows} records of spout {spout!r} that wait for a retry",
-            "Let the former source run until nothing waits, then change it; or give the source "
-            "these columns, by a cast or an added column",
-        )
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -380,12 +372,42 @@ class State:
                 self._batches / f"{plan.number}.plan",
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
-        requested = [(replays.spout_of(name), self._request(name)) for name in plan.replays]
-        due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self._fitted)
+        requested = self._requested(plan)
+        due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self.fitted)
         counts = Counter[str]()
         for spout, table in requested:
             counts[spout] += len(table)
         return Retries(due, rest, dict(counts))
+
+    def _requested(self, plan: Plan) -> list[tuple[str, pa.Table]]:
+        """Return what a plan's requests bring, with its order if its spout is ordered."""
+        found, before = [], Counter[str]()
+        for name in plan.replays:
+            spout, table = replays.spout_of(name), self._request(name)
+            if ORDER in table.schema.names:
+                place = table.schema.get_field_index(ORDER)
+                first = (plan.number << ORDER_BITS) + before[spout]
+                numbers = pa.array(first + np.arange(len(table)))
+                table = table.set_column(place, table.schema.field(place), numbers)
+                before[spout] += len(table)
+            found.append((spout, table))
+        return found
+
+    def fitted(self, spout: str, table: pa.Table) -> pa.Table:
+        """Return waiting rows in the columns that their source has now.
+
+        Raises
+        ------
+        ColumnsChanged
+            If they do not fit.
+        """
+        return fit_columns(
+            table,
+            self._sources[spout],
+            f"{self.path}: {table.num_rows} records of spout {spout!r} that wait for a retry",
+            "Let the former source run until nothing waits, then change it; or give the source "
+            "these columns, by a cast or an added column",
+        )
 
     def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""

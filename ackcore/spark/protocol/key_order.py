@@ -1,7 +1,8 @@
 """Order by key: a record does not overtake an earlier one of its key that failed.
 
 Of a spout with ``ordered_by`` each record that waits has a number (`ORDER`), in the order in which
-records came: that of its micro-batch, and in there of its partition and place.  Whatever comes
+records came: that of its micro-batch, and in there of its partition and place.  What a request
+brings has those of the plan that took it, which come before the new ones of that.  Whatever comes
 behind one that waits waits with it:
 
 * what is due, and is behind one that is not, goes on waiting (`held_back`);
@@ -24,8 +25,9 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND, FAILED, is_behind
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
+from ackcore.spark.checkpoint.waiting import Fit
 from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, roots_of
 from ackcore.spark.tasks.root_positions import positions_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
@@ -33,8 +35,10 @@ from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 
 Bools = npt.NDArray[np.bool_]
-#: Records of a micro-batch have `ORDER` from its number, shifted by so many bits, on.
-_BITS = 32
+#: Behind what requests brought in the same micro-batch.
+_NEW = 1 << (ORDER_BITS - 1)
+#: Before any number, by when they were first seen: records that waited before there was an order.
+_BEFORE = -(1 << 62)
 
 #: Finds the new records with keys of some hashes, by spout: `KEYED`.
 FindKeys = Callable[[Mapping[str, Int64s]], Mapping[str, pa.Table]]
@@ -45,7 +49,7 @@ Propagate = Callable[[pa.Table], pa.Table]
 
 
 def held_back(
-    retries: Retries, keys: Mapping[str, tuple[str, ...]], number: int
+    retries: Retries, keys: Mapping[str, tuple[str, ...]], fit: Fit
 ) -> tuple[Retries, dict[str, Int64s]]:
     """Keep what is due waiting behind what is not; return also which keys wait.
 
@@ -55,8 +59,8 @@ def held_back(
         As the state parts them.
     keys : mapping from str to tuple of str
         By spout that is ordered, the columns of its key.
-    number : int
-        The micro-batch.
+    fit : callable
+        Gives rows of a spout the columns that its source has now, those of keys among them.
 
     Returns
     -------
@@ -68,10 +72,10 @@ def held_back(
     due, rest = dict(retries.due), retries.rest
     blocked = {}
     for spout, columns in keys.items():
-        waits = _together(rest.tables(spout), columns, number)
+        waits = _together((fit(spout, table) for table in rest.tables(spout)), columns)
         tried = due.get(spout)
         if tried is not None:
-            tried = _numbered(tried, number)
+            tried = _numbered(tried)
             hashes, ordered = key_hashes(tried, columns)
             numbers = _numbers(tried[ORDER])
             # When the first of those is due that each record is behind; it may be none.
@@ -103,10 +107,10 @@ class _Waits:
         return _Waits(np.concatenate([self.keys, keys]), self.numbers, self.due_ms)
 
 
-def _together(tables: Iterable[pa.Table], columns: tuple[str, ...], number: int) -> _Waits:
+def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
     keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
     for table in tables:
-        table = _numbered(table, number)
+        table = _numbered(table)
         hashes, ordered = key_hashes(table, columns)
         keys.append(hashes[ordered])
         numbers.append(_numbers(table[ORDER])[ordered])
@@ -131,13 +135,12 @@ def _until(waits: _Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int6
     return found
 
 
-def _numbered(table: pa.Table, number: int) -> pa.Table:
-    """Return records in order, those without a number behind all that were there before."""
+def _numbered(table: pa.Table) -> pa.Table:
+    """Return records in order, those without a number before all that have one."""
     if ORDER not in table.schema.names:  # it waited before its spout was ordered
         table = table.append_column(pa.field(ORDER, pa.int64()), pa.nulls(len(table), pa.int64()))
-    column = table[ORDER].combine_chunks()
-    fresh = pa.array((number << _BITS) + np.arange(len(table)))
-    table = _with(table, ORDER, pc.coalesce(column, fresh))
+    fresh = pa.array(_BEFORE + table[FIRST_MS].to_numpy())
+    table = _with(table, ORDER, pc.coalesce(table[ORDER].combine_chunks(), fresh))
     return table.take(pc.sort_indices(table[ORDER]))
 
 
@@ -288,9 +291,7 @@ class Ordering:
         came = self._numbers_of(spout, rows[ROOT_ID].to_numpy()[~due])
         ranks = np.empty(len(came), np.int64)
         ranks[np.argsort(came, kind="stable")] = np.arange(len(came))
-        # Behind what a request brought, that had no number before.
-        first = (self.number << _BITS) + (0 if tried is None else len(tried))
-        numbers[~due] = first + ranks
+        numbers[~due] = (self.number << ORDER_BITS) + _NEW + ranks
         return rows.append_column(pa.field(ORDER, pa.int64()), pa.array(numbers))
 
 

@@ -439,7 +439,7 @@ class Runs:
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
         if self._keys:
-            retries, blocked = held_back(retries, self._keys, plan.number)
+            retries, blocked = held_back(retries, self._keys, self._state.fitted)
         return retries, RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
