@@ -145,16 +145,17 @@ class TopicKeeper:
             self._producer.poll(0)
         except KafkaException as error:
             self._note(error.args[0])
-        if self._fatal is not None:
-            # What is under way is reported as not delivered, and tried again.
-            self._end()
+        # All that is under way has to be reported first, as not delivered, to be tried again.
+        if self._fatal is not None and not self._end():
             _log.warning("the producer of dead letters is made anew after: %s", self._fatal.str())
             self._producer, self._fatal = Producer(self._config), None
 
-    def _end(self) -> None:
+    def _end(self) -> int:
+        """Give up what is under way; return how much of it is not reported yet."""
         with suppress(KafkaException, RuntimeError):
             self._producer.purge()
-            self._producer.flush(1.0)
+            return self._producer.flush(1.0)
+        return len(self._producer)
 
     def close(self) -> None:
         """As `Keeper.close`; what is not delivered yet is dropped: its offset was not committed."""

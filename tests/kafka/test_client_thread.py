@@ -14,10 +14,10 @@ from consumer_books import take
 from servers import wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import Consumer, ConsumerError, client_thread
+from ackcore.kafka import Consumer, ConsumerError, client_thread, dead_letters
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
-from ackcore.kafka.dead_letters import DeadLetters, headers_of
+from ackcore.kafka.dead_letters import DeadLetters, TopicKeeper, headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.origins import Origin
@@ -375,6 +375,45 @@ def held_partitions(n, records=10, done=lambda offset: offset == 0):
 
 def size_of(offsets):
     return sum(len((each.topic + each.metadata).encode()) for each in offsets)
+
+
+class Ended:
+    """A producer that has met a fatal error, and reports what it had in portions."""
+
+    fatal = KafkaError(KafkaError._FATAL)
+
+    def __init__(self, config):
+        self.reports = []
+
+    def produce(self, *_, on_delivery, **about):
+        self.reports.append(on_delivery)
+
+    def poll(self, timeout):
+        if self.reports:
+            self.reports.pop(0)(self.fatal)
+
+    def purge(self):
+        pass
+
+    def flush(self, timeout):
+        self.poll(timeout)
+        return len(self.reports)
+
+    def __len__(self):
+        return len(self.reports)
+
+
+def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
+    """What it has not reported within a look is not tried again before it has."""
+    made = []
+    monkeypatch.setattr(dead_letters, "Producer", lambda config: made.append(1) or Ended(config))
+    letters = DeadLetters(TopicKeeper("dead", {}))
+    record = KafkaRecord("t", 0, 0, None, b"", [], None)
+    failure = Failure("ValueError", "no")
+    letters.put([DeadLetter(record._replace(offset=n), failure, 1) for n in range(5)], 0)
+    while len(made) < 2:
+        assert letters.turn(0, lambda letter: True) == []
+    assert len(letters._waiting) == letters.under_way == 5
 
 
 class Committer:
