@@ -42,9 +42,11 @@ class KafkaSpout:
         The consumer group whose offsets are committed; without one none are.  No other consumer
         may be a member of it meanwhile.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
-        Where a checkpoint begins that has no position yet: where the group has committed, holes
-        included, and without that at the earliest record; at the earliest, at the latest; at the
-        first record of a time (with its zone); or at offsets by (topic, partition).
+        Where a checkpoint begins that has no position yet: where the group has committed, with its
+        holes and how often their records failed, and without that at the earliest record; at the
+        earliest, at the latest; at the first record of a time (with its zone); or at offsets by
+        (topic, partition).  It counts once for a checkpoint, as Storm's ``forceFromStart`` does for
+        a topology that is submitted anew: to begin there again, take a new checkpoint.
     tasks : int, optional
         Task i reads the partitions i, i + tasks, ... of the ordered list.  Left out, all offsets of
         a micro-batch are dealt out evenly, large ranges in several pieces.

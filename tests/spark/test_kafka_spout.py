@@ -329,6 +329,24 @@ def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
     assert on.progress.lag == {"lines": 4}
 
 
+def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept, running):
+    """A new checkpoint begins with the group's holes, which have had one attempt each."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"flaky", b"b", b"bad"])
+    hour = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+    on = running(topology(source(mock_kafka, "t"), kept, **hour), spark, tmp_path / "one")
+    until(lambda: on.progress is not None and on.progress.acked, on)
+    on.stop()
+    assert mock_kafka.committed("g", "t")[0] == 1
+    spout = source(mock_kafka, "t", start="group")
+    books = run_batch(topology(spout, kept, max_attempts=2), spark, tmp_path / "two")
+    # At its second attempt the one succeeds at once, and the other dies.
+    assert (books.records, books.acked, books.dead, books.retried) == (2, 1, 1, 0)
+    (letter,) = dead_letters(tmp_path / "two").collect()
+    assert (bytes(letter.payload.value), letter.attempts) == (b"bad", 2)
+    assert mock_kafka.committed("g", "t")[0] == 4
+
+
 @pytest.mark.parametrize("step", ["planned", "ran", "checked", "decided", "acted", "marked"])
 def test_a_stream_that_died_repeats_the_ranges_on_record(
     spark, mock_kafka, checkpoint, kept, running, failing_at, step

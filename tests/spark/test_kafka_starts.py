@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.kafka.starts import Found, Start, decide, shares
 from ackcore.spark.stream import Stream
+from ackcore.spark.tasks.record_ids import Tried
 from ackcore.topology import TopologyBuilder
 
 
@@ -86,10 +88,14 @@ def test_a_group_goes_on_with_its_holes():
     tracker = OffsetTracker("t", 0, 0, 20)
     tracker.emitted(np.arange(20, 30))
     tracker.acked(np.array([20, 21, 24, 25, 28]))
+    for offset in (27, 29, 29):
+        tracker.failed(np.array([offset]))
+        tracker.emitted(np.array([offset]))
     commit = encode_metadata(tracker, 7)
     start = decide(spout(), first(committed=tuple(commit)))
     assert (start.next, start.why) == (29, "group")
     assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
+    assert start.tried == (Tried("t", 0, 27, 1), Tried("t", 0, 29, 2))
     # Of what was deleted meanwhile only what was not done is lost.
     at = first(low=27, committed=tuple(commit))
     assert decide(spout(), at)[:4] == (
@@ -107,6 +113,13 @@ def test_a_group_goes_on_with_its_holes():
     )
     # Of a topic that was made anew its metadata says nothing.
     assert decide(spout(), first(high=25, committed=tuple(commit))) == Start(22, "group")
+
+
+def test_what_failed_before_goes_on_with_its_attempts_when_it_is_taken():
+    tried = Tried("t", 0, 3, 2), Tried("t", 0, 9, 1), Tried("t", 1, 3, 5)
+    plan = OffsetPlan({"t": {0: Position(5, 20, "group")}}, tried=tried)
+    assert plan.untaken() == plan.carried().tried == tried[1:2]
+    assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
 
 
 @given(

@@ -246,6 +246,10 @@ class SpoutOffsets:
                 Refused(*one, Reason(self.name, start.kind, start.message(one), True).encode())
                 for start, one in gone
             ),
+            (
+                *(one for start in starts.values() for one in start.tried),
+                *(one for one in (before.untaken() if before else ()) if one[:2] not in starts),
+            ),
         )
         self.intake.planned(records_in(ranges))
         return plan

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.spark.tasks.record_ids import RETRIES, Refused
+from ackcore.spark.tasks.record_ids import RETRIES, Refused, Tried
 
 #: Records that are not worth a task of their own.
 LEAST = 10_000
@@ -42,6 +42,8 @@ class OffsetPlan:
         Offsets that were deleted before they were read: one dead record each range, at its start.
     refused : tuple of Refused
         Those, and records that are read to be dead.
+    tried : tuple of Tried
+        Records that failed before, by the metadata of the group that it began with.
     """
 
     positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class OffsetPlan:
     tasks: tuple[tuple[OffsetRange, ...], ...] = ()
     lost: tuple[OffsetRange, ...] = ()
     refused: tuple[Refused, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -63,6 +66,7 @@ class OffsetPlan:
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
+            **({"tried": [list(one) for one in self.tried]} if self.tried else {}),
         }
 
     @classmethod
@@ -78,11 +82,21 @@ class OffsetPlan:
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
             tuple(Refused(*one) for one in body["refused"]),
+            tuple(Tried(*one) for one in body.get("tried", ())),
         )
 
     def carried(self) -> OffsetPlan:
         """Return the plan of a micro-batch that takes nothing."""
-        return replace(self, tasks=(), lost=(), refused=())
+        return replace(self, tasks=(), lost=(), refused=(), tried=self.untaken())
+
+    def untaken(self) -> tuple[Tried, ...]:
+        """Return which of those that failed before it does not take."""
+        positions = self.positions
+        return tuple(
+            one
+            for one in self.tried
+            if (at := positions.get(one.topic, {}).get(one.partition)) and one.offset >= at.next
+        )
 
     def each(self) -> Iterator[tuple[str, int, Position]]:
         """Yield the partitions in their order."""

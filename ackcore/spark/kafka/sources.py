@@ -139,7 +139,7 @@ class KafkaSources:
             tasks = len(planned.tasks) + bool(planned.lost)
             ids = self._spark.range(0, tasks, 1, max(1, tasks))
             snapshot = Snapshot(ids, read)
-            found.append(InputFrame(self._empty, name, snapshot, planned.refused))
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:

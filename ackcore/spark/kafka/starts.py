@@ -10,6 +10,7 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.starts import first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import Position
+from ackcore.spark.tasks.record_ids import Tried
 
 
 class Found(NamedTuple):
@@ -61,6 +62,8 @@ class Start(NamedTuple):
         What is not read: it was deleted, or is too far behind.
     kind, said : str
         Why not: the type of a dead letter's reason, and its text but for the offsets.
+    tried : tuple of Tried
+        Of the holes, what failed before.
     """
 
     next: int
@@ -69,6 +72,7 @@ class Start(NamedTuple):
     gone: tuple[OffsetRange, ...] = ()
     kind: str = ""
     said: str = ""
+    tried: tuple[Tried, ...] = ()
 
     def message(self, gone: OffsetRange) -> str:
         """Return the text of the reason for which a range of what is gone is not read."""
@@ -104,7 +108,9 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
         holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
         if state.end > high:
             return Start(offset, "group")  # the metadata is of other records
-        return Start(state.end, "group", tuple(holes))
+        failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
+        tried = tuple(Tried(found.topic, found.partition, *each) for each in failed)
+        return Start(state.end, "group", tuple(holes), tried=tried)
     return Start(
         *first_offset(spout.start, (found.topic, found.partition), low, high, found.of_time)
     )
@@ -141,6 +147,7 @@ def _lost(found: Found, start: Start) -> Start:
         tuple(gone),
         "LostUpstream",
         "lost upstream, deleted before they were read",
+        tuple(one for one in start.tried if one.offset >= low),
     )
 
 

@@ -15,7 +15,7 @@ from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.decoding import ValueDecoder
-from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
+from ackcore.spark.tasks.record_ids import Refused, SpoutSpec, Tried
 from ackcore.spark.tasks.retry_stage import Slice
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.spec import TaskSpec
@@ -31,6 +31,7 @@ class SpoutRows(NamedTuple):
     schema: pa.Schema
     spills: bool
     refused: tuple[Refused, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
 
 class RunSetup:
@@ -66,7 +67,7 @@ class RunSetup:
         self.sources: dict[str, SpoutSpec] = {}
         schemas: dict[tuple[str, str], pa.Schema] = {}
         for number, spout in enumerate(topology.spouts.values()):
-            schema, spills, refused = rows[spout.name]
+            schema, spills, refused, tried = rows[spout.name]
             self.sources[spout.name] = SpoutSpec(
                 name=spout.name,
                 number=number,
@@ -81,6 +82,7 @@ class RunSetup:
                 refused=refused,
                 ordered_by=spout.ordered_by,
                 blocked=plan.blocked.get(spout.name),
+                tried=tried,
             )
             schemas[spout.name, DEFAULT_STREAM] = (
                 schema if spout.kind is None else emitted_schema(spout)
@@ -153,8 +155,9 @@ def setup_on_spark(
         else:
             spills = spout.tracked and not all(_reads_alike(one, spout) for one in frames)
         refused = tuple(one for frame in frames for one in frame.refused)
+        tried = tuple(one for frame in frames for one in frame.tried)
         rows[spout.name] = SpoutRows(
-            source_schema(spout) if schema is None else schema, spills, refused
+            source_schema(spout) if schema is None else schema, spills, refused, tried
         )
     # Where rows may come in another order, a root of one attempt is not that of the next.
     isolates = not any(one.spills for one in rows.values())

@@ -17,7 +17,7 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.tasks.failed_stage import FailedFile
-from ackcore.spark.tasks.record_ids import Refused
+from ackcore.spark.tasks.record_ids import Refused, Tried
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
@@ -36,13 +36,14 @@ class InputFrame:
     ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
     order of the topology, and each partition has rows of one of them.  Those of a ``snapshot`` are
     in files of ours, or in ranges of offsets, and there again whatever the source does.  Of them
-    ``refused`` ones fail.
+    ``refused`` ones fail, and ``tried`` ones have failed before.
     """
 
     frame: DataFrame
     spout: str | None
     snapshot: Snapshot | None = None
     refused: tuple[Refused, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """``frame.mapInArrow``, where columns have any names.

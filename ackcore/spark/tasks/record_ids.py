@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int64s
+from ackcore._records import Int32s, Int64s
 from ackcore.arrow import hash_columns
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
@@ -42,6 +42,15 @@ class Decoder(Protocol):
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
         """Return the rows to emit, one for each, and why some of them have none, by place."""
+
+
+class Tried(NamedTuple):
+    """A record that was executed before its first attempt here, and failed, so often."""
+
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
 
 
 class Refused(NamedTuple):
@@ -65,7 +74,8 @@ class SpoutSpec:
     that tasks read by themselves (``by_tasks``) the rows are in an input of their own, and not
     beside those of others.  ``decode`` makes what is emitted of the rows, in each attempt; what
     waits, or is dead, is as it came.  New rows at ``refused`` offsets fail.  Of a spout that is
-    ``ordered_by`` columns new rows with ``blocked`` keys, by their hashes, fail as well.
+    ``ordered_by`` columns new rows with ``blocked`` keys, by their hashes, fail as well.  Those
+    that were ``tried`` begin with the attempts that they had.
     """
 
     name: str
@@ -81,6 +91,7 @@ class SpoutSpec:
     refused: tuple[Refused, ...] = ()
     ordered_by: tuple[str, ...] = ()
     blocked: Int64s | None = None
+    tried: tuple[Tried, ...] = ()
 
     def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return the hashes of records' keys, and which have one."""
@@ -156,8 +167,20 @@ class SpoutSpec:
     def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
         """Return the identity of records at their first attempt."""
         message_ids = self.message_ids(batch, number, partition, first)
-        attempts = np.zeros(len(batch), np.int32)
-        return Identity(message_ids, attempts, self.stable_ids(message_ids))
+        return Identity(message_ids, self.first_attempts(batch), self.stable_ids(message_ids))
+
+    def first_attempts(self, batch: pa.RecordBatch) -> Int32s:
+        """Return the attempts that new records begin with."""
+        found = np.zeros(len(batch), np.int32)
+        if not self.tried or not len(batch):
+            return found
+        known = {one[:3]: one.attempts for one in self.tried}
+        offsets = batch.column("offset").to_numpy()
+        rows = np.flatnonzero(np.isin(offsets, [one.offset for one in self.tried]))
+        for row in rows.tolist():
+            key = tuple(batch.column(name)[row].as_py() for name in ("topic", "partition"))
+            found[row] = known.get((*key, int(offsets[row])), 0)
+        return found
 
     def stable_ids(self, message_ids: pa.Array) -> Int64s:
         """Return ids of records that stay the same at every attempt."""

@@ -70,7 +70,7 @@ def pick(
     else:
         due_places = pa.nulls(len(places), pa.int64())
         message_ids = _some_message_ids(some, places, number)
-        attempts = np.zeros(len(places), np.int32)
+        attempts = source.first_attempts(rows)
     columns = [
         pa.array(ids[places]),
         due_places,
