@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, World, fails
+from worlds import Killed, Source, Upper, World, fails
 
 from ackcore.spark import SinkRejects, to_kafka, to_parquet
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.protocol import act, batch, insist, runs
 from ackcore.spark.protocol.insist import SinkError
@@ -370,3 +372,46 @@ def test_only_a_sink_that_replaces_is_isolated():
     with pytest.raises(TypeError, match="isolate of sink 'upper' must be a list"):
         builder.sink("upper", print, isolate=ValueError)
     builder.sink("upper", to_parquet("/somewhere"), isolate=True)
+
+
+@pytest.fixture
+def ordered():
+    builder = TopologyBuilder()
+    builder.spout("lines", Source(), ordered_by="line")
+    builder.bolt("upper", Upper()).shuffle("lines")
+
+    def ordered(world):
+        """Return its topology with an order."""
+        builder.sink("upper", world)
+        return builder.build(backoff_ms=10_000, **world.settings)
+
+    return ordered
+
+
+def test_an_order_that_came_since_does_not_make_other_records_dead(tmp_path, dying_at, ordered):
+    """Which are meant follows from the places of what was due."""
+    world = Refusing(tmp_path, bad={"b"})
+    with dying_at("refused"):
+        world.process(0, ["a", "b"])
+    before, world.topology = world.topology, ordered(world)
+    with pytest.raises(CheckpointForeign, match="ordered_by: none then, 'lines' by line now"):
+        world.process(0, ["a", "b"])
+    world.topology = before
+    world.process(0, ["a", "b"])
+    assert world.parked == ["b"]
+
+
+def test_an_order_that_came_since_leaves_nobody_suspected(tmp_path, dying_at, ordered):
+    world = Refusing(tmp_path)
+    with dying_at("planned"):
+        world.process(0, ["a", "b"])
+    state, _ = world.driver()
+    with state:
+        state.write_plan(replace(state.plan(0), crashes=3, careful=True, rejected=(7,)))
+    world.topology = ordered(world)
+    world.process(0, ["a", "b"])
+    assert world.rows == ["A", "B"]
+    assert [run.rejected for run in world.runs] == [()]
+    state, _ = world.driver()
+    with state:
+        assert state.plan(0).ordered_by == {"lines": ("line",)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,14 +40,16 @@ class Plan:
     interrupted: bool = False  # its driver was interrupted, and did not die of what it ran
     #: By spout that reads Kafka: the offsets that it takes, and where the next one begins.
     offsets: Mapping[str, Any] = field(default_factory=dict)
+    #: By spout that is ordered, the columns of its key: the places of retries follow from them.
+    ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         body = asdict(replace(self, offsets={}))
-        if self.offsets:
-            body["offsets"] = self.offsets
-        else:
-            del body["offsets"]  # a checkpoint without Kafka is what it was before there was any
+        body["offsets"] = self.offsets
+        for name in ("offsets", "ordered_by"):
+            if not body[name]:
+                del body[name]  # without, a checkpoint is what it was before there was any
         # Their names on record.
         body["deaths"], body["condemned"] = body.pop("crashes"), body.pop("rejected")
         return body
@@ -58,6 +60,8 @@ class Plan:
         known = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
         for name in ("replays", "suspects"):
             known[name] = tuple(known[name])
+        if "ordered_by" in known:
+            known["ordered_by"] = {name: tuple(of) for name, of in known["ordered_by"].items()}
         return cls(**known, crashes=body.get("deaths", 0), rejected=tuple(body["condemned"]))
 
     def without_suspects(self) -> Plan:

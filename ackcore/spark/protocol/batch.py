@@ -233,11 +233,15 @@ class Engine:
             if self._offsets is not None:
                 parent = None if plan.parent is None else self.state.plan(plan.parent)
                 plan = replace(plan, offsets=self._offsets.plan(number, parent))
+            plan = replace(plan, ordered_by=self._runs.ordered_by)
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
             plan = self._bounded(replace(plan, interrupted=False))
         else:
             plan = self._bounded(count_crash(plan, settings.careful_after))
+        if plan.ordered_by != self._runs.ordered_by:
+            # As where the bound was lowered.
+            plan = replace(plan, ordered_by=self._runs.ordered_by).without_suspects()
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan

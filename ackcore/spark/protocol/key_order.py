@@ -110,7 +110,9 @@ class _Waits:
 def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
     keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
     for table in tables:
-        table = _numbered(table)
+        # Of all that waits no more than that: the payloads stay in their files.
+        wanted = {DUE_MS, FIRST_MS, ORDER, *columns}
+        table = _numbered(table.select([name for name in table.schema.names if name in wanted]))
         hashes, ordered = key_hashes(table, columns)
         keys.append(hashes[ordered])
         numbers.append(_numbers(table[ORDER])[ordered])

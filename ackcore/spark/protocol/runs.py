@@ -28,7 +28,7 @@ from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import remove
 from ackcore.spark.base.clocks import Clock
-from ackcore.spark.base.errors import StateError, one_line
+from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.reasons import FAILED
@@ -209,7 +209,8 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
-        self._keys = {
+        #: By spout that is ordered, the columns of its key.
+        self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
         }
         #: The tracked ones.
@@ -389,7 +390,7 @@ class Runs:
 
         failed = propagate(failed)
         payloads: Payloads
-        if self._keys and len(failed):
+        if self.ordered_by and len(failed):
             ordering = self._ordering(plan, retries, run_plan)
             asked = self._topology, self._layout, inputs, run_plan, ran
             find = partial(self._jobs.find_keys, *asked)
@@ -426,8 +427,8 @@ class Runs:
 
     def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
         return Ordering(
-            self._keys,
-            {name: spout_key(run_plan.key, name, "", plan.number) for name in self._keys},
+            self.ordered_by,
+            {name: spout_key(run_plan.key, name, "", plan.number) for name in self.ordered_by},
             plan.number,
             plan.now_ms,
             retries.due,
@@ -438,8 +439,8 @@ class Runs:
         """Return what is due, and what is run, which has that in files of a directory."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
-        if self._keys:
-            retries, blocked = held_back(retries, self._keys, self._state.fitted)
+        if self.ordered_by:
+            retries, blocked = held_back(retries, self.ordered_by, self._state.fitted)
         return retries, RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
@@ -483,9 +484,18 @@ class Runs:
 
         Raises
         ------
+        CheckpointForeign
+            If other spouts are ordered now: what was due has other places.
         Disagreement, RuntimeError
             If they are not there any more.
         """
+        if plan.ordered_by != self.ordered_by:
+            raise CheckpointForeign(
+                f"micro-batch {plan.number} is decided, sinks refused rows of it, and which "
+                f"records these are follows from ordered_by: {_told(plan.ordered_by)} then, "
+                f"{_told(self.ordered_by)} now. Let the former topology finish the micro-batch, "
+                "then change it"
+            )
         new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
@@ -556,6 +566,11 @@ def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
         name, rows, _ = file.finish()
         files[spout] = RowFile(f"{directory}/{name}", rows)
     return files
+
+
+def _told(ordered_by: Mapping[str, Sequence[str]]) -> str:
+    told = (f"{name!r} by {', '.join(columns)}" for name, columns in ordered_by.items())
+    return "; ".join(told) or "none"
 
 
 def _may_pass(error: BaseException) -> bool:
