@@ -36,7 +36,10 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Where a checkpoint is or is to be; else the directory.")
+        Path | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]", help="Where one is or is to be; else the directory."
+        ),
     ] = None,
     master: Annotated[
         str, typer.Option(help="Where Spark runs, to look at its workers; none: leave it out.")

@@ -26,7 +26,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(
-    checkpoint: Annotated[Path, typer.Argument(help="The directory that start() was given.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="The directory that start() was given.")
+    ],
     batches: Annotated[int, typer.Option(min=0, help="How many micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -167,8 +169,8 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             f"{progress.dead:,}",
             span_of(progress.duration_ms),
             f"{progress.records_per_s:,.0f}",
-            span_of(progress.latency_ms.p50),
-            span_of(progress.latency_ms.p99),
+            span_of(progress.latency_ms.p50) if progress.acked else "-",
+            span_of(progress.latency_ms.p99) if progress.acked else "-",
             ", ".join(f"{name} {span_of(ms)}" for name, ms in steps),
         )
     return found

@@ -81,7 +81,7 @@ const showTiles = (s) => {
     ["waiting", number(s.waiting.records)], ["dead", number(sum("dead"))],
     ["dead letters not sent again", number(s.dead.letters - s.dead.sent)],
     ["records/s", last ? number(last.records_per_s) : "–"],
-    ["latency, median / 99th", last ? `${span(last.latency_ms.p50)} / ${span(last.latency_ms.p99)}` : "–"],
+    ["latency, median / 99th", last && last.acked ? `${span(last.latency_ms.p50)} / ${span(last.latency_ms.p99)}` : "–"],
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
@@ -102,7 +102,7 @@ const showBooks = (s) => {
 
 // -- charts --------------------------------------------------------------------------------------
 
-const H = 170, LEFT = 52, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const H = 170, LEFT = 68, RIGHT = 10, TOP = 8, BOTTOM = 22;
 let W = 640;
 const frame = (id, top, label) => {
   W = Math.max(300, byId(id).clientWidth);
@@ -146,8 +146,8 @@ const showLatency = (batches) => {
   const svg = frame("latency", top, span);
   const x = (n) => batches.length < 2 ? (LEFT + W - RIGHT) / 2 : LEFT + (W - LEFT - RIGHT) * n / (batches.length - 1);
   names.forEach((name, n) => {
-    const points = batches.map((b, i) => `${x(i).toFixed(1)},${(H - BOTTOM - (H - TOP - BOTTOM) * b.latency_ms[name] / top).toFixed(1)}`);
-    if (points.length === 1) points.push(points[0].replace(/^[\d.]+/, String(x(0) + 3)));
+    const points = batches.flatMap((b, i) => b.acked ? [`${x(i).toFixed(1)},${(H - BOTTOM - (H - TOP - BOTTOM) * b.latency_ms[name] / top).toFixed(1)}`] : []);
+    if (points.length === 1) points.push(points[0].replace(/^[\d.]+/, (at) => String(Number(at) + 3)));
     svg.append(shape("polyline", { class: `l${n}`, points: points.join(" ") }, name));
   });
   ends(svg, `micro-batch ${batches[0].batch_id}`, batches.length > 1 ? String(batches.at(-1).batch_id) : "");

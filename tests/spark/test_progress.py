@@ -71,3 +71,9 @@ def test_the_line_of_a_micro_batch(caplog):
         "(oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, "
         "lag 7, 3 breaker trips, 2 runs"
     ]
+
+
+def test_the_log_has_no_latency_where_nothing_was_acked_and_says_what_was_replayed():
+    told = str(Progress(3, failed=5, replayed=5, dead=5))
+    assert told.startswith("micro-batch 3: 0 acked, 5 failed, 0 retried, 5 replayed, 5 dead, ")
+    assert "latency" not in told

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -233,7 +233,10 @@ class Progress:
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        latency = self.latency_ms
+        replayed = f", {self.replayed} replayed" if self.replayed else ""
+        p50, p95, p99 = (f"{ms:.0f}" for ms in astuple(self.latency_ms))
+        # Of none that was ACKED there is no latency, and 0 ms would be a quick one.
+        took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
@@ -241,8 +244,8 @@ class Progress:
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
-            f"{self.retried} retried, {self.dead} dead, {self.waiting} waiting{oldest}, "
-            f"latency {latency.p50:.0f}/{latency.p95:.0f}/{latency.p99:.0f} ms, "
+            f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
+            f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s"
             f"{lag}{trips}{again}"
         )
