@@ -124,6 +124,22 @@ def test_the_death_of_the_first_frees_those_behind():
     assert [one.acked for one in ran.progress if one.acked] == [4, 3]
 
 
+def test_those_behind_wait_no_longer_than_the_first():
+    """A back-off of each would add up, as none may overtake another."""
+
+    def outcome(key, n, attempt):
+        return TimeoutError("out") if n == 0 else None
+
+    rows = [("a", n) for n in range(200)]
+    for ends in (lambda key, n, attempt: None if attempt else outcome(key, n, attempt), outcome):
+        ran = run(topology(ends, max_attempts=3), {"rows": rows}, tasks=1)
+        died = len(ran.dead)
+        assert by_key(ran.outputs)["a"] == list(range(died, 200))
+        # One micro-batch finds that they are behind; with the last attempt of the first they go on.
+        assert len(ran.progress) <= 2 * max(ran.attempts["rows"]) + 1
+        assert ran.attempts["rows"][0] == (3 if died else 2)
+
+
 def test_one_that_dies_at_once_is_in_nobodys_way():
     ran = run(
         topology(lambda key, n, attempt: Reject("no") if n == 0 else None), {"rows": MIXED}, tasks=1

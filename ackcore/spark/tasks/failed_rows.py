@@ -99,7 +99,8 @@ def judge(
     rows = tracked(
         lost,
         pa.array(decided.attempts),
-        decided.due_ms,
+        # What is behind another waits for that one, and has no back-off of its own.
+        np.where(reasons.behind(), rules.now_ms, decided.due_ms),
         first_ms,
         rules.now_ms,
         reasons.kept(counts),
