@@ -140,6 +140,9 @@ def replayed(
         bool, typer.Option("--all", help="All there are, where nothing else says which.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Also those sent already.")] = False,
+    max_replays: Annotated[
+        int, typer.Option(min=0, help="Not those that were sent again so often; 0 for all.")
+    ] = 20,
     request: Annotated[
         str | None, typer.Option(help="An id of yours: a second time, nothing is done.")
     ] = None,
@@ -153,15 +156,27 @@ def replayed(
     if wanted == LetterFilter() and not all_of_them:
         raise typer.BadParameter("say which letters, or --all")
     done = replay(
-        checkpoint, where=wanted, spout=spout, again=again, request=request, dry_run=dry_run
+        checkpoint,
+        where=wanted,
+        spout=spout,
+        again=again,
+        max_replays=max_replays or None,
+        request=request,
+        dry_run=dry_run,
     )
     many = sum(done.records.values())
     if as_json:
-        print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
+        told = {"request": done.request, "records": done.records}
+        print_json({**told, "left_out": dict(done.left_out), "dry_run": dry_run})
         return
     of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
+    often = sum(done.left_out.values())
+    if often:
+        times = f"{max_replays} times or oftener"
+        typer.echo(f"{often:,} dead letters were sent again {times}, and are left out")
     if not many:
-        typer.echo("no dead letter is to be sent: none is like that, or all were sent already")
+        if not often:
+            typer.echo("no dead letter is to be sent: none is like that, or all were sent already")
     elif dry_run:
         typer.echo(f"{many:,} dead letters would be sent: {of}")
     else:
@@ -246,7 +261,7 @@ def _to_json(letter: Letter) -> dict[str, Any]:
     names = ("message_id", "attempts", "component", "error_type", "error_message")
     told |= {name: getattr(letter, name) for name in names}
     told |= {"first_ms": letter.first_ms, "last_ms": letter.last_ms}
-    told |= {"sent": letter.sent, "request": letter.request}
+    told |= {"replays": letter.replays, "sent": letter.sent, "request": letter.request}
     if letter.payload is not None:
         told["record"] = json.loads(letter.payload)
     return told

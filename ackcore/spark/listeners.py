@@ -43,7 +43,8 @@ class QueryListener:
             The micro-batch.
         letters : mapping from str to pyarrow.Table
             By spout, in the columns that `ackcore.spark.dead_letters` gives: ``message_id,
-            attempts, error_type, error_message, component, first_ms, last_ms, batch_id, payload``.
+            attempts, error_type, error_message, component, first_ms, last_ms, batch_id,
+            replays, payload``.
         """
 
     def on_end(self, error: BaseException | None, books: Books) -> None:

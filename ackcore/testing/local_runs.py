@@ -263,7 +263,7 @@ class LocalRuns:
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
             for letter in as_letters(table, number).to_pylist():
-                del letter["first_ms"], letter["last_ms"]
+                del letter["first_ms"], letter["last_ms"], letter["replays"]
                 self._dead.append(DeadLetter(spout, **letter))
 
     # ---------------------------------------------------------------------- in place of Spark

@@ -257,7 +257,9 @@ const send = async (event) => {
       body: JSON.stringify({ letters: chosen }),
     });
     const many = Object.values(done.records).reduce((all, one) => all + one, 0);
-    told.textContent = many ? `${many} sent again, request ${done.request}` : "none: they were sent already";
+    const often = Object.values(done.left_out).reduce((all, one) => all + one, 0);
+    const sent = many ? `${many} sent again, request ${done.request}` : often ? "none" : "none: they were sent already";
+    told.textContent = often ? `${sent}; ${often} were sent again too often, and are left out` : sent;
     await showLetters();
   } catch (error) { told.textContent = error.message; }
 };

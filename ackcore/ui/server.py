@@ -142,7 +142,8 @@ def make_app(
         path, dry_run = asked(request).path, bool(body.get("dry_run", False))
         wanted = LetterFilter(ids)
         done = await run_in_threadpool(lambda: replay(path, where=wanted, dry_run=dry_run))
-        return JSONResponse({"request": done.request, "records": done.records})
+        told = {"request": done.request, "records": done.records}
+        return JSONResponse({**told, "left_out": dict(done.left_out)})
 
     async def file(request: Request) -> Response:
         name = request.path_params.get("name", "page.html")

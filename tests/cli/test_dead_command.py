@@ -33,6 +33,7 @@ def test_the_newest_come_first(ackcore, checkpoint, lines):
         "error_message": "3 s",
         "first_ms": 6,
         "last_ms": 7,
+        "replays": 0,
         "sent": 0,
         "request": None,
     }
@@ -108,6 +109,21 @@ def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
     (status,) = lines(ackcore("status", checkpoint, "--json"))
     assert (status["requests"], status["dead"]["sent"]) == (3, 7)
     assert status["dead"]["reasons"] == []
+
+
+def test_letters_that_came_back_too_often_are_left_out(ackcore, checkpoint, lines):
+    again = ("dead", "replay", checkpoint, "lines/1/1", "--again")
+    for _ in range(2):
+        assert ackcore(*again, "--max-replays", 2).stdout.startswith("1 dead letters are sent")
+    (said,) = lines(ackcore(*again, "--max-replays", 2, "--json"))
+    assert (said["records"], said["left_out"]) == ({}, {"lines": 1})
+    said = ackcore(*again, "--max-replays", 2).stdout
+    assert said == "1 dead letters were sent again 2 times or oftener, and are left out\n"
+    said = ackcore("dead", "replay", checkpoint, "--all", "--again", "--max-replays", 2).stdout
+    assert "are left out\n6 dead letters are sent again (6 of lines)" in said
+    assert ackcore(*again, "--max-replays", 0).stdout.startswith("1 dead letters are sent")
+    (found,) = lines(ackcore("dead", "show", checkpoint, "lines/1/1", "--json"))
+    assert (found["replays"], found["sent"]) == (0, 3)
 
 
 def test_dropped_letters_are_not_there_any_more(ackcore, checkpoint, lines):

@@ -25,7 +25,7 @@ WAITING = pa.schema(
         ("_ackcore_first_ms", pa.int64()),
         ("_ackcore_last_ms", pa.int64()),
         ("_ackcore_reason", pa.string()),
-        ("_ackcore_replayed", pa.bool_()),
+        ("_ackcore_replayed", pa.int32()),
         ("id", pa.int64()),
         ("text", pa.string()),
     ]
@@ -101,7 +101,7 @@ class History:
             "_ackcore_attempt": attempts,
             **dict.fromkeys(("_ackcore_due_ms", "_ackcore_first_ms", "_ackcore_last_ms"), 0),
             "_ackcore_reason": "-\x1fenrich\x1fValueError\x1fno",
-            "_ackcore_replayed": False,
+            "_ackcore_replayed": 0,
             **self.records[number],
         }
 

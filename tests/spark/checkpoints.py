@@ -62,7 +62,7 @@ def records(first, n, due_ms=1000, attempt=1, step=1):
         pa.array(list(rows), pa.int64()),
         pa.array([row + 1 for row in rows], pa.int64()),
         pa.array(["-\x1fsplit\x1fValueError\x1fno"] * n, pa.string()),
-        pa.array([False] * n),
+        pa.array([0] * n, pa.int32()),
         pa.array([f"line {row}" for row in rows], pa.string()),
     ]
     return pa.table(columns, schema=TRACKING.append(pa.field("value", pa.string())))

@@ -241,7 +241,7 @@ def test_a_replayed_record_is_told_from_a_retry_of_its_message_id(world, again, 
     world.process(0, ["line 0"])
     world.now_ms += 400_000
     table = records(0, 1, attempt=0).set_column(0, MESSAGE_ID, pa.array(["line 0"]))
-    table = table.set_column(6, REPLAYED, pa.array([True]))
+    table = table.set_column(6, REPLAYED, pa.array([1], pa.int32()))
     ask(world.path, table=table.rename_columns([*table.column_names[:-1], "line"]))
     world.behaves = lambda line, attempt: REASON if attempt == again else None
     progress, books = world.process(1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, died, run_one
 from pyspark.sql import types as T
 
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.reading import dead_letters, wider
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -40,6 +42,21 @@ def of(first, **columns):
 def values(frame, *columns):
     found = frame.orderBy("batch_id", "message_id").select(*(f"payload.{name}" for name in columns))
     return [tuple(row) for row in found.collect()]
+
+
+def test_letters_of_before_do_not_tell_how_often_they_came_back(spark, checkpoint):
+    store = opened(checkpoint, {})
+    for number in range(2):
+        store.write(number, {"lines": died(number, 1)})
+    path = store.path / "lines/batch-0.parquet"
+    pq.write_table(read_letters(path).drop_columns("replays"), path)
+    place = TRACKING.get_field_index(REPLAYED)
+    twice = died(2, 1).set_column(place, TRACKING.field(place), pa.array([2], pa.int32()))
+    store.write(2, {"lines": twice})
+    frame = dead_letters(checkpoint, spark).orderBy("batch_id")
+    assert frame.schema["replays"].dataType == T.IntegerType()
+    assert [row.replays for row in frame.select("replays").collect()] == [0, 0, 2]
+    assert replay(checkpoint, spark, where="replays = 0").records == {"lines": 2}
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

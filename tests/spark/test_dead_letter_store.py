@@ -16,12 +16,13 @@ from checkpoints import OPEN, Killed, Killer, died, ids, run_one
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.files import active_files, kinds_of
 from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -109,6 +110,34 @@ def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
     assert [kind.payload.num_fields for kind in kinds] == [1, 2]
 
 
+def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_in_parts(
+    letters, checkpoint, monkeypatch
+):
+    """Also beside files of before, which do not tell it."""
+    place = TRACKING.get_field_index(REPLAYED)
+    for n in range(40):
+        table = died(2 * n, 2).set_column(
+            place, TRACKING.field(place), pa.array([n, 7], pa.int32())
+        )
+        letters.write(n, {"lines": table})
+        if n < 5:
+            path = letters.path / f"lines/batch-{n}.parquet"
+            pq.write_table(read_letters(path).drop_columns("replays"), path)
+    assert active(letters)[4:6] == ["batch-4.parquet", "batches-5-20.1.parquet"]
+    told = {n: [0, 0] if n < 5 else [n, 7] for n in range(40)}
+    found = {each.id: each.replays for each in list_letters(letters.path, LetterFilter())}
+    assert found == {LetterId("lines", n, at): told[n][at] for n in told for at in (0, 1)}
+    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 3)
+    sent = replay(checkpoint, max_replays=30, request="r")
+    assert (sent.records, sent.left_out) == ({"lines": 70}, {"lines": 10})
+    assert replay(checkpoint, request="r") == sent
+    with OPEN(checkpoint) as state:
+        due = state.split_due(state.make_plan(state.last_done + 1, 0)).due["lines"]
+    assert dict(zip(ids(due), due[REPLAYED].to_pylist(), strict=True)) == {
+        f"id-{2 * n + at}": told[n][at] + 1 for n in told for at in (0, 1) if told[n][at] < 30
+    }
+
+
 def test_large_files_are_left_alone(letters, monkeypatch):
     monkeypatch.setattr(compaction, "_BYTES", 100)
     write(letters, 0, 20)
@@ -125,9 +154,10 @@ def test_long_letters_are_written_merged_and_sent_a_few_at_a_time(letters, check
     """However many there are, and in whatever row groups an older ackcore wrote them."""
     parts = []
 
-    def as_records(part):
-        parts.append((part.nbytes, ids(convert(part))))
-        return convert(part)
+    def as_records(part, times):
+        records = convert(part, times)
+        parts.append((part.nbytes, ids(records)))
+        return records
 
     convert = replays._records
     monkeypatch.setattr(replays, "_records", as_records)

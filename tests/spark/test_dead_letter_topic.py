@@ -27,7 +27,7 @@ from ackcore.spark import (
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters.topic import TopicWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -57,7 +57,7 @@ def dead(schema, *rows, attempt=3):
         "_ackcore_first_ms": [1] * len(rows),
         "_ackcore_last_ms": [2] * len(rows),
         "_ackcore_reason": [Reason("split", "ValueError", "bad").encode()] * len(rows),
-        "_ackcore_replayed": [False] * len(rows),
+        "_ackcore_replayed": [0] * len(rows),
     }
     columns = pa.Table.from_pylist(list(rows), schema).columns
     tracking = pa.table(about, schema=TRACKING).columns
@@ -125,6 +125,20 @@ def test_what_comes_back_by_itself_is_no_letter_for_ever(mock_kafka, topic, lett
     (told,) = caplog.messages
     assert "record id-0 of spout 'lines' has died 21 times" in told
     assert "in the store" in told
+
+
+def test_a_record_without_headers_of_its_own_is_counted_by_its_replays(mock_kafka, topic, letters):
+    writer = TopicWriter(letters, "abc", {"lines": pa.schema([("value", pa.binary())])})
+    place = TRACKING.get_field_index(REPLAYED)
+    for replays in (0, 19, 20):
+        table = dead(pa.schema([("value", pa.binary())]), {"value": b"%d" % replays})
+        often = pa.array([replays], pa.int32())
+        writer.write(0, {"lines": table.set_column(place, TRACKING.field(place), often)})
+    writer.close()
+    found = [
+        (one.value(), dict(one.headers())["ackcore-deaths"]) for one in sent(mock_kafka, topic)
+    ]
+    assert sorted(found) == [(b"0", b"1"), (b"19", b"20")]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
         "first_ms",
         "last_ms",
         "batch_id",
+        "replays",
         "replayed",
         "replay_request",
         "payload",
@@ -291,7 +292,7 @@ def test_a_sent_letter_is_a_new_record_with_its_old_history(store, checkpoint):
         "_ackcore_first_ms": 20,
         "_ackcore_last_ms": 21,
         "_ackcore_reason": SLOW._replace(final=False).encode(),
-        "_ackcore_replayed": True,
+        "_ackcore_replayed": 1,
         "value": "line 20",
     }
 

@@ -95,6 +95,9 @@ def run_through(spark, tmp_path, few, monkeypatch, **settings):
     )
     assert replay(checkpoint, spark).records
     told.append(go())
+    often = dead_letters(checkpoint, spark).groupBy("error_message", "replays").count()
+    told.append(sorted(map(tuple, often.collect())))
+    assert {row[1] for row in told[-1]} == {0, 1}
     with State.open(
         checkpoint, topology(spark, away), sources=dict.fromkeys(("fixed", "spilled"), NUMBERS),
         kind="batch",

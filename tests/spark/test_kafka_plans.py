@@ -113,9 +113,7 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     oracle.emitted(np.arange(next_))
     oracle.failed(np.array(wait, np.int64))
     oracle.acked(np.array(sorted({*range(next_)} - {*wait}), np.int64))
-    table = waiting(
-        *((0, at, 1, False) for at in wait + former), *((0, at, 0, True) for at in replayed)
-    )
+    table = waiting(*((0, at, 1, 0) for at in wait + former), *((0, at, 0, 2) for at in replayed))
     ((topic, partition, state),) = states(plan_of(p0=next_), [table])
     assert (topic, partition) == ("t", 0)
     expected = oracle.state()
@@ -129,7 +127,7 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
 
 
 def test_each_partition_has_what_waits_of_it():
-    tables = [waiting((1, 5, 2, False), (0, 3, 0, False)), waiting((1, 4, 1, False))]
+    tables = [waiting((1, 5, 2, 0), (0, 3, 0, 0)), waiting((1, 4, 1, 0))]
     found = {p: state for _, p, state in states(plan_of(p0=9, p1=6, p2=4), tables)}
     assert {p: (state.committable, state.end) for p, state in found.items()} == {
         0: (3, 9),

@@ -173,7 +173,7 @@ def waiting(rows):
     tracking = [[str(one) for one in columns[1]], [0] * n, columns[2], [0] * n, [0] * n, ["-"] * n]
     source = [columns[0], columns[1], columns[3]]
     schema = pa.schema([*TRACKING, *ROWS, (ORDER, pa.int64())])
-    return pa.table([*tracking, [False] * n, *source], schema=schema)
+    return pa.table([*tracking, [0] * n, *source], schema=schema)
 
 
 def as_it_is(spout, table):

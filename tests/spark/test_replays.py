@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -15,12 +17,15 @@ from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
 from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.dead import DeadFile
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
-from ackcore.spark.checkpoint.segments import with_replayed
+from ackcore.spark.checkpoint.segments import Segment, with_replayed, write_segment
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.protocol.progress import Account
 
 
@@ -327,6 +332,87 @@ def test_the_books_tell_what_was_resolved(tmp_path):
     assert world.rows == ["A", "B", "C"]
 
 
+def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
+    """Its count outlasts the driver, retries, and a merge of what waits with what came before."""
+    world = World(tmp_path, {"max_attempts": 2})
+    number = iter(range(100))
+
+    def round_of(*lines):
+        for _ in range(3):
+            n = next(number)
+            _, books = world.process(n, lines)
+            lines = ()
+            state, _ = world.driver()
+            with state:
+                dead = state.decision(n).dead
+                DeadLetters.open(tmp_path, state.deployment_key).write(n, dead)
+            world.now_ms += 100_000
+            assert books.balanced
+        return books
+
+    world.behaves = fails("b", times=100)
+    books = round_of("a", "b")
+    for sent in (1, 2, 3):
+        assert replay(tmp_path, max_replays=3) == (ANY, {"lines": 1}, {})
+        books = round_of()
+        assert (books.replayed, books.dead, books.resolved) == (sent, sent + 1, 0)
+    with caplog.at_level(logging.WARNING):
+        assert replay(tmp_path, max_replays=3, dry_run=True) == (ANY, {}, {"lines": 1})
+    assert "1 dead letters in" in caplog.text
+    assert "were sent again 3 times or oftener, and are left out" in caplog.text
+    assert replay(tmp_path, max_replays=3) == (ANY, {}, {"lines": 1})
+    found = [each.replays for each in list_letters(store_of(tmp_path), LetterFilter())]
+    assert found == [3, 2, 1, 0]
+    # Those sent were not sent in vain, and it is not for ever.
+    world.behaves = fails()
+    assert replay(tmp_path, max_replays=None).records == {"lines": 1}
+    books = round_of()
+    assert (books.acked, books.dead, books.replayed, books.resolved) == (2, 4, 4, 1)
+
+
+def test_a_letter_that_is_sent_again_and_again_counts_each_time(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 2)})
+    only = LetterFilter((LetterId("lines", 0, 1),))
+    for _ in range(2):
+        assert replay(checkpoint, where=only, again=True, max_replays=2).records == {"lines": 1}
+    assert replay(checkpoint, again=True, max_replays=2)[1:] == ({"lines": 1}, {"lines": 1})
+    with OPEN(checkpoint) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    found = zip(ids(due), due[REPLAYED].to_pylist(), strict=True)
+    assert sorted(found) == [("id-0", 1), ("id-1", 1), ("id-1", 2)]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.5, "3"])
+def test_how_often_is_a_number(checkpoint, wrong):
+    OPEN(checkpoint).close()
+    with pytest.raises(ValueError, match="max_replays must be a whole number of at least 1"):
+        replay(checkpoint, max_replays=wrong)
+
+
+def test_a_table_that_tells_only_whether_is_read(checkpoint):
+    """What waits, what died and what was asked for by an ackcore that did not count."""
+    place = TRACKING.get_field_index(REPLAYED)
+
+    def of_before(table, *replayed):
+        return table.set_column(place, REPLAYED, pa.array(replayed))
+
+    flags = of_before(records(0, 2), False, True)
+    assert with_replayed(flags)[REPLAYED].to_pylist() == [0, 1]
+    assert with_replayed(flags).schema.equals(records(0, 2).schema)
+    with OPEN(checkpoint) as state:
+        ask(checkpoint, table=of_before(records(0, 2), True, True))
+        due = state.split_due(state.make_plan(0, 0)).due["lines"]
+        assert due[REPLAYED].to_pylist() == [1, 1]
+        cache = checksummed.TableCache(atomic.make_directory(checkpoint / "tables"))
+        name = checksummed.write_table(cache.root, "waiting-lines", flags)
+        old = Segment(cache, name, 2, 1000, 0)
+        whole = write_segment(cache, ".", "lines", [old, records(2, 1)]).table()
+        assert whole[REPLAYED].to_pylist() == [0, 1, 0]
+        assert DeadFile(cache, name, 2).table()[REPLAYED].to_pylist() == [0, 1]
+
+
 def test_a_table_of_the_first_version_is_read(checkpoint):
     """It has no column that tells who was replayed."""
     first = records(0, 2).drop_columns(REPLAYED)
@@ -334,4 +420,4 @@ def test_a_table_of_the_first_version_is_read(checkpoint):
     with OPEN(checkpoint) as state:
         ask(checkpoint, table=first)
         due = state.split_due(state.make_plan(0, 0)).due["lines"]
-    assert due[REPLAYED].to_pylist() == [True, True]
+    assert due[REPLAYED].to_pylist() == [1, 1]

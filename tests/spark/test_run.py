@@ -308,7 +308,7 @@ def due(tmp_path):
                 FIRST_MS: zeros,
                 LAST_MS: zeros,
                 REASON: [""] * len(rows),
-                REPLAYED: [False] * len(rows),
+                REPLAYED: pa.array([0] * len(rows), pa.int32()),
                 "id": pa.array(columns[2], pa.int64()),
                 "text": pa.array(columns[3], pa.string()),
             }

@@ -120,6 +120,7 @@ def test_replays_with_the_token(checkpoint):
         assert (status, found["records"], sent(server)) == (200, {"lines": 2}, 0)
         status, found = asked(server.url, "api/0/replay", LETTERS, **right, Origin=origin)
         assert (status, found["records"], sent(server)) == (200, {"lines": 2}, 2)
+        assert found["left_out"] == {}
         for wrong in ({}, {"letters": []}, {"letters": ["x"]}, [], {"letters": 7}):
             assert asked(server.url, "api/0/replay", wrong, **right)[0] == 400
 

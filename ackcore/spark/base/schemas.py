@@ -27,8 +27,9 @@ TRACKING = pa.schema(
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
-        # Whether it is a dead letter that was sent again: the books count what was resolved.
-        pa.field(REPLAYED, pa.bool_(), nullable=False),
+        # How often it was sent again as a dead letter: the books count what was resolved of those,
+        # and `replay` leaves out what dies again and again.
+        pa.field(REPLAYED, pa.int32(), nullable=False),
     ]
 )
 

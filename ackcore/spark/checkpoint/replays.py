@@ -149,7 +149,7 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
         If it does not fit these columns.
     """
     table = read_table(path, way_out=_way_out(path)).replace_schema_metadata(None)
-    table = with_replayed(table, True)
+    table = with_replayed(table, 1)
     return fit_columns(
         table,
         schema,

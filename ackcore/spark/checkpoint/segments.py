@@ -26,13 +26,19 @@ from ackcore.topology.tuples import UNCOUNTED
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
 
 
-def with_replayed(table: pa.Table, replayed: bool = False) -> pa.Table:
-    """Return a table with the column `REPLAYED`, which those of the first version have not."""
+def with_replayed(table: pa.Table, replayed: int = 0) -> pa.Table:
+    """Return a table with the column `REPLAYED` as it is now.
+
+    Tables of the first version have none, and those of the second tell only whether, not how often.
+    """
     place = TRACKING.get_field_index(REPLAYED)
-    if table.column_names[place : place + 1] == [REPLAYED]:
+    field = TRACKING.field(place)
+    if table.column_names[place : place + 1] != [REPLAYED]:
+        column = pa.repeat(pa.scalar(replayed, field.type), table.num_rows)
+        return table.add_column(place, field, column)
+    if table.schema.field(place).type == field.type:
         return table
-    column = pa.repeat(replayed, table.num_rows)
-    return table.add_column(place, TRACKING.field(place), column)
+    return table.set_column(place, field, table[REPLAYED].cast(field.type))
 
 
 @dataclass(frozen=True, slots=True)

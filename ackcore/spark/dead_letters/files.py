@@ -82,11 +82,12 @@ def kinds_of(store: Path, spout: str | None) -> list[Kind]:
     kinds = []
     for name, files in files_of(store).items():
         if spout in (None, name):
-            by_columns: dict[pa.StructType, list[LetterFile]] = {}
+            by_columns: dict[tuple[pa.StructType, bool], list[LetterFile]] = {}
             for file in files:
-                payload = read_schema(file.path).field("payload").type
-                by_columns.setdefault(payload, []).append(file)
-            kinds += [Kind(name, tuple(each), payload) for payload, each in by_columns.items()]
+                schema = read_schema(file.path)
+                columns = schema.field("payload").type, "replays" in schema.names
+                by_columns.setdefault(columns, []).append(file)
+            kinds += [Kind(name, tuple(each), payload) for (payload, _), each in by_columns.items()]
     return kinds
 
 

@@ -15,7 +15,15 @@ from ackcore._records import Int64s
 from ackcore.arrow import rebatched
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.reason_columns import ReasonTexts, parts
-from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, LAST_MS, MESSAGE_ID, REASON, TRACKING
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+)
 
 TIME = pa.timestamp("ms", "UTC")
 #: What every letter has beside its payload.
@@ -29,6 +37,8 @@ LETTER = pa.schema(
         pa.field("first_ms", TIME),
         pa.field("last_ms", TIME),
         pa.field("batch_id", pa.int64()),
+        # How often it had been sent again when it died.
+        pa.field("replays", pa.int32()),
     ]
 )
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
@@ -58,6 +68,7 @@ def as_letters(dead: pa.Table, number: int) -> pa.Table:
         dead[FIRST_MS].cast(TIME),
         dead[LAST_MS].cast(TIME),
         pa.array(np.full(dead.num_rows, number)),
+        dead[REPLAYED],
         payload.to_struct_array(),
     ]
     return pa.table(columns, schema=schema_of(payload.schema))
@@ -148,6 +159,21 @@ def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
         return pq.read_table(
             path, columns=columns, page_checksum_verification=True, partitioning=None
         )
+
+
+def read_replays(path: Path) -> Int64s:
+    """Read how often letters of a file had been sent again; older files do not tell, and are 0.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    """
+    with reading_letters(path) as file:
+        if "replays" not in file.schema_arrow.names:
+            return np.zeros(file.metadata.num_rows, np.int64)
+        found: Int64s = file.read(["replays"])["replays"].to_numpy().astype(np.int64)
+        return found
 
 
 def read_schema(path: Path) -> pa.Schema:

@@ -137,6 +137,8 @@ class Letter:
         As `dead_letters` has them.
     first_ms, last_ms : int
         When the record was first seen, and when it died, in milliseconds since 1970.
+    replays : int
+        How often the record had been sent again when it died.
     sent : int
         How often it was sent again.
     request : str or None
@@ -153,6 +155,7 @@ class Letter:
     component: str
     first_ms: int
     last_ms: int
+    replays: int
     sent: int
     request: str | None
     payload: str | None = None
@@ -259,6 +262,8 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     for name in ("first_ms", "last_ms"):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
+    if "replays" not in table.column_names:  # older files have no such column
+        table = table.append_column("replays", pa.array(np.zeros(len(table), np.int32)))
     if "payload" not in table.column_names:
         yield from table.to_pylist()
         return

@@ -28,6 +28,8 @@ class Note(NamedTuple):
     at_ms: int
     rows: Spans
     dropped: bool = False
+    #: How many it did not take, since they had come back too often, by spout.
+    left_out: Mapping[str, int] | None = None
 
 
 def notes_of(store: Path) -> list[Note]:
@@ -53,7 +55,15 @@ def notes_of(store: Path) -> list[Note]:
                 for spout, batches in record["rows"].items()
                 if (path.stem, spout) not in withdrawn
             }
-            found.append(Note(path.stem, record["at_ms"], rows, record.get("dropped", False)))
+            found.append(
+                Note(
+                    path.stem,
+                    record["at_ms"],
+                    rows,
+                    record.get("dropped", False),
+                    record.get("left_out"),
+                )
+            )
     return sorted(found, key=lambda note: (note.at_ms, note.request))
 
 

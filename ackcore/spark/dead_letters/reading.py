@@ -62,6 +62,7 @@ def dead_letters(
     pyspark.sql.DataFrame
         ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
         ``last_ms`` (timestamps: when the record was first seen and when it died), ``batch_id``,
+        ``replays`` (how often the record had been sent again when it died),
         ``replayed`` (how often the letter was sent again; a request that was withdrawn does not
         count), ``replay_request`` (by which request at last; null if by none) and ``payload``.
         Where spouts differ in columns, or a source has changed, the payload has all columns, each
@@ -177,7 +178,9 @@ def letters_of(
         frame = frame.where(sent[0] != _DROPPED)
     return frame.select(
         F.lit(kind.spout).alias("spout"),
-        *LETTER.names,
+        *(name for name in LETTER.names if name != "replays"),
+        # Older files have no such column.
+        F.col("replays") if "replays" in frame.columns else F.lit(0).alias("replays"),
         sent[0].alias("replayed"),
         sent[1].alias("replay_request"),
         "payload",

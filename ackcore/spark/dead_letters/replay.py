@@ -7,11 +7,14 @@ letter.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +41,7 @@ from ackcore.spark.dead_letters.letters import (
     Bools,
     read_letters,
     read_parts,
+    read_replays,
     read_schema,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
@@ -53,6 +57,8 @@ from ackcore.spark.dead_letters.notes import (
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 
+_log = logging.getLogger("ackcore")
+
 
 class Replay(NamedTuple):
     """A request to run dead letters again.
@@ -63,10 +69,13 @@ class Replay(NamedTuple):
         Its id.
     records : dict of str to int
         How many letters it holds, by spout.
+    left_out : mapping from str to int
+        How many it does not hold because they had been sent again too often, by spout.
     """
 
     request: str
     records: dict[str, int]
+    left_out: Mapping[str, int] = MappingProxyType({})
 
 
 #: Errors of offsets that were not read: one letter for a range, without a record.
@@ -86,6 +95,7 @@ def replay(
     where: str | Column | LetterFilter | None = None,
     spout: str | None = None,
     again: bool = False,
+    max_replays: int | None = 20,
     request: str | None = None,
     dry_run: bool = False,
 ) -> Replay:
@@ -108,6 +118,10 @@ def replay(
         Of the letters; all if not given.
     again : bool, default False
         Send also those that were sent already.
+    max_replays : int or None, default 20
+        A letter whose record was sent again so often is left out, told in ``left_out`` and in the
+        log: so what calls `replay` by itself ends.  What counts is the column ``replays`` of
+        `dead_letters`, and with ``again`` how often that letter was sent.  None: no bound.
     request : str, optional
         An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
         nothing, and returns what the first one did.
@@ -126,8 +140,8 @@ def replay(
     FileNotFoundError
         If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
     ValueError
-        If ``request`` is not an id, ``where`` not a condition over these columns, or the topology
-        has no ``spout`` of that name.
+        If ``request`` is not an id, ``max_replays`` less than 1, ``where`` not a condition over
+        these columns, or the topology has no ``spout`` of that name.
     CheckpointForeign
         If the store belongs to another checkpoint, or the topology has no such spout any more.
     ColumnsChanged
@@ -141,6 +155,7 @@ def replay(
     name = uuid.uuid4().hex if request is None else request
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
+    bound = _bound(max_replays)
     store = store_of(path)
     root, fields = checkpoint_of(store)
     check_spout(store, spout)
@@ -153,7 +168,7 @@ def replay(
             if note.request == name:
                 if note.dropped:
                     raise ValueError(f"request must be a new id: letters were dropped as {name!r}")
-                return Replay(name, counted(note.rows))
+                return Replay(name, counted(note.rows), note.left_out or {})
         kinds = kinds_of(store, spout)
         chosen: Mapping[Path, Int64s] | None = None
         if isinstance(where, LetterFilter):
@@ -162,24 +177,36 @@ def replay(
             chosen = _matches(session_of(spark), kinds, notes, where)
         counting = [note for note in notes if note.dropped or not again]
         rows: dict[str, dict[str, list[list[int]]]] = {}
-        wanted: dict[str, list[tuple[LetterFile, Bools]]] = {}
+        wanted: dict[str, list[_Chosen]] = {}
+        left_out: Counter[str] = Counter()
         for kind in kinds:
             for file in kind.files:
                 if chosen is not None and file.path not in chosen:
                     continue
                 some = None if chosen is None else chosen[file.path]
-                mask, places = _choose(file, kind.spout, some, counting)
-                if places:
-                    rows.setdefault(kind.spout, {}).update(places)
-                    wanted.setdefault(kind.spout, []).append((file, mask))
+                one, often = _choose(file, kind.spout, some, counting, notes, bound)
+                if often:
+                    left_out[kind.spout] += often
+                if one.places:
+                    rows.setdefault(kind.spout, {}).update(one.places)
+                    wanted.setdefault(kind.spout, []).append(one)
         tables = {
             each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
         }
         if tables and not dry_run:
             # What was sent last goes by the times of the notes, and the clock may be set back.
             at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
-            send_request(directory, store, Note(name, at_ms, rows), tables)
-        return Replay(name, counted(rows))
+            note = Note(name, at_ms, rows, left_out=dict(left_out))
+            send_request(directory, store, note, tables)
+        if left_out:
+            _log.warning(
+                "%d dead letters in %s were sent again %d times or oftener, and are left out; "
+                "max_replays says how often they may be",
+                left_out.total(),
+                store,
+                bound,
+            )
+        return Replay(name, counted(rows), dict(left_out))
     finally:
         lock.close()
 
@@ -239,30 +266,76 @@ def _matches(
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
 
+class _Chosen(NamedTuple):
+    """Letters of a file that are to be sent.
+
+    ``times`` is for each how often it will have been sent again by that.
+    """
+
+    file: LetterFile
+    mask: Bools
+    times: Int64s
+    places: dict[str, list[list[int]]]
+
+
+def _bound(most: int | None) -> int:
+    if most is None:
+        return np.iinfo(np.int32).max
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"max_replays must be a whole number of at least 1, or None, got {most!r}")
+    return most
+
+
 def _choose(
-    file: LetterFile, spout: str, chosen: Int64s | None, notes: Iterable[Note]
-) -> tuple[Bools, dict[str, list[list[int]]]]:
-    """Return which letters of a file are to be sent, and their places by micro-batch."""
+    file: LetterFile,
+    spout: str,
+    chosen: Int64s | None,
+    counting: Iterable[Note],
+    notes: Sequence[Note],
+    bound: int,
+) -> tuple[_Chosen, int]:
+    """Return which letters of a file are to be sent, and how many were so too often.
+
+    Parameters
+    ----------
+    file : LetterFile
+    spout : str
+        Of the letters in it.
+    chosen : ndarray of int64 or None
+        The rows that are asked for; all if None.
+    counting : iterable of Note
+        By which a letter counts as sent, or dropped.
+    notes : sequence of Note
+        All of them: how often letters were sent.
+    bound : int
+        Who was sent again so often is left out.
+    """
     letters = read_letters(file.path, ["batch_id", "component", "error_type"])
     batch_ids = letters["batch_id"].to_numpy()
     wanted = np.ones(len(batch_ids), np.bool_)
     if chosen is not None:
         wanted[:] = False
         wanted[chosen] = True
-    wanted &= sent_rows(batch_ids, spout, notes)[0] == 0
-    wanted &= ~dropped_rows(batch_ids, spout, notes)
+    wanted &= sent_rows(batch_ids, spout, counting)[0] == 0
+    wanted &= ~dropped_rows(batch_ids, spout, counting)
     # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
     wanted &= ~unread.to_numpy()
-    return wanted, places_of(np.flatnonzero(wanted), batch_ids)
+    if not wanted.any():
+        return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
+    times = read_replays(file.path) + sent_rows(batch_ids, spout, notes)[0]
+    often = wanted & (times >= bound)
+    wanted &= ~often
+    places = places_of(np.flatnonzero(wanted), batch_ids)
+    return _Chosen(file, wanted, times[wanted] + 1, places), int(np.count_nonzero(often))
 
 
 def _fitting(
     store: Path,
     spout: str,
-    wanted: Sequence[tuple[LetterFile, Bools]],
+    wanted: Sequence[_Chosen],
     fields: list[str] | None,
 ) -> Iterator[pa.Table]:
     """Yield letters as records of their source as it is now, part by part.
@@ -277,13 +350,16 @@ def _fitting(
     path = columns_path(store, spout)
     recorded = path.exists()
     now = pa.schema(list(read_schema(path).field("payload").type)) if recorded else None
-    for file, mask in wanted:
+    for file, mask, times, _ in wanted:
         what = f"{mask.sum()} dead letters of spout {spout!r} in {store}"
         if fields is None:
             raise CheckpointForeign(
                 f"{what} are of no spout that the topology has now. {_WAY_OUT}."
             )
-        for records in map(_records, read_parts(file.path, mask)):
+        done = 0
+        for letters in read_parts(file.path, mask):
+            records = _records(letters, times[done : done + len(letters)])
+            done += len(letters)
             source = pa.schema(list(records.schema)[len(TRACKING) :])
             # Nothing was started on the checkpoint since types were put on record.
             if not recorded and source.names != fields:
@@ -295,7 +371,7 @@ def _fitting(
             yield fit_columns(records, now, what, _WAY_OUT)
 
 
-def _records(letters: pa.Table) -> pa.Table:
+def _records(letters: pa.Table, times: Int64s) -> pa.Table:
     """Return letters as records that wait for their first attempt."""
     told = (letters[name] for name in ("component", "error_type", "error_message"))
     zeros = np.zeros(letters.num_rows, np.int64)
@@ -305,7 +381,7 @@ def _records(letters: pa.Table) -> pa.Table:
         pa.array(zeros),
         *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
         encoded("-", *told),
-        pa.repeat(True, letters.num_rows),
+        pa.array(times.astype(np.int32)),
     ]
     payload = pa.Table.from_struct_array(letters["payload"])
     # Whether a column may be null is not looked at: it may have changed between two letters.

@@ -46,9 +46,9 @@ class DeadLetterTopic:
       ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
       ``ackcore-timestamp`` (ms since 1970);
     - ``ackcore-attempts``: how often it was executed; ``ackcore-deaths``: how often it has died,
-      counted by this very header where letters are read again.  A record that has died 20 times is
-      no message any more, since its letters come back by themselves: it is in the store only, and
-      the log says so;
+      counted by this very header where letters are read again, and where `replay` sent them.  A
+      record that has died 20 times is no message any more, since its letters come back by
+      themselves: it is in the store only, and the log says so;
     - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``: which
       letter it is.  Both are the same when it is sent again, as after a crash or a delivery that
       failed.
@@ -187,7 +187,7 @@ class TopicWriter:
         for row, ((letter, place), (key, value, came)) in enumerate(
             zip(about, contents, strict=True), first
         ):
-            died = deaths(came) + 1
+            died = max(deaths(came), letter["replays"]) + 1
             if died > MAX_DEATHS:
                 _log.warning(
                     "record %s of spout %r has died %d times and does not go to topic %r any more: "

@@ -78,9 +78,8 @@ def replay_topic(
     spout : str, optional
         Of the letters; all if not given.
     max_deaths : int, default 20
-        A record that has died so often is left.  How often is in the header ``ackcore-deaths``,
-        which goes along with the record if its source has a column ``headers``: so what sends
-        letters again by itself ends.
+        A record that has died so often is left: so what sends letters again by itself ends.  How
+        often is in the header ``ackcore-deaths``.
     request : str, optional
         As `replay` has it.
 
@@ -235,12 +234,13 @@ def _letter(
         **{name: _number(told.get(f"ackcore-{name}")) for name in _NUMBERS},
     }
     schema = schemas[spout]
-    tracking = (told.get("ackcore-message-id", ""), 0, 0, at_ms, at_ms, reason, True)
+    died = max(deaths(headers), 1)
+    tracking = (told.get("ackcore-message-id", ""), 0, 0, at_ms, at_ms, reason, died)
     return _Letter(
         spout,
         int(number),
         int(row),
-        deaths(headers),
+        died,
         tracking,
         {field.name: _as(record.get(field.name), field.type) for field in schema},
     )

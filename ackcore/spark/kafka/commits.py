@@ -51,7 +51,7 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
 def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
     """Return the offsets that wait, in order and once each, and how often they were tried."""
     # What was sent again had been done: its offset is behind us.
-    parts = [table.filter(pc.invert(table[REPLAYED])).select(_NEEDED) for table in tables]
+    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
     if rows is None or not len(rows):
         return {}

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int64s
+from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import Bools, ReasonTexts, refused
+from ackcore.spark.base.reason_columns import ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
@@ -237,7 +237,7 @@ def decide(
         runs_again = len(tried) if tried is not None else 0
         firsts, resolved = 0, -lost.replayed
         if tried is not None:
-            resolved += pc.sum(tried[REPLAYED]).as_py() or 0
+            resolved += int(np.count_nonzero(tried[REPLAYED].to_numpy()))
             # What a request put back starts again from attempt 0.
             firsts = untried_in(tried)
             # By place, not by message id: a duplicate, or a record that was replayed twice, has
@@ -310,7 +310,8 @@ def refused_records(
         said = _reasons_of(failed, lost).texts()
         due_ms = np.zeros(len(lost), np.int64)
         dead[spout] = tracked(lost, attempts, due_ms, first_ms, plan.now_ms, said, replayed)
-        changes[spout] = Account(acked=-len(lost), dead=len(lost), resolved=-int(replayed.sum()))
+        often = int(np.count_nonzero(replayed))
+        changes[spout] = Account(acked=-len(lost), dead=len(lost), resolved=-often)
     return dead, changes
 
 
@@ -343,7 +344,7 @@ def _judged(
             reasons = _reasons_of(failed, lost)
             waits, dies, uncounted = judge(rules, lost, reasons, first_ms, replayed)
             places = lost[PLACE].drop_null().to_numpy()
-            some = int(replayed.sum())
+            some = int(np.count_nonzero(replayed))
             dead = without_numbers(dies)
             found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dead,))
     return found
@@ -383,10 +384,10 @@ def _cut(
     return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
 
 
-def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Bools]:
-    """Return when failed records were first seen, and which of them were replayed."""
+def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Int32s]:
+    """Return when failed records were first seen, and how often they were replayed."""
     n = len(lost)
-    first, replayed = np.full(n, now_ms), np.zeros(n, np.bool_)
+    first, replayed = np.full(n, now_ms), np.zeros(n, np.int32)
     if tried is not None:
         place = lost[PLACE].combine_chunks()
         due = place.is_valid().to_numpy(zero_copy_only=False)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Int64s
+from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import Bools, ReasonTexts
+from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     MESSAGE_ID,
@@ -65,7 +65,7 @@ class Judged(NamedTuple):
 
 
 def judge(
-    rules: Rules, lost: pa.Table, reasons: ReasonTexts, first_ms: Int64s, replayed: Bools
+    rules: Rules, lost: pa.Table, reasons: ReasonTexts, first_ms: Int64s, replayed: Int32s
 ) -> Judged:
     """Decide which failed records wait, until when, and which are dead.
 
@@ -78,8 +78,8 @@ def judge(
         Why each failed.
     first_ms : numpy.ndarray of int64
         When each was first seen.
-    replayed : numpy.ndarray of bool
-        Which are dead letters that were sent again.
+    replayed : numpy.ndarray of int32
+        How often each was sent again as a dead letter.
     """
     # Not for ever: what never can be done would never be told.
     late = rules.now_ms - first_ms >= rules.timeout_ms
@@ -123,7 +123,7 @@ def tracked(
     first_ms: Int64s,
     last_ms: int,
     texts: pa.Array,
-    replayed: Bools,
+    replayed: Int32s,
 ) -> pa.Table:
     """Return records that were read again in `TRACKING` and the source's columns."""
     tracking = [
@@ -133,7 +133,7 @@ def tracked(
         pa.array(first_ms),
         pa.array(np.full(len(lost), last_ms)),
         texts,
-        pa.array(replayed),
+        pa.array(replayed.astype(np.int32)),
     ]
     source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
     return pa.table(

@@ -155,7 +155,7 @@ class FailedWriter:
         if not len(lost):
             return
         n = len(lost)
-        first_ms, replayed = np.full(n, self._rules.now_ms), np.zeros(n, np.bool_)
+        first_ms, replayed = np.full(n, self._rules.now_ms), np.zeros(n, np.int32)
         if due is not None:
             place = lost[PLACE].to_numpy()
             first_ms = due[FIRST_MS].to_numpy()[place]
@@ -164,7 +164,7 @@ class FailedWriter:
         reasons = ReasonTexts.of_column(self._reasons.take(pa.array(at)))
         waits, dies, uncounted = judge(self._rules, lost, reasons, first_ms, replayed)
         self._uncounted += uncounted
-        self._replayed[spout] += int(replayed.sum())
+        self._replayed[spout] += int(np.count_nonzero(replayed))
         self._found.setdefault(spout, []).append(lost.select([ROOT_ID, PLACE]))
         for dead, rows in ((False, waits), (True, dies)):
             if not len(rows):
