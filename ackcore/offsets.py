@@ -23,14 +23,32 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, as_id, signed
 from ackcore._offset_arguments import check_state, tracker_key
 from ackcore._records import Int64s, OffsetState
+from ackcore._rice import (
+    ALL_ZERO,
+    ESCAPE,
+    FULL_BITS,
+    SIZE_BITS,
+    Bits,
+    Column,
+    Digits,
+    field,
+    fields,
+    number,
+)
 
-__all__ = ["KAFKA_LIMIT", "Commit", "Restored", "decode_metadata", "encode_metadata"]
+__all__ = [
+    "KAFKA_LIMIT",
+    "Commit",
+    "Restored",
+    "decode_metadata",
+    "encode_metadata",
+    "encode_state",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -47,18 +65,11 @@ _WIDE, _BASE64 = "u", "b"
 _FIRST_WIDE = 0x0800
 _WIDE_BITS, _BASE64_BITS = 15, 6
 
-_CRC_BITS, _ID_BITS, _SIZE_BITS = 32, 64, 6
-#: In place of a Rice parameter: every number of the column is 0, and no bits follow.
-_ALL_ZERO = 63
+_CRC_BITS, _ID_BITS = 32, 64
 #: More runs than this are not written, nor believed: where all numbers are 0, a run takes no bit.
 _MOST_RUNS = 1 << 18
 #: More offsets that are not done are not believed: a tracker has a bit for each.
 _MOST_OPEN = 1 << 32
-#: A quotient that is not below this is written in full elsewhere, lest one jump of 10**9 among
-#: small ones takes 10**9 bits; and in so many bits.
-_ESCAPE, _FULL_BITS = 40, 63
-
-Bits = npt.NDArray[np.uint8]
 
 
 class Commit(NamedTuple):
@@ -108,34 +119,66 @@ def encode_metadata(
     Commit
         The committable offset and the metadata, of one moment.
     """
+    state = tracker.state(limit=_MOST_RUNS)
+    of = tracker.topic, tracker.partition, tracker.generation
+    return encode_state(*of, state, deployment, limit=limit, wide=wide)
+
+
+def encode_state(
+    topic: str,
+    partition: int,
+    generation: int,
+    state: OffsetState,
+    deployment: int,
+    *,
+    limit: int = KAFKA_LIMIT,
+    wide: bool = True,
+) -> Commit:
+    """Return what `encode_metadata` does of a tracker that has this state, without making one.
+
+    Parameters
+    ----------
+    topic, partition, generation
+        As of `OffsetTracker`.
+    state : OffsetState
+        As `OffsetTracker.state` returns it; it is not checked.
+    deployment, limit, wide
+        As in `encode_metadata`.
+
+    Returns
+    -------
+    Commit
+    """
     limit = as_count(limit, "limit", _LEAST_LIMIT)
     deployment = as_id(deployment, "deployment")
+    if len(state.hole_starts) > _MOST_RUNS:
+        whole = OffsetTracker.from_state(topic, partition, generation, state)
+        state = whole.state(limit=_MOST_RUNS)
     per_character = _WIDE_BITS if wide else _BASE64_BITS
     room = (limit - len(_prefix(wide))) * per_character
-    state = tracker.state(limit=_MOST_RUNS)
-    key = _key(tracker.topic, tracker.partition, state.committable)
-    whose = deployment % 2**_ID_BITS, tracker.generation
+    whose = deployment % 2**_ID_BITS, generation
     if len(state.hole_starts) or len(state.failed):
         fixed = _fixed(*whose)
         content = _padded([fixed, *_fitting(state, room - _CRC_BITS - len(fixed))], per_character)
     else:
         content = _all_done(*whose, per_character)
-    bits = np.concatenate([_field(_check_sum(content, key), _CRC_BITS), content])
+    check_sum = _check_sum(_packed(content), _key(topic, partition, state.committable))
+    bits = field(check_sum, _CRC_BITS) + content
     return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
 
 
-def _fixed(deployment: int, generation: int) -> Bits:
-    return np.concatenate([_field(deployment, _ID_BITS), _number(generation)])
+def _fixed(deployment: int, generation: int) -> Digits:
+    return field(deployment, _ID_BITS) + number(generation)
 
 
-def _padded(pieces: list[Bits], per_character: int) -> Bits:
+def _padded(pieces: list[Digits], per_character: int) -> Digits:
     """Put pieces together, and fill up the last character that the checksum and they take."""
-    padding = -(sum(map(len, pieces)) + _CRC_BITS) % per_character
-    return np.concatenate([*pieces, np.zeros(padding, np.uint8)])
+    content = b"".join(pieces)
+    return content + b"0" * (-(len(content) + _CRC_BITS) % per_character)
 
 
 @lru_cache(maxsize=64)
-def _all_done(deployment: int, generation: int, per_character: int) -> Bits:
+def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
     """What is behind the checksum where nothing is open: the same for each partition of a group."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
@@ -152,62 +195,21 @@ def _key(topic: str, partition: int, offset: int) -> int:
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
 
 
-def _check_sum(content: Bits, key: int) -> int:
-    return crc32(np.packbits(content).tobytes(), key)
+def _check_sum(content: bytes, key: int) -> int:
+    return crc32(content, key)
 
 
-class _Column:
-    """Numbers, each 0 or more, and how they are written shortest."""
-
-    def __init__(self, numbers: Int64s) -> None:
-        self.numbers = numbers
-        self.parameter, self.size = _ALL_ZERO, _SIZE_BITS
-        if numbers.any():
-            self.parameter, coded = min(
-                ((guess, _rice_bits(numbers, guess)) for guess in _guesses(numbers)),
-                key=lambda guessed: guessed[1],
-            )
-            self.size += coded
-
-    def first(self, n: int) -> _Column:
-        """A column of the first n."""
-        return self if n == len(self.numbers) else _Column(self.numbers[:n])
-
-    def bits(self) -> list[Bits]:
-        """The parameter, quotients in unary, remainders, quotients that were escaped."""
-        pieces = [_field(self.parameter, _SIZE_BITS)]
-        if self.parameter == _ALL_ZERO:
-            return pieces
-        quotients = self.numbers >> self.parameter
-        escaped = quotients[quotients >= _ESCAPE]
-        stops = np.cumsum(np.minimum(quotients, _ESCAPE) + 1) - 1
-        unary = np.zeros(int(stops[-1]) + 1, np.uint8)
-        unary[stops] = 1
-        remainders = _fields(self.numbers & ((1 << self.parameter) - 1), self.parameter)
-        return [*pieces, unary, remainders, _fields(escaped, _FULL_BITS)]
-
-
-def _guesses(numbers: Int64s) -> list[int]:
-    """Rice parameters, one of which is the best or as good."""
-    typical = [int(numbers.mean())]
-    if numbers.max() > 64 * typical[0]:
-        typical.append(int(np.median(numbers)))  # few are far above all others
-    return sorted({max(0, one.bit_length() - by) for one in typical for by in (1, 2)})
-
-
-def _rice_bits(numbers: Int64s, parameter: int) -> int:
-    quotients = numbers >> parameter
-    escaped = int(np.count_nonzero(quotients >= _ESCAPE))
-    unary = int(np.minimum(quotients, _ESCAPE).sum()) + len(numbers)
-    return unary + parameter * len(numbers) + escaped * _FULL_BITS
+def _packed(digits: Digits) -> bytes:
+    """Return eight digits a byte, the last byte filled up."""
+    return int(digits + b"0" * (-len(digits) % 8), 2).to_bytes(-(-len(digits) // 8))
 
 
 class _Pair:
     """Two columns of one length."""
 
-    def __init__(self, one: _Column, other: _Column) -> None:
+    def __init__(self, one: Column, other: Column) -> None:
         self.one, self.other = one, other
-        self.head = _number(len(one.numbers))
+        self.head = number(len(one.numbers))
         self.size = len(self.head) + one.size + other.size
 
     def first(self, n: int) -> _Pair:
@@ -224,12 +226,12 @@ class _Pair:
             least, most = (middle, most) if self.first(middle).size <= room else (least, middle)
         return self.first(least)
 
-    def bits(self) -> list[Bits]:
+    def bits(self) -> list[Digits]:
         """The length, and the columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
-def _fitting(state: OffsetState, room: int) -> list[Bits]:
+def _fitting(state: OffsetState, room: int) -> list[Digits]:
     """As much of a state as fits into so many bits."""
     holes, failed = _holes_of(state), _failed_of(state)
     if holes.size + failed.size > room:
@@ -242,49 +244,43 @@ def _holes_of(state: OffsetState) -> _Pair:
     """Runs of holes, their lengths less 1, and how many offsets are done behind each."""
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
-    done = np.append(starts[1:], state.end)[: len(ends)] - ends
-    runs = _Pair(_Column(lengths - 1), _Column(done))
-    if runs.one.size == _SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
+    done = _shifted(starts, state.end) - ends
+    runs = _Pair(Column(lengths - 1), Column(done))
+    if runs.one.size == SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
     # Single holes: their lengths take no bits, those of runs one each or more.
     each = np.zeros(int(lengths.sum()), np.int64)
     each[np.cumsum(lengths) - 1] = done
-    singles = _Pair(_Column(np.zeros_like(each)), _Column(each))
+    singles = _Pair(Column(np.zeros_like(each)), Column(each))
     return min(runs, singles, key=lambda pair: pair.size)
+
+
+def _shifted(numbers: Int64s, last: int) -> Int64s:
+    """Return each number's next one."""
+    found = np.empty_like(numbers)
+    found[:-1], found[-1:] = numbers[1:], last
+    return found
 
 
 def _failed_of(state: OffsetState) -> _Pair:
     """The distances of what failed, and how often it did, less 1 each."""
-    distances = np.diff(state.failed[:_MOST_RUNS], prepend=state.committable - 1) - 1
+    failed = state.failed[:_MOST_RUNS]
+    distances = failed.copy()
+    distances[:1] -= state.committable
+    distances[1:] -= failed[:-1] + 1
     attempts = state.attempts[:_MOST_RUNS].astype(np.int64) - 1
-    return _Pair(_Column(distances), _Column(attempts))
+    return _Pair(Column(distances), Column(attempts))
 
 
-def _fields(numbers: Int64s, width: int) -> Bits:
-    """Numbers as so many bits each, the highest first."""
-    shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
-    return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
-
-
-def _field(number: int, width: int) -> Bits:
-    digits = f"{number:0{width}b}" if width else ""
-    return np.frombuffer(digits.encode(), np.uint8) - ord("0")
-
-
-def _number(number: int) -> Bits:
-    """A number below 2**63 as its width and its bits."""
-    width = number.bit_length()
-    return np.concatenate([_field(width, _SIZE_BITS), _field(number, width)])
-
-
-def _to_wide(bits: Bits) -> str:
+def _to_wide(digits: Digits) -> str:
     powers = 1 << np.arange(_WIDE_BITS - 1, -1, -1, dtype=np.int64)
+    bits = np.frombuffer(digits, np.uint8) & 1
     units = bits.reshape(-1, _WIDE_BITS) @ powers + _FIRST_WIDE
     return units.astype("<u2").tobytes().decode("utf-16-le")
 
 
-def _to_base64(bits: Bits) -> str:
-    return base64.b64encode(np.packbits(bits).tobytes()).decode().rstrip("=")[: len(bits) // 6]
+def _to_base64(digits: Digits) -> str:
+    return base64.b64encode(_packed(digits)).decode().rstrip("=")[: len(digits) // 6]
 
 
 # Out of metadata ----------------------------------------------------------------------------
@@ -339,7 +335,7 @@ def _decoded(
     bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
     reader = _Reader(bits)
     check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
-    if check_sum != _check_sum(content, _key(topic, partition, offset)):
+    if check_sum != _check_sum(np.packbits(content).tobytes(), _key(topic, partition, offset)):
         raise _Damaged("as its checksum is wrong: it is damaged, or of another partition or offset")
     deployment, generation = signed(reader.field(_ID_BITS)), reader.number()
     holes, done = reader.pair()
@@ -375,7 +371,7 @@ def _from_wide(text: str) -> Bits:
         raise _Damaged("as it has lone surrogates") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
         raise _Damaged("as it has characters that none of ours has")
-    return _fields(units, _WIDE_BITS)
+    return fields(units, _WIDE_BITS)
 
 
 def _from_base64(text: str) -> Bits:
@@ -404,9 +400,9 @@ class _Reader:
         return int.from_bytes(np.packbits(self._take(width)).tobytes()) >> (-width % 8)
 
     def number(self) -> int:
-        return self.field(self.field(_SIZE_BITS))
+        return self.field(self.field(SIZE_BITS))
 
-    def _fields(self, n: int, width: int) -> Int64s:
+    def fields(self, n: int, width: int) -> Int64s:
         bits = self._take(n * width).reshape(n, width).astype(np.int64)
         return bits @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
 
@@ -416,8 +412,8 @@ class _Reader:
         return self._column(n), self._column(n)
 
     def _column(self, n: int) -> Int64s:
-        parameter = self.field(_SIZE_BITS)
-        if parameter == _ALL_ZERO:
+        parameter = self.field(SIZE_BITS)
+        if parameter == ALL_ZERO:
             if n > _MOST_RUNS:
                 raise _Damaged(f"as it has a column of {n} numbers")
             return np.zeros(n, np.int64)
@@ -426,9 +422,9 @@ class _Reader:
             raise _Damaged("as it ends too early")
         self._take(int(stops[-1]) + 1 if n else 0)
         quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
-        remainders = self._fields(n, parameter)
-        escaped = quotients >= _ESCAPE
-        quotients[escaped] = self._fields(int(np.count_nonzero(escaped)), _FULL_BITS)
+        remainders = self.fields(n, parameter)
+        escaped = quotients >= ESCAPE
+        quotients[escaped] = self.fields(int(np.count_nonzero(escaped)), FULL_BITS)
         return (quotients << parameter) | remainders
 
     def finish(self) -> None:

@@ -279,7 +279,7 @@ def bench_commit(broker, rounds, report_ratio):
                         "partition": np.repeat(np.arange(PARTITIONS, dtype=np.int32), holes),
                         "offset": places + at - each,
                         ATTEMPT: np.ones(len(places), np.int32),
-                        REPLAYED: pa.repeat(False, len(places)),
+                        REPLAYED: np.zeros(len(places), np.int32),
                     }
                 )
                 positions = {n: Position(at, at, "earliest") for n in range(PARTITIONS)}

@@ -21,7 +21,15 @@ ROOT = Path(ackcore.__file__).parent
 #: library, numpy and the layers below.  "" is ``ackcore/__init__.py``.
 LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     (
-        {"_records", "_columns", "_id_arguments", "_offset_arguments", "_row_arguments", "_files"},
+        {
+            "_records",
+            "_columns",
+            "_id_arguments",
+            "_offset_arguments",
+            "_row_arguments",
+            "_files",
+            "_rice",
+        },
         set(),
     ),
     ({"_native", "_reference"}, set()),

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import OffsetState, OffsetTracker
+from ackcore import OffsetState, OffsetTracker, _rice, offsets
 from ackcore._reference.offsets import OffsetTracker as Twin
-from ackcore.offsets import KAFKA_LIMIT, Commit, decode_metadata, encode_metadata
+from ackcore.offsets import (
+    KAFKA_LIMIT,
+    Commit,
+    decode_metadata,
+    encode_metadata,
+    encode_state,
+)
 
 DEPLOYMENT = -0x5EED
 
@@ -83,6 +89,49 @@ def test_what_goes_in_comes_out(runs, base, failures, wide):
     assert same(found.state, tracker.state())
     again = OffsetTracker.from_state("lines", 3, 7, found.state)
     assert encode_metadata(again, DEPLOYMENT, wide=wide) == commit
+
+
+SMALL = st.integers(0, 5) | st.sampled_from([0, 0, 39, 40, 41, 500, 2**20])
+NUMBERS = st.lists(SMALL, max_size=30) | st.lists(SMALL | st.integers(0, 2**62), max_size=30)
+
+
+@given(NUMBERS)
+def test_few_numbers_are_coded_as_many_are(numbers):
+    column = np.array(numbers, np.int64)
+    few = _rice.Column(column)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_rice, "_FEW", -1)
+        many = _rice.Column(column)
+        assert (few.parameter, few.size) == (many.parameter, many.size)
+        bits = b"".join(many.bits())
+    assert b"".join(few.bits()) == bits
+    assert len(bits) == few.size
+
+
+@pytest.mark.parametrize(
+    ("runs", "failed", "metadata"),
+    [
+        ([], [], "ack1bvJ9UcP///////6ETD4H/4H/4"),
+        ([1, 9, 2, 10**9, 1, 3], [], "ack1btNYfSf///////6ETD4WBbkYAAAE3NZQAAAAAYH/4"),
+        (
+            [1, 9] * 3 + [4, 70],
+            [(100, 2), (10**6, 1)],
+            "ack1bcROe2P///////6ETD4cA4icMzLBSUQAANB2wG",
+        ),
+    ],
+)
+def test_it_is_written_as_it_was(runs, failed, metadata):
+    """Groups have it that were committed by former releases."""
+    tracker = tracker_of(runs, failed=failed)
+    assert encode_metadata(tracker, DEPLOYMENT, wide=False).metadata == metadata
+
+
+def test_a_state_with_more_runs_than_are_written_is_cut(monkeypatch):
+    tracker = tracker_of([1, 2] * 40, failed=[(100, 2), (217, 1)])
+    monkeypatch.setattr(offsets, "_MOST_RUNS", 10)
+    commit = encode_metadata(tracker, DEPLOYMENT)
+    assert encode_state("lines", 3, 7, tracker.state(), DEPLOYMENT) == commit
+    assert same(decoded(commit).state, tracker.state(limit=10))
 
 
 @pytest.mark.parametrize("wide", [True, False])

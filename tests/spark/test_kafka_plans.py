@@ -18,9 +18,9 @@ from ackcore.kafka import KafkaSpout
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.kafka import plans
+from ackcore.spark.kafka import commits, plans
 from ackcore.spark.kafka import watch as watches
-from ackcore.spark.kafka.commits import commit_of, states
+from ackcore.spark.kafka.commits import CommitCache, commit_of, states
 from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
 from ackcore.spark.kafka.watch import Watch, pause_s
@@ -124,6 +124,37 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     restored = decode_metadata("t", 0, *commit)
     assert restored.deployment == 7
     assert restored.state.hole_starts.tolist() == expected.hole_starts.tolist()
+
+
+WAITS = st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=4)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(7, 9), WAITS), max_size=3), max_size=4))
+def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
+    """The next offset, what waits and how often it was tried, in each partition and micro-batch."""
+    cache = CommitCache(7)
+    for found in batches:
+        plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
+        rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
+        done = {(topic, n): state for topic, n, state in states(plan, [waiting(*rows)])}
+        expected = {each: commit_of(*each, state, 7) for each, state in done.items()}
+        assert cache.commits(done) == expected
+
+
+def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
+    encoded = []
+
+    def noted(topic, partition, state, deployment):
+        encoded.append(partition)
+        return commit_of(topic, partition, state, deployment)
+
+    monkeypatch.setattr(commits, "commit_of", noted)
+    cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
+    for now in (rows, rows, [rows[0], (1, 4, 2, 0)]):
+        cache.commits(
+            {(t, n): state for t, n, state in states(plan_of(p0=9, p1=9), [waiting(*now)])}
+        )
+    assert encoded == [0, 1, 1]
 
 
 def test_each_partition_has_what_waits_of_it():

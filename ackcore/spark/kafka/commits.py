@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore import OffsetState, OffsetTracker
+from ackcore import OffsetState
 from ackcore._records import Int32s, Int64s
-from ackcore.offsets import Commit, encode_metadata
+from ackcore.offsets import Commit, encode_state
 from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
 
+_NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
+_NO_HOLES = _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS
 _NEEDED = ("topic", "partition", "offset", ATTEMPT)
 
 
@@ -28,18 +30,24 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
         The records of the spout that wait after it.
     """
     wait = _by_partition(waiting)
-    none = np.empty(0, np.int64), np.empty(0, np.int32)
     for topic, partition, position in plan.each():
-        yield topic, partition, _state(position.next, *wait.get((topic, partition), none))
+        rows = wait.get((topic, partition))
+        if rows is None:
+            state = OffsetState(position.next, position.next, *_NO_HOLES)
+        else:
+            state = _state(position.next, *rows)
+        yield topic, partition, state
 
 
 def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
     """Return what is done below ``next_``: all that does not wait."""
     # From there on it is of a topic that was before, or of what a truncation took.
-    below = waiting < next_
-    waiting, attempts = waiting[below], attempts[below]
-    starts = waiting[np.diff(waiting, prepend=-2) > 1]
-    ends = waiting[np.diff(waiting, append=np.iinfo(np.int64).max) > 1] + 1
+    if len(waiting) and waiting[-1] >= next_:
+        below = int(np.searchsorted(waiting, next_))
+        waiting, attempts = waiting[:below], attempts[:below]
+    apart = np.ones(len(waiting) + 1, np.bool_)
+    np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
+    starts, ends = waiting[apart[:-1]], waiting[apart[1:]] + 1
     end = next_
     if len(ends) and ends[-1] >= next_:  # nothing above the last run is done
         end, starts, ends = int(starts[-1]), starts[:-1], ends[:-1]
@@ -71,4 +79,40 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int
 
 def commit_of(topic: str, partition: int, state: OffsetState, deployment: int) -> Commit:
     """Return what to commit of a partition: its offset, and what is done above it."""
-    return encode_metadata(OffsetTracker.from_state(topic, partition, 0, state), deployment)
+    return encode_state(topic, partition, 0, state, deployment)
+
+
+class CommitCache:
+    """What to commit of partitions, most of which are as they were at the last commit.
+
+    Parameters
+    ----------
+    deployment : int
+        Which checkpoint the commits are of.
+    """
+
+    def __init__(self, deployment: int) -> None:
+        self._deployment = deployment
+        self._last: dict[tuple[str, int], tuple[OffsetState, Commit]] = {}
+
+    def commits(self, done: Mapping[tuple[str, int], OffsetState]) -> dict[tuple[str, int], Commit]:
+        """Return what `commit_of` does, by partition."""
+        found = {}
+        for each, state in done.items():
+            last = self._last.get(each)
+            if last is not None and _is_same(last[0], state):
+                found[each] = last
+            else:
+                found[each] = state, commit_of(*each, state, self._deployment)
+        self._last = found
+        return {each: commit for each, (_, commit) in found.items()}
+
+
+def _is_same(one: OffsetState, other: OffsetState) -> bool:
+    return (
+        one[:2] == other[:2]
+        and np.array_equal(one.hole_starts, other.hole_starts)
+        and np.array_equal(one.hole_ends, other.hole_ends)
+        and np.array_equal(one.failed, other.failed)
+        and np.array_equal(one.attempts, other.attempts)
+    )

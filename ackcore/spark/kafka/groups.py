@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ackcore import OffsetState
 from ackcore.kafka.cluster import Cluster
-from ackcore.spark.kafka.commits import commit_of
+from ackcore.spark.kafka.commits import CommitCache
 
 _log = logging.getLogger("ackcore")
 
@@ -35,7 +35,7 @@ class ToldGroup:
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
         self._spout = spout
         self._group_id = group_id
-        self._deployment = deployment
+        self._cache = CommitCache(deployment)
         #: What it was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
         self._repeat_at = 0.0
@@ -57,7 +57,7 @@ class ToldGroup:
         done : mapping
             By partition.
         """
-        commits = {each: commit_of(*each, state, self._deployment) for each, state in done.items()}
+        commits = self._cache.commits(done)
         new = {each: one for each, one in commits.items() if self._told.get(each) != one}
         now = time.monotonic()
         if now >= self._repeat_at:

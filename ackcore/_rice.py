@@ -1,0 +1,136 @@
+"""Columns of small numbers as bits, Rice coded.
+
+Bits are written as digits, a byte of ASCII each, that join as bytes do, and read as arrays.  A
+column of few numbers is coded in plain integers: each call of numpy takes about as long as ten of
+those.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._records import Int64s
+
+#: To read: an array of 0 and 1.
+Bits = npt.NDArray[np.uint8]
+#: To write: the characters 0 and 1.
+Digits = bytes
+
+SIZE_BITS = 6
+#: In place of a Rice parameter: every number of the column is 0, and no bits follow.
+ALL_ZERO = 63
+#: A quotient that is not below this is written in full elsewhere, lest one jump of 10**9 among
+#: small ones takes 10**9 bits; and in so many bits.
+ESCAPE, FULL_BITS = 40, 63
+
+#: So many numbers are few.
+_FEW = 96
+#: Below it a sum of floats is that of the integers, so that few numbers and many are coded alike.
+_EXACT = 1 << 53
+_UNARY = [b"0" * quotient + b"1" for quotient in range(ESCAPE + 1)]
+
+
+class Column:
+    """Numbers, each 0 or more, and how they are written shortest."""
+
+    def __init__(self, numbers: Int64s) -> None:
+        self.numbers = numbers
+        self.parameter, self.size = ALL_ZERO, SIZE_BITS
+        self._few = numbers.tolist() if len(numbers) <= _FEW else None
+        if self._few is not None and (total := sum(self._few)) < _EXACT:
+            sizes = _sizes_of_few(self._few, total) if total else {}
+        elif not numbers.any():
+            sizes = {}
+        else:
+            sizes = {guess: _rice_bits(numbers, guess) for guess in _guesses(numbers)}
+        if sizes:
+            self.parameter = min(sizes, key=sizes.__getitem__)
+            self.size += sizes[self.parameter]
+
+    def first(self, n: int) -> Column:
+        """A column of the first n."""
+        return self if n == len(self.numbers) else Column(self.numbers[:n])
+
+    def bits(self) -> list[Digits]:
+        """The parameter, quotients in unary, remainders, quotients that were escaped."""
+        parameter = self.parameter
+        pieces = [field(parameter, SIZE_BITS)]
+        if parameter == ALL_ZERO:
+            return pieces
+        if self._few is not None:
+            quotients = [each >> parameter for each in self._few]
+            pieces += [_UNARY[min(each, ESCAPE)] for each in quotients]
+            if parameter:
+                mask = (1 << parameter) - 1
+                pieces += [field(each & mask, parameter) for each in self._few]
+            return pieces + [field(each, FULL_BITS) for each in quotients if each >= ESCAPE]
+        return [*pieces, *_bits_of_many(self.numbers, parameter)]
+
+
+def _sizes_of_few(numbers: list[int], total: int) -> dict[int, int]:
+    """As `_guesses` and `_rice_bits` of numbers that are not all 0."""
+    n, most = len(numbers), max(numbers)
+    typical = [int(total / n)]
+    if most > 64 * typical[0]:
+        ranked = sorted(numbers)
+        typical.append((ranked[(n - 1) // 2] + ranked[n // 2]) // 2)
+    found = {}
+    for guess in _parameters(typical):
+        quotients = [each >> guess for each in numbers]
+        escaped = 0
+        if most >> guess >= ESCAPE:
+            escaped = sum(each >= ESCAPE for each in quotients)
+            quotients = [min(each, ESCAPE) for each in quotients]
+        found[guess] = sum(quotients) + n + guess * n + escaped * FULL_BITS
+    return found
+
+
+def _bits_of_many(numbers: Int64s, parameter: int) -> list[Digits]:
+    quotients = numbers >> parameter
+    escaped = quotients[quotients >= ESCAPE]
+    stops = np.cumsum(np.minimum(quotients, ESCAPE) + 1) - 1
+    unary = np.full(int(stops[-1]) + 1, ord("0"), np.uint8)
+    unary[stops] = ord("1")
+    remainders = fields(numbers & ((1 << parameter) - 1), parameter)
+    return [unary.tobytes(), _digits(remainders), _digits(fields(escaped, FULL_BITS))]
+
+
+def _guesses(numbers: Int64s) -> list[int]:
+    """Rice parameters, one of which is the best or as good."""
+    typical = [int(numbers.mean())]
+    if numbers.max() > 64 * typical[0]:
+        typical.append(int(np.median(numbers)))  # few are far above all others
+    return _parameters(typical)
+
+
+def _parameters(typical: list[int]) -> list[int]:
+    return sorted({max(0, one.bit_length() - by) for one in typical for by in (1, 2)})
+
+
+def _rice_bits(numbers: Int64s, parameter: int) -> int:
+    quotients = numbers >> parameter
+    escaped = int(np.count_nonzero(quotients >= ESCAPE))
+    unary = int(np.minimum(quotients, ESCAPE).sum()) + len(numbers)
+    return unary + parameter * len(numbers) + escaped * FULL_BITS
+
+
+def fields(numbers: Int64s, width: int) -> Bits:
+    """Numbers as so many bits each, the highest first."""
+    shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
+    return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
+
+
+def _digits(bits: Bits) -> Digits:
+    return (bits | ord("0")).tobytes()
+
+
+def field(value: int, width: int) -> Digits:
+    """A number as so many bits."""
+    return f"{value:0{width}b}".encode() if width else b""
+
+
+def number(value: int) -> Digits:
+    """A number below 2**63 as its width and its bits."""
+    width = value.bit_length()
+    return field(width, SIZE_BITS) + field(value, width)
