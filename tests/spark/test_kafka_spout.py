@@ -20,7 +20,9 @@ from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.kafka import reading
 from ackcore.spark.kafka.offsets import OffsetsRefused
+from ackcore.spark.kafka.reading import ReadOffsets
 from ackcore.spark.protocol import batch, runs
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -345,6 +347,38 @@ def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept,
     (letter,) = dead_letters(tmp_path / "two").collect()
     assert (bytes(letter.payload.value), letter.attempts) == (b"bad", 2)
     assert mock_kafka.committed("g", "t")[0] == 4
+
+
+@pytest.mark.parametrize("few", [10_000, 0])
+def test_only_what_failed_is_read_again(spark, mock_kafka, checkpoint, kept, monkeypatch, few):
+    """By the driver and by tasks, from two partitions of which each task has some."""
+    asked, pieces = [], ReadOffsets.pieces
+
+    def noted(self, places, rows):
+        asked.append(pieces(self, places, rows))
+        return asked[-1]
+
+    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    monkeypatch.setattr(reading, "_NEAR", 3)
+    monkeypatch.setattr(ReadOffsets, "pieces", noted)
+    mock_kafka.create_topic("t", 2)
+    for partition in (0, 1):
+        values = [b"%d" % i for i in range(300)]
+        for place, value in ((0, b"bad"), (7, b"flaky"), (9, b"bad"), (299, b"bad")):
+            values[place] = value
+        mock_kafka.produce("t", values, partition)
+    books = run_batch(topology(source(mock_kafka, "t"), kept, max_attempts=2), spark, checkpoint)
+    assert (books.records, books.acked, books.dead) == (600, 594, 6)
+    assert kept.texts.count("flaky") == 2
+    letters = [
+        (row.message_id, bytes(row.payload.value)) for row in dead_letters(checkpoint).collect()
+    ]
+    assert sorted(letters) == [
+        (f'["t", {partition}, {offset}]', b"bad") for partition in (0, 1) for offset in (0, 299, 9)
+    ]
+    # At the second attempt they are in a file of ours.
+    assert [piece.rows for piece in asked[0]] == [1, 3, 1, 1, 3, 1]
+    assert not any(asked[1:])
 
 
 @pytest.mark.parametrize("step", ["planned", "ran", "checked", "decided", "acted", "marked"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
+from ackcore._records import Int64s
 from ackcore.arrow import rebatched
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.kafka.reading import RangeReader
 from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.base.batches import Batches
+from ackcore.spark.tasks.pieces import Piece
 
 #: Records of a batch, and bytes if they are long: a task takes some 2 ms for each batch, whatever
 #: is in it.
@@ -18,6 +21,8 @@ _ROWS = 1 << 14
 BATCH_BYTES = 1 << 22
 #: For how long nothing may come, in seconds: the driver waits for what is away longer.
 SILENT_S = 15.0
+#: Records that are read along with those on either side of them: a reader has to begin anew else.
+_NEAR = 1_000
 
 
 class ReadOffsets:
@@ -58,15 +63,62 @@ class ReadOffsets:
         if number == len(self._tasks):
             yield lost_rows(self._lost)
             return
+        with self._reader() as reader:
+            yield from _batches(reader, self._tasks[number])
+
+    def _reader(self) -> RangeReader:
         # Batches that end where they are to are handed on; others are cut and copied.
-        with RangeReader(
+        return RangeReader(
             self._client,
             batch_rows=_ROWS,
             batch_bytes=2 * BATCH_BYTES,
             timeout_s=self._silent_s,
-        ) as reader:
-            read = (batch for one in self._tasks[number] for batch in reader.read(one))
-            yield from rebatched(read, _ROWS, BATCH_BYTES)
+        )
+
+    def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
+        """Return what to read for rows at these places of tasks that had so many rows.
+
+        Where each offset was a record, a place says which; else the task is read whole.
+
+        Parameters
+        ----------
+        places : mapping from int to numpy.ndarray of int64
+            By task, sorted.
+        rows : mapping from int to int
+            By task.
+        """
+        found = []
+        for task, at in sorted(places.items()):
+            ranges = self._tasks[task] if task < len(self._tasks) else ()
+            if not ranges or sum(one.size for one in ranges) != rows[task]:
+                found.append(Piece(task, 0, ranges))
+                continue
+            first = 0
+            for one in ranges:
+                offsets = one.start + at[(at >= first) & (at < first + one.size)] - first
+                runs = np.split(offsets, np.flatnonzero(np.diff(offsets) > _NEAR) + 1)
+                for run in runs if len(offsets) else ():
+                    some = one._replace(start=int(run[0]), stop=int(run[-1]) + 1)
+                    found.append(Piece(task, first + some.start - one.start, (some,), some.size))
+                first += one.size
+        return found
+
+    def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
+        """Yield pieces and their rows, which are taken before the next piece is asked for."""
+        for piece in pieces:
+            if not piece.what:
+                yield piece, iter([lost_rows(self._lost)])
+        some = [piece for piece in pieces if piece.what]
+        if not some:
+            return
+        with self._reader() as reader:
+            for piece in some:
+                yield piece, _batches(reader, piece.what)
+
+
+def _batches(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+    read = (batch for one in ranges for batch in reader.read(one))
+    yield from rebatched(read, _ROWS, BATCH_BYTES)
 
 
 def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:

@@ -138,7 +138,7 @@ class KafkaSources:
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
             tasks = len(planned.tasks) + bool(planned.lost)
             ids = self._spark.range(0, tasks, 1, max(1, tasks))
-            snapshot = Snapshot(ids, read)
+            snapshot = Snapshot(ids, read, read)
             found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
         return found
 

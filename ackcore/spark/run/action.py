@@ -149,6 +149,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         untracked_failures=sum(report["untracked_failures"] for report in reports),
         spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
+        read={one["partition"]: one["read"] for one in reports if "read" in one},
         raised=dict(raised),
         breaker_trips=sum(report["breaker_trips"] for report in reports),
         emitted={name: dict(streams) for name, streams in emitted.items()},

@@ -32,11 +32,19 @@ from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_stage import FailedFile, FailedStage
+from ackcore.spark.tasks.pieces import DealtPieces, Piece
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.reread_stage import RereadStage, pick
 from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream, results_in
 from ackcore.spark.tasks.retry_stage import Slice, due_records
-from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, partition_in, read_rows, read_whole
+from ackcore.spark.tasks.row_files import (
+    ROOT_ID,
+    RowFile,
+    among,
+    partition_in,
+    read_rows,
+    read_whole,
+)
 from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
@@ -143,11 +151,11 @@ def write_failed(
         for path, rows in files
     )
     frames = []
+    before: Mapping[int, Mapping[str, int]] = {}
     # Sources are read again for what is in no file.
     if not setup.sources.keys() <= accepted.spilled.keys():
-        for one in setup.inputs:
-            of = replace(stage, stage=replace(stage.stage, spout=one.spout))
-            frames.append(one.map_in_arrow(of, RESULT_TYPE))
+        again, before = _reread_frames(setup, accepted, np.sort(ids), stage)
+        frames += again
     if slices:
         numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
         frames.append(numbers.mapInArrow(replace(stage, slices=slices), RESULT_TYPE))
@@ -159,9 +167,8 @@ def write_failed(
         else:
             some = from_stream(blob)
             picked[some.schema.metadata[b"spout"].decode()].append(some)
-    if len(frames) > bool(slices):
-        again = {one["partition"]: one["content"] for one in reports if "partition" in one}
-        check_content(setup, accepted.content, again)
+    now = {number: content for one in reports for number, content in one.get("contents", ())}
+    check_content(setup, before, now)
     found = {name: pa.concat_tables(some) for name, some in picked.items()}
     _refuse_lost(ids, found)
     return WrittenFailures(
@@ -235,14 +242,10 @@ def _in_sources(
 
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
-    stages = [
-        one.map_in_arrow(
-            RereadStage(SpoutStage(setup.spec, setup.sources, one.spout), roots, claims),
-            RESULT_TYPE,
-        )
-        for one in setup.inputs
-    ]
-    rows = collected(reduce(DataFrame.union, stages))
+    stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), roots, claims)
+    sought = None if claims else np.unique(np.concatenate(list(roots.values())))
+    frames, before = _reread_frames(setup, accepted, sought, stage)
+    rows = collected(reduce(DataFrame.union, frames))
     content, picked = {}, []
     for kind, blob in results_in(rows):
         if kind == TASK_REPORT:
@@ -250,11 +253,61 @@ def _in_sources(
             content[report["partition"]] = report["content"]
         else:
             picked.append(from_stream(blob))
-    check_content(setup, accepted.content, content)
+    check_content(setup, before, content)
     for table in picked:
         name = table.schema.metadata[b"spout"].decode()
         if name not in accepted.spilled:
             yield name, table
+
+
+def _reread_frames(
+    setup: RunSetup, accepted: RunResult, sought: Int64s | None, stage: RereadStage | FailedStage
+) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
+    """Return what a stage makes of the rows of sources, and what partitions that are whole had.
+
+    Only pieces with the roots that are ``sought`` are read, where these can be told.
+    """
+    pieces = None if sought is None else _pieces(setup, accepted, sought)
+    if pieces is None:
+        return [
+            one.map_in_arrow(
+                replace(stage, stage=replace(stage.stage, spout=one.spout)), RESULT_TYPE
+            )
+            for one in setup.inputs
+        ], accepted.content
+    (one,) = setup.inputs
+    assert one.snapshot is not None
+    assert one.snapshot.again is not None
+    tasks = max(1, min(len(pieces), setup.spec.dests))
+    dealt = DealtPieces(one.snapshot.again, [pieces[i::tasks] for i in range(tasks)])
+    numbers = one.frame.sparkSession.range(tasks, numPartitions=tasks)
+    of = replace(stage, stage=replace(stage.stage, spout=one.spout), pieces=dealt)
+    whole = {piece.partition for piece in pieces if piece.rows is None}
+    before = {
+        partition: found for partition, found in accepted.content.items() if partition in whole
+    }
+    return [numbers.mapInArrow(of, RESULT_TYPE)], before
+
+
+def _pieces(setup: RunSetup, accepted: RunResult, sought: Int64s) -> list[Piece] | None:
+    """Return what is to be read for some roots; None if that takes all of the input.
+
+    Where there are several inputs it is not known here which partitions are whose, and of a
+    micro-batch that was decided before not how many rows they had.
+    """
+    one = setup.inputs[0]
+    if len(setup.inputs) > 1 or one.spout is None or not accepted.read:
+        return None
+    if one.snapshot is None or one.snapshot.again is None:
+        return None
+    source = setup.sources[one.spout]
+    rows = {partition: read[one.spout] for partition, read in accepted.read.items() if read}
+    places = {}
+    for partition, n in rows.items():
+        at = np.flatnonzero(among(source.roots(partition, 0, n), sought))
+        if len(at):
+            places[partition] = at
+    return one.snapshot.again.pieces(places, rows)
 
 
 def check_content(

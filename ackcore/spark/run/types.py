@@ -17,16 +17,21 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.tasks.failed_stage import FailedFile
+from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
 
 class Snapshot(NamedTuple):
-    """Rows that tasks read: ``read`` reads those of the partitions whose numbers ``frame`` has."""
+    """Rows that tasks read: ``read`` reads those of the partitions whose numbers ``frame`` has.
+
+    ``again`` reads some of them again, if there is a shorter way to these than through all.
+    """
 
     frame: DataFrame
     read: Callable[[Batches], Batches]
+    again: PieceReader | None = None
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class InputFrame:
         """
         if self.snapshot is not None:
             # Read by the same worker: what goes through the JVM is written and read twice more.
-            ids, read = self.snapshot
-            return ids.mapInArrow(lambda batches: function(read(batches)), schema)
+            read = self.snapshot.read
+            return self.snapshot.frame.mapInArrow(lambda batches: function(read(batches)), schema)
         frame, names = self.frame, self.frame.columns
         if any("." in name or "`" in name for name in names):
             frame = frame.toDF(*(f"_{i}" for i in range(len(names))))
@@ -136,6 +141,9 @@ class RunResult:
         By component and stream, how many tuples were emitted.
     traces : tuple of (int, RecordTrace)
         By root, the way of those that were traced, without an outcome yet.
+    read : mapping from int to mapping from str to int
+        By partition of the spout stage and spout: how many new records it had; empty if that is not
+        known.
     """
 
     records: Mapping[str, int]
@@ -150,6 +158,7 @@ class RunResult:
     breaker_trips: int = 0
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[tuple[int, RecordTrace], ...] = ()
+    read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     def to_reread(self) -> dict[str, Any]:
         """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""

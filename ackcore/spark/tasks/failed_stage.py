@@ -25,12 +25,12 @@ from ackcore.spark.base.checksummed import read_table, write_batches
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.tasks.failed_rows import Rules, judge
+from ackcore.spark.tasks.pieces import DealtPieces, read_again
 from ackcore.spark.tasks.reread_stage import pick
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
 from ackcore.spark.tasks.retry_stage import Slice, due_records
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, partition_in, read_rows, read_whole
 from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, sampled
-from ackcore.spark.tasks.task import attempt_at
 
 #: A task writes a file of what waits, or is dead, of one spout when it has so much of it.
 _FILE_BYTES = 1 << 26
@@ -56,7 +56,7 @@ class FailedFile(NamedTuple):
 class FailedStage:
     """Reads what a run has read, and writes what failed of it.
 
-    What it maps are rows of a source, or, with ``slices``, their numbers.
+    What it maps are rows of a source, or, with ``slices`` or ``pieces``, their numbers.
 
     Parameters
     ----------
@@ -72,6 +72,8 @@ class FailedStage:
         Spouts that are read from files, and not from their sources.
     slices : tuple of Slice
         Parts of files: records that were due, or were spilled.
+    pieces : DealtPieces, optional
+        What is read of a source; by default all rows of a partition.
     """
 
     stage: SpoutStage
@@ -80,6 +82,7 @@ class FailedStage:
     directory: str
     spilled: frozenset[str] = frozenset()
     slices: tuple[Slice, ...] = ()
+    pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
@@ -91,14 +94,17 @@ class FailedStage:
                 for some, due in self._records_of(self.slices[one]):
                     writer.take(some, number, due)
         else:
-            partition = attempt_at(1).partition
-            content: dict[str, int] = {}
-            for some in self.stage.records(batches, partition):
-                name = some.source.name
-                content[name] = sampled(some.batch, content.get(name, 0))
-                if name not in self.spilled:
-                    writer.take(some, number)
-            report |= {"partition": partition, "content": content}
+            contents: list[tuple[int, dict[str, int]]] = []
+            for partition, whole, records in read_again(self.stage, batches, self.pieces):
+                content: dict[str, int] = {}
+                for some in records:
+                    name = some.source.name
+                    content[name] = sampled(some.batch, content.get(name, 0))
+                    if name not in self.spilled:
+                        writer.take(some, number)
+                if whole:
+                    contents.append((partition, content))
+            report["contents"] = contents
         report |= writer.finish()
         picked = [(PICKED, to_stream(table)) for table in writer.found()]
         yield result_batch([*picked, (TASK_REPORT, json.dumps(report).encode())])

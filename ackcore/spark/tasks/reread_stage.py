@@ -12,11 +12,11 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.tasks.failed_rows import READ_AGAIN
+from ackcore.spark.tasks.pieces import DealtPieces, read_again
 from ackcore.spark.tasks.record_ids import stamps
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
 from ackcore.spark.tasks.row_files import among
 from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, sampled
-from ackcore.spark.tasks.task import attempt_at
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,28 @@ class RereadStage:
     ----------
     roots, claims : mapping from str to numpy.ndarray of int64
         By spout, sorted.
+    pieces : DealtPieces, optional
+        What is read; by default all rows of a partition.
     """
 
     stage: SpoutStage
     roots: Mapping[str, Int64s]
     claims: Mapping[str, Int64s]
+    pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
-        partition = attempt_at(1).partition
-        content: dict[str, int] = {}
-        for some in self.stage.records(batches, partition):
-            name = some.source.name
-            content[name] = sampled(some.batch, content.get(name, 0))
-            rows = pick(some, self.roots, self.claims, self.stage.spec.number)
-            if len(rows):
-                yield result_batch([(PICKED, to_stream(rows))])
-        report = {"partition": partition, "content": content}
-        yield result_batch([(TASK_REPORT, json.dumps(report).encode())])
+        for partition, whole, records in read_again(self.stage, batches, self.pieces):
+            content: dict[str, int] = {}
+            for some in records:
+                name = some.source.name
+                content[name] = sampled(some.batch, content.get(name, 0))
+                rows = pick(some, self.roots, self.claims, self.stage.spec.number)
+                if len(rows):
+                    yield result_batch([(PICKED, to_stream(rows))])
+            if whole:
+                report = {"partition": partition, "content": content}
+                yield result_batch([(TASK_REPORT, json.dumps(report).encode())])
 
 
 def pick(
