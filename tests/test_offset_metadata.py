@@ -92,7 +92,14 @@ def test_what_goes_in_comes_out(runs, base, failures, wide):
 
 
 SMALL = st.integers(0, 5) | st.sampled_from([0, 0, 39, 40, 41, 500, 2**20])
-NUMBERS = st.lists(SMALL, max_size=30) | st.lists(SMALL | st.integers(0, 2**62), max_size=30)
+LARGE = st.integers(0, 2**40) | st.integers(0, 2**62)
+#: Among many small ones a large one is written in full.
+NUMBERS = st.lists(SMALL, max_size=30) | st.builds(
+    lambda few, many, n: few + many * n,
+    st.lists(LARGE, min_size=1, max_size=3),
+    st.sampled_from([[0], [1], [0, 1], [0, 5]]),
+    st.integers(0, 93),
+).filter(lambda numbers: len(numbers) <= 96)
 
 
 @given(NUMBERS)
