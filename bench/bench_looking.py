@@ -1,10 +1,11 @@
-"""What looking at a checkpoint takes: commands on a million dead letters.
+"""What looking at a checkpoint takes: a million dead letters, two thousand files of them.
 
 What it costs a query is `bench_looked_at` in bench_topology.py.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,11 +14,14 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.topology.tuples import Reason
 
@@ -44,17 +48,45 @@ def bench_a_million_dead(words, quick, report_ratio, tmp_path):
     report_ratio(f"ackcore {words}, {letters:,} dead letters", seconds, 2.0, at_most=True, unit="s")
 
 
-def write_dead_letters(path: Path, letters: int) -> None:
-    """Make a checkpoint with dead letters of twenty micro-batches."""
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "never merged"])
+def bench_many_micro_batches_with_deaths(merged, quick, report_ratio, tmp_path, monkeypatch):
+    """From the call of `dead_letters` to their number, in a session that has counted them before.
+
+    Files were never merged by an ackcore that did not yet do so.
+    """
+    batches = 100 if quick else 2000
+    path = tmp_path / "c"
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    if not merged:
+        monkeypatch.setattr(compaction, "_FEWEST", batches + 1)
+    write_dead_letters(path, 5 * batches, batches)
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
+    seconds = []
+    try:
+        for _ in range(2 if quick else 6):
+            began = time.perf_counter()
+            assert dead_letters(path, spark).count() == 5 * batches
+            seconds.append(time.perf_counter() - began)
+    finally:
+        spark.stop()
+    files = "merged as they are written" if merged else "never merged"
+    name = f"dead_letters().count(), {batches:,} micro-batches with deaths, {files}"
+    bound = 2.0 if merged else None
+    report_ratio(name, seconds[1:], bound, at_most=True, unit="s")
+
+
+def write_dead_letters(path: Path, letters: int, batches: int = 20) -> None:
+    """Make a checkpoint with dead letters of so many micro-batches."""
     source = pa.schema([("line", pa.string())])
     topology = TOPOLOGY
     with State.open(path, topology, sources={"lines": source}, kind="batch") as state:
         store = DeadLetters.open(path, state.deployment_key, None, {"lines": source})
-        for number in range(20):
-            n = letters // 20
+        for number in range(batches):
+            n = letters // batches
             reason = Reason("split", "ValueError", "no such line").encode()
             columns = [[f"{number}-{row}" for row in range(n)], *([k] * n for k in (5, 0, 7, 9))]
-            columns += [[reason] * n, [False] * n, ["a line of some words"] * n]
+            columns += [[reason] * n, [0] * n, ["a line of some words"] * n]
             dead = pa.table(columns, schema=pa.schema([*TRACKING, *source]))
             store.write(number, {"lines": dead})
             state.write_plan(state.make_plan(number, number))

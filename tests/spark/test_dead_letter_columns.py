@@ -10,11 +10,11 @@ import pytest
 from checkpoints import OPEN, died, run_one
 from pyspark.sql import types as T
 
-from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.dead_letters.letters import read_letters
-from ackcore.spark.dead_letters.reading import dead_letters, wider
+from ackcore.spark.dead_letters.reading import dead_letters, read_files, wider
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 
@@ -230,3 +230,24 @@ def test_a_reader_goes_on_while_files_are_put_together(spark, checkpoint):
     assert len(active_files(letters.path / "lines")) == 2
     assert sorted(row.message_id for row in frame.collect()) == sorted(f"id-{n}" for n in range(32))
     assert dead_letters(checkpoint, spark).count() == 34
+
+
+def test_a_file_that_goes_before_it_is_listed_is_told(spark, checkpoint):
+    letters = opened(checkpoint, SOURCES)
+    for n in range(3):
+        letters.write(n, {"lines": died(2 * n, 2)})
+    paths = [file.path for file in active_files(letters.path / "lines")]
+    # What is beside them is not read: it may have been merged into one of them.
+    assert read_files(spark, paths[:2]).count() == 4
+    paths[1].unlink()
+    with pytest.raises(CheckpointCorrupt, match=r"lines had 3 files .* has 2 of them now"):
+        read_files(spark, paths)
+
+
+@pytest.mark.parametrize("spout", ["_lines", "a=b", "l{i,n}e*s [1]"])
+def test_letters_of_a_spout_of_any_name_are_read(spark, checkpoint, spout):
+    letters = opened(checkpoint, {spout: VALUE})
+    letters.write(0, {spout: died(0, 2)})
+    letters.write(10, {spout: died(2, 2)})
+    assert {row.spout for row in dead_letters(checkpoint, spark).collect()} == {spout}
+    assert dead_letters(checkpoint, spark).count() == 4

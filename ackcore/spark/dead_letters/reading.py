@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
 from ackcore.spark.dead_letters.letters import LETTER, read_letters
@@ -137,11 +138,20 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     return found
 
 
-def read_files(session: SparkSession, paths: Iterable[Path]) -> DataFrame:
-    """Return what is in Parquet files of one schema."""
+def read_files(session: SparkSession, paths: Sequence[Path]) -> DataFrame:
+    """Return what is in Parquet files of one schema, all in one directory."""
+    # The directory is listed once; paths are looked up in a task each if they are more than 32.
     # Spark takes a path for a pattern, and does not decode the escapes of a URI.
-    escaped = (re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{path}") for path in paths)
-    return session.read.parquet(*escaped)
+    directory = paths[0].parent
+    escaped = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{directory}")
+    names = ",".join(path.name for path in paths)
+    frame = session.read.option("pathGlobFilter", f"{{{names}}}").parquet(escaped)
+    # A pattern leaves out silently what is not there.
+    found = len(frame.inputFiles())
+    if found != len(paths):
+        what = f"had {len(paths)} files of letters when it was listed, and has {found} of them now"
+        raise corrupt(directory, what, "Call again, for the letters that are left")
+    return frame
 
 
 def letters_of(
@@ -160,7 +170,7 @@ def letters_of(
     places : bool, default False
         Add columns for the name of the file and the row in it.
     """
-    frame = read_files(session, (file.path for file in kind.files))
+    frame = read_files(session, [file.path for file in kind.files])
     at = [F.col("_metadata.file_name").alias(_FILE), F.col("_metadata.row_index").alias(_ROW)]
     spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
     sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
