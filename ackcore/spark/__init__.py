@@ -9,6 +9,7 @@
 `to_parquet`           a sink: a Parquet directory by micro-batch
 `to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
 `to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
+`to_jdbc`              a sink: a table of any JDBC database, each micro-batch once, as above
 `to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
 `to_iceberg`           a sink: an Iceberg table, each micro-batch once, merged by keys or appended
 `SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
@@ -61,6 +62,7 @@ from ackcore.spark.settle.parquet import settle_parquet
 from ackcore.spark.settle.rdds import settle_partitions
 from ackcore.spark.sinks.delta import to_delta
 from ackcore.spark.sinks.iceberg import to_iceberg
+from ackcore.spark.sinks.jdbc import to_jdbc
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.postgres import to_postgres
@@ -100,6 +102,7 @@ __all__ = [
     "start",
     "to_delta",
     "to_iceberg",
+    "to_jdbc",
     "to_kafka",
     "to_parquet",
     "to_postgres",

@@ -122,19 +122,45 @@ class Accepted:
         for file in self.files:
             read_rows(RowFile(file.path, file.rows))
 
-    def frame(self) -> DataFrame:
-        """Return the rows as a DataFrame, a partition for each file."""
+    def frame(self, numbers: str | None = None) -> DataFrame:
+        """Return the rows as a DataFrame, a partition for each file.
+
+        Parameters
+        ----------
+        numbers : str, optional
+            One more column, of `row_numbers`.
+        """
         schema, files, nonacked = self.schema(), self.files, self.nonacked
+        if numbers is not None:
+            schema = schema.append(pa.field(numbers, pa.int64()))
         declared = from_arrow_schema(schema)
         target = to_arrow_schema(declared)
 
         def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in ids:
                 for i in batch.column(0).to_pylist():
-                    for rows in read_accepted(files[i], nonacked):
+                    for rows, places in read_with_places(files[i], nonacked):
+                        columns = list(rows.columns)
+                        if numbers is not None:
+                            columns.append(pa.array(row_numbers(i, places)))
+                        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
                         yield as_spark_types(rows, target)
 
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
+
+
+#: Bits of a row's number that are its place in its file.
+_PLACE_BITS = 40
+
+
+def row_numbers(file: int, places: Int64s) -> Int64s:
+    """Return numbers that rise in the order of rows: of a file's number and of places in it."""
+    return (np.int64(file) << _PLACE_BITS) | places
+
+
+def places_of(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the files' numbers and the places of rows, given by their `row_numbers`."""
+    return numbers >> _PLACE_BITS, numbers & ((1 << _PLACE_BITS) - 1)
 
 
 def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:

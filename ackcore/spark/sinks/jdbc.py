@@ -1,0 +1,211 @@
+"""A sink that is a table of any JDBC database: each micro-batch once, in one transaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from pyspark import SparkContext
+
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
+from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
+from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, find_columns, table_names
+
+_MARKER = """CREATE TABLE {marker} (
+    deployment VARCHAR(64) NOT NULL,
+    sink VARCHAR(128) NOT NULL,
+    target VARCHAR(128) NOT NULL,
+    batch_id NUMERIC(19) NOT NULL,
+    content VARCHAR(32) NOT NULL,
+    staging VARCHAR(128),
+    PRIMARY KEY (deployment, sink, target)
+)"""
+
+
+def to_jdbc(
+    url: str,
+    table: str,
+    *,
+    keys: str | Sequence[str] | None = None,
+    properties: Mapping[str, str] | None = None,
+    marker: str = "ackcore_jdbc_batches",
+) -> JdbcSink:
+    """Return a sink that writes the rows of ACKED records into a table of any JDBC database.
+
+    Tasks fill a staging table by Spark's JDBC writer; one transaction of the driver's moves its
+    rows on, with the micro-batch's number in a small table beside: one that is repeated finds it
+    there and writes nothing.  Spark must have the database's driver: by ``spark.jars``, for one,
+    and then with its class as the property ``driver``.
+
+    Parameters
+    ----------
+    url : str
+        ``jdbc:mysql://db/shop``.
+    table : str
+        As SQL has it, ``orders`` or ``shop.orders``.  It must have a column for each of the
+        stream's, of the same name; what else it has gets its default.
+    keys : str or sequence of str, optional
+        Columns with a unique index: a row whose keys are there replaces the stream's columns of
+        that row, and of several in one micro-batch the last is kept.  A key that is null equals
+        none.  All rows are appended if not given.
+    properties : mapping of str, optional
+        The driver's, such as ``user`` and ``password``, and Spark's own, such as ``driver``,
+        ``batchsize``, ``numPartitions`` and ``queryTimeout``.  Neither they nor what `url` has
+        beside the database's place appear in plans, checkpoints or errors.
+    marker : str, default "ackcore_jdbc_batches"
+        The table with the number of each sink's last micro-batch, in the schema of `table` unless
+        it names another.  Created if it is not there.
+
+    Returns
+    -------
+    JdbcSink
+
+    Raises
+    ------
+    TypeError
+        If an argument is of another type.
+    ValueError
+        If it is empty, or no name of a table.
+
+    Notes
+    -----
+    A row that violates a constraint is refused: its record goes to the dead letters with the
+    database's error, the others are written.  A value that does not fit its column fails the sink.
+    The user must be able to create and drop tables in the schema of `table`.
+    """
+    return JdbcSink(url, table, keys=keys, properties=properties, marker=marker)
+
+
+class JdbcSink:
+    """What `to_jdbc` returns."""
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        keys: str | Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        marker: str = "ackcore_jdbc_batches",
+    ) -> None:
+        for argument, value in (("url", url), ("table", table), ("marker", marker)):
+            if not isinstance(value, str):
+                raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
+        if not re.match(r"jdbc:\w+:", url):
+            # Not shown: it may hold a password.
+            raise ValueError("url must be one of JDBC's, such as 'jdbc:mysql://db/shop'")
+        of = dict(properties or {})
+        for name, value in of.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"properties must be texts by names, got another for {name!r}")
+            if name.lower() in ("url", "dbtable", "query"):
+                raise ValueError(f"properties must not have {name!r}: it is an argument")
+        self.table, self.marker = table, marker
+        self.keys = named_keys(keys)
+        self._names: Names = table_names(table, marker)
+        self._server = Server(url, of)
+
+    def __repr__(self) -> str:
+        return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """Raise ValueError or TypeError if the table could not hold the stream's columns.
+
+        Raises
+        ------
+        JdbcError
+            If the database cannot be asked.
+        """
+        what = f"sink {name!r}"
+        check_keys(what, self.keys, schema)
+        spark_schema(what, schema)
+        if SparkContext._active_spark_context is None:
+            return  # there is none to ask by, and nothing is run
+        with JdbcConnection(self._server, self.table) as connection:
+            columns = self._columns(connection, what)
+            find_columns(what, self.table, schema.names, list(columns))
+            for field, found in zip(schema, from_arrow_schema(schema), strict=True):
+                if connection.type_of(found.dataType) is None:
+                    raise TypeError(
+                        f"{what}: {self._server.shown()} has no type for {field.type}, that of "
+                        f"column {field.name!r}; have the bolt emit another type"
+                    )
+
+    def _columns(self, connection: JdbcConnection, what: str) -> dict[str, bool]:
+        try:
+            return connection.columns(self.table)
+        except JdbcError as error:
+            raise ValueError(
+                f"{what}: table {self.table} cannot be read; make it first, or name its schema, as "
+                f"in shop.orders ({error})"
+            ) from error
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Make the table of micro-batches and the sink's row in it, if they are not there.
+
+        Raises
+        ------
+        JdbcError
+            If the database cannot be reached.
+        ValueError
+            If the table cannot be made; the message says what to run.
+        """
+        of = (deployment, sink[:128], self.table[:128])
+        marker = self._names.marker
+        find = f"SELECT batch_id FROM {marker} WHERE deployment = ? AND sink = ? AND target = ?"
+        with JdbcConnection(self._server, self.table) as connection:
+            try:
+                found = connection.row(find, *of)
+            except JdbcError:
+                connection.rollback()
+                self._make_marker(connection, f"sink {sink!r}")
+                found = None
+            if found is None:
+                insert = (
+                    f"INSERT INTO {marker} (deployment, sink, target, batch_id, content)"
+                    " VALUES (?, ?, ?, -1, '-')"
+                )
+                try:
+                    connection.execute(insert, *of)
+                    connection.commit()
+                except JdbcError:
+                    connection.rollback()
+                    if connection.row(find, *of) is None:  # no other one came at the same time
+                        raise
+
+    def _make_marker(self, connection: JdbcConnection, what: str) -> None:
+        create = _MARKER.format(marker=self._names.marker)
+        try:
+            connection.execute(create)
+            connection.commit()
+        except JdbcError as error:
+            connection.rollback()
+            try:
+                connection.columns(self._names.marker)  # another one came at the same time
+            except JdbcError:
+                raise ValueError(
+                    f"{what}: the table of micro-batches, {self._names.marker}, cannot be read or "
+                    f"made ({error}). Have this run by one who may, and let this user read and "
+                    f"write it: {' '.join(create.split())}"
+                ) from error
+            connection.rollback()
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Write the rows of a micro-batch, from the files that its run left.
+
+        Raises
+        ------
+        SinkRejects
+            If rows violate a constraint; nothing is written then.
+        JdbcError
+            If the database fails, the table is gone or lacks a column; nothing is written then.
+        CheckpointForeign
+            If this micro-batch was written with other rows, or a later one was.
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        with JdbcConnection(self._server, self.table) as connection:
+            JdbcTransaction(connection, self._names, self.keys, accepted).write()

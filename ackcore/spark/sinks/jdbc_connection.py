@@ -1,0 +1,252 @@
+"""A connection to a database through Spark's JVM, and errors that hold no secret."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType, LongType
+
+from ackcore.spark.base.errors import one_line
+
+T = TypeVar("T")
+
+_REDACTED = "[redacted]"
+#: Settings of Spark's, which hold no secret, and users' names.
+_SHOWN = {
+    "batchsize",
+    "connectionprovider",
+    "driver",
+    "isolationlevel",
+    "numpartitions",
+    "querytimeout",
+    "user",
+}
+#: Of a URL, what stands before a host or a login.
+_START = re.compile(r"jdbc:[\w+]+:(?:thin:|oci:)?(?://)?")
+_LONGEST = 500
+_SHORTEST = 3
+_READ_COMMITTED = 2
+
+
+class JdbcError(RuntimeError):
+    """What the database, its driver or Spark's job that filled the staging table says.
+
+    Attributes
+    ----------
+    sqlstate : str
+        The class of the error and what it is, as SQL has it; "" if it is not known.
+    """
+
+    def __init__(self, message: str, sqlstate: str = "") -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+class Server:
+    """Where a database is, and the properties to connect by; none of it is shown.
+
+    Parameters
+    ----------
+    url : str
+        As its JDBC driver takes it.
+    properties : mapping of str
+        The driver's, and Spark's own, such as ``driver`` and ``batchsize``.
+    """
+
+    def __init__(self, url: str, properties: Mapping[str, str]) -> None:
+        self.url = url
+        self.properties = dict(properties)
+
+    def shown(self) -> str:
+        """Return the URL without users, passwords and parameters."""
+        start = _START.match(self.url)
+        scheme = start[0] if start else ""
+        main = re.split(r"[;?]", self.url[len(scheme) :], maxsplit=1)[0]
+        if "@" in self.url and "@" not in main:
+            return scheme  # a login may be cut in two
+        return scheme + main.rpartition("@")[2]
+
+    def redacted(self, text: str) -> str:
+        """Return a text without the URL, its parameters and the properties' values."""
+        text = text.replace(self.url, self.shown())
+        secrets = {v for name, v in self.properties.items() if name.lower() not in _SHOWN}
+        for name, value in re.findall(r"[?;&]([^=;&]+)=([^;&]*)", self.url):
+            if name.lower() not in _SHOWN:
+                secrets.add(value)
+        start = _START.match(self.url)
+        login = self.url[start.end() if start else 0 :].rpartition("@")[0]
+        secrets.add(re.split("[:/]", login, maxsplit=1)[-1])
+        # The longest first: a short one may be part of it.  Letters are cut out of no word.
+        for secret in sorted(secrets - {"true", "false"}, key=len, reverse=True):
+            if len(secret) < _SHORTEST:
+                continue
+            text = text.replace(secret, _REDACTED)
+        return text
+
+    def told(self, call: Callable[[], T]) -> T:
+        """Call, and raise what Java raises as `JdbcError`, without secrets."""
+        try:
+            return call()
+        except (Py4JJavaError, PySparkException) as error:
+            java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
+            state, text = "", one_line(error)
+            # Not all of Java's errors are SQL's.
+            with contextlib.suppress(Exception):
+                state, text = java.getSQLState() or "", java.getMessage() or text
+            text = " ".join(self.redacted(text).split())[:_LONGEST]
+        # Outside of the handler: Java's own error, with its secrets, must not be its context.
+        raise JdbcError(f"{self.shown()}: {text}", state)
+
+
+class JdbcConnection:
+    """One connection, in the driver; in transactions unless told otherwise.
+
+    Parameters
+    ----------
+    server : Server
+        Where to.
+    table : str
+        Spark wants one for its options.
+    """
+
+    def __init__(self, server: Server, table: str) -> None:
+        context = SparkContext._active_spark_context
+        if context is None:
+            raise RuntimeError("to_jdbc() needs a Spark session in this process; start one first")
+        assert context._jvm is not None
+        self.server = server
+        self._jvm = context._jvm
+        self._connection, self._dialect = server.told(lambda: self._connect(table))
+        try:
+            self.can_save: bool = server.told(self._begin)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, table: str) -> tuple[Any, Any]:
+        dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(self.server.url)
+        return dialect.createConnectionFactory(self._options(table)).apply(-1), dialect
+
+    def _begin(self) -> bool:
+        """Set up transactions; return whether there are savepoints."""
+        about = self._connection.getMetaData()
+        if not about.supportsTransactions():
+            raise ValueError(f"{self.server.shown()} has no transactions, which to_jdbc() needs")
+        if about.supportsTransactionIsolationLevel(_READ_COMMITTED):
+            self._connection.setTransactionIsolation(_READ_COMMITTED)
+        self._connection.setAutoCommit(False)
+        return bool(about.supportsSavepoints())
+
+    def __enter__(self) -> JdbcConnection:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect; what is not committed is undone."""
+        with contextlib.suppress(Py4JJavaError):
+            # Some drivers commit, and some refuse to close within a transaction.
+            self._connection.rollback()
+        with contextlib.suppress(Py4JJavaError):
+            self._connection.close()
+
+    def _options(self, table: str) -> Any:
+        of = self._jvm.java.util.HashMap()
+        for name, value in {**self.server.properties, "url": self.server.url}.items():
+            of.put(name, value)
+        of.put("dbtable", table)
+        scala = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(of)
+        jdbc = self._jvm.org.apache.spark.sql.execution.datasources.jdbc
+        return jdbc.JdbcOptionsInWrite(self.server.url, table, scala)
+
+    def quoted(self, name: str) -> str:
+        """Return a name as this database takes it for what it is."""
+        return str(self._dialect.quoteIdentifier(name))
+
+    def type_of(self, kind: DataType) -> str | None:
+        """Return what this database calls a type of Spark's, None if it has none."""
+        of = self._jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json())
+        utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
+        for found in (self._dialect.getJDBCType(of), utils.getCommonJDBCType(of)):
+            if found.isDefined():
+                return str(found.get().databaseTypeDefinition())
+        return None
+
+    def number_type(self) -> str:
+        """Return the type of 64-bit integers."""
+        found = self.type_of(LongType())
+        assert found is not None
+        return found
+
+    def columns(self, table: str) -> dict[str, bool]:
+        """Return a table's columns, and of each whether it takes no null; `JdbcError` if none."""
+
+        def read(statement: Any) -> dict[str, bool]:
+            about = statement.executeQuery().getMetaData()
+            return {
+                about.getColumnName(i): about.isNullable(i) == 0 and not about.isAutoIncrement(i)
+                for i in range(1, about.getColumnCount() + 1)
+            }
+
+        return self._run(f"SELECT * FROM {table} WHERE 1 = 0", (), read)
+
+    def fill(self, table: str, rows: DataFrame) -> None:
+        """Have Spark's writer insert rows, whose columns are the table's; tasks commit."""
+        utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
+        none = self._jvm.scala.Option.empty()
+        # Not by DataFrame.write: a plan would hold the options.
+        self.server.told(lambda: utils.saveTable(rows._jdf, none, True, self._options(table)))
+
+    def execute(self, sql: str, *values: str | int) -> int:
+        """Run a statement; return how many rows it changed."""
+        return self._run(sql, values, lambda statement: int(statement.executeUpdate()))
+
+    def row(self, sql: str, *values: str | int) -> list[str | None] | None:
+        """Return the first row of a query as texts, None if there is none."""
+
+        def read(statement: Any) -> list[str | None] | None:
+            found = statement.executeQuery()
+            if not found.next():
+                return None
+            return [found.getString(i + 1) for i in range(found.getMetaData().getColumnCount())]
+
+        return self._run(sql, values, read)
+
+    def _run(self, sql: str, values: Sequence[str | int], use: Callable[[Any], T]) -> T:
+        options = {name.lower(): value for name, value in self.server.properties.items()}
+
+        def run() -> T:
+            statement = self._connection.prepareStatement(sql)
+            try:
+                statement.setQueryTimeout(int(options.get("querytimeout", 0)))
+                for i, value in enumerate(values, 1):
+                    if isinstance(value, int):
+                        statement.setLong(i, value)
+                    else:
+                        statement.setString(i, value)
+                return use(statement)
+            finally:
+                with contextlib.suppress(Py4JJavaError):
+                    statement.close()
+
+        return self.server.told(run)
+
+    def save(self) -> Any:
+        """Return a savepoint."""
+        return self.server.told(self._connection.setSavepoint)
+
+    def commit(self) -> None:
+        """Commit."""
+        self.server.told(self._connection.commit)
+
+    def rollback(self, to: Any = None) -> None:
+        """Undo what was done since a savepoint, or all."""
+        self.server.told(lambda: self._connection.rollback(*([] if to is None else [to])))

@@ -1,0 +1,346 @@
+"""How a micro-batch gets into a table of a JDBC database.
+
+1. The sink's row in the table of micro-batches is locked, and given the name of a staging table
+   that nobody has used; the one named before is dropped.
+2. Tasks fill the staging table, each row with its number, which is unique there: a task that is run
+   again after it has committed fails, and the staging table with it.
+3. One transaction locks the sink's row, finds its staging table named there still, or else another
+   driver has begun, moves the rows on and writes the micro-batch's number.
+
+Only statements that all databases have: UPDATE with subqueries, INSERT from a query.  They keep
+columns that the stream does not have, and no foreign key sees its row deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.interface import Accepted, places_of
+from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
+from ackcore.spark.sinks.rejects import SinkRejects
+
+_log = logging.getLogger("ackcore")
+
+_ROW = "ackcore_row"
+_PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
+_NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
+#: Of SQLSTATE: integrity constraints, values that do not fit, a view's check.
+_REFUSALS = ("22", "23", "44")
+
+#: An empty table with some columns of another, as one or another database has it.
+_COPIES = (
+    "CREATE TABLE {0} AS SELECT {1} FROM {2} WITH NO DATA",
+    "CREATE TABLE {0} AS (SELECT {1} FROM {2}) WITH NO DATA",
+    "CREATE TABLE {0} AS SELECT {1} FROM {2} WHERE 1 = 0",
+    "SELECT {1} INTO {0} FROM {2} WHERE 1 = 0",
+)
+
+
+class Names(NamedTuple):
+    """The table that is written, the one of micro-batches, and the schema of both with its dot."""
+
+    table: str
+    marker: str
+    schema: str
+
+
+def table_names(table: str, marker: str) -> Names:
+    """Return the names of tables, or raise ValueError if they are none."""
+    found = _NAME.fullmatch(table)
+    for argument, value in (("table", table), ("marker", marker)):
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"{argument} must be the name of a table, got {value!r}")
+    assert found is not None
+    return Names(table, marker if "." in marker else found[1] + marker, found[1])
+
+
+def find_columns(
+    what: str, table: str, names: Sequence[str], columns: Sequence[str]
+) -> dict[str, str]:
+    """Return the table's column for each name, in another case if need be, or raise ValueError."""
+    found = {}
+    for name in names:
+        same = [column for column in columns if column.lower() == name.lower()]
+        if name in columns or len(same) == 1:
+            found[name] = name if name in columns else same[0]
+    missing = [name for name in names if name not in found]
+    with_columns(what, f"table {table}", missing, columns)
+    return found
+
+
+class JdbcTransaction:
+    """The writing of one micro-batch over one connection."""
+
+    def __init__(
+        self, connection: JdbcConnection, names: Names, keys: Sequence[str], accepted: Accepted
+    ) -> None:
+        self._connection, self._names, self._keys = connection, names, keys
+        self._accepted = accepted
+        self._of = (accepted.deployment, accepted.sink[:128], names.table[:128])
+        said = blake2b(repr(self._of).encode(), digest_size=5).hexdigest()
+        # 30 characters at most, as in older databases.
+        self._bare = f"ackcore_{said}_{secrets.token_hex(4)}"
+        self._staging = names.schema + connection.quoted(self._bare)
+        #: Columns that the stream does not have, and whether they take no null.
+        self._others: dict[str, bool] = {}
+        plain = replace(accepted, files=tuple(f._replace(refused=()) for f in accepted.files))
+        self._content = plain.fingerprint()
+
+    def write(self) -> None:
+        """Write the micro-batch, or find that it is written."""
+        if self._begin():
+            return
+        try:
+            wanted = self._fill()
+            self._move(wanted)
+        finally:
+            self._drop_own()
+
+    def _begin(self) -> bool:
+        """Name the staging table; return whether the micro-batch is written already."""
+        last, content, before = self._locked()
+        # What passes here was the checkpoint's own with the lock in its hands.
+        check_fence()
+        if last >= self._accepted.batch_id:
+            if (last, content) != (self._accepted.batch_id, self._content):
+                raise CheckpointForeign(self._foreign(last))
+            self._connection.rollback()
+            return True
+        self._mark("staging = ?", self._bare)
+        self._connection.commit()
+        if before is not None:
+            self._drop(self._names.schema + self._connection.quoted(before))
+        return False
+
+    def _locked(self) -> tuple[int, str, str | None]:
+        self._mark("sink = sink")
+        found = self._connection.row(
+            f"SELECT batch_id, content, staging FROM {self._names.marker}"
+            " WHERE deployment = ? AND sink = ? AND target = ?",
+            *self._of,
+        )
+        if found is None:
+            raise JdbcError(
+                f"the row of sink {self._accepted.sink!r} in {self._names.marker} is gone"
+            )
+        return int(found[0] or 0), found[1] or "", found[2]
+
+    def _mark(self, sets: str, *values: str | int) -> None:
+        self._connection.execute(
+            f"UPDATE {self._names.marker} SET {sets}"
+            " WHERE deployment = ? AND sink = ? AND target = ?",
+            *values,
+            *self._of,
+        )
+
+    def _fill(self) -> dict[str, str]:
+        """Fill the staging table; return the table's name, quoted, for each of the stream's."""
+        connection, names = self._connection, self._accepted.schema().names
+        what = f"sink {self._accepted.sink!r}"
+        columns = connection.columns(self._names.table)
+        own = find_columns(what, self._names.table, names, list(columns))
+        self._others = {
+            name: needed for name, needed in columns.items() if name not in own.values()
+        }
+        wanted = {name: connection.quoted(column) for name, column in own.items()}
+        self._make_staging(list(wanted.values()))
+        rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
+        connection.fill(self._staging, rows)
+        return wanted
+
+    def _make_staging(self, columns: list[str]) -> None:
+        connection, row = self._connection, self._connection.quoted(_ROW)
+        connection.rollback()
+        for number, copy in enumerate(_COPIES):
+            try:
+                connection.execute(
+                    copy.format(self._staging, ", ".join(columns), self._names.table)
+                )
+                break
+            except JdbcError:
+                connection.rollback()
+                if number + 1 == len(_COPIES):
+                    raise
+        connection.execute(f"ALTER TABLE {self._staging} ADD {row} {connection.number_type()}")
+        index = connection.quoted(f"{self._bare[:-1]}r")
+        connection.execute(f"CREATE UNIQUE INDEX {index} ON {self._staging} ({row})")
+        connection.commit()
+
+    def _move(self, wanted: dict[str, str]) -> None:
+        """Move rows from the staging table on, and commit."""
+        connection, number = self._connection, self._accepted.batch_id
+        keys = [wanted[key] for key in self._keys]
+        if keys:
+            self._index(keys)
+        if self._locked()[2] != self._bare:
+            raise CheckpointInUse(
+                f"another driver has begun to write micro-batch {number} of sink "
+                f"{self._accepted.sink!r} into table {self._names.table}; this one writes nothing"
+            )
+        check_fence()
+        if keys:
+            self._drop_earlier(keys)
+        found = self._bounds(-1, 1 << 62)
+        if found is not None:
+            self._move_all(wanted, keys, *found)
+        self._mark("batch_id = ?, content = ?", number, self._content)
+        failpoint("in-transaction", number)
+        connection.commit()
+
+    def _index(self, keys: Sequence[str]) -> None:
+        row = self._connection.quoted(_ROW)
+        index = self._connection.quoted(f"{self._bare[:-1]}k")
+        # For speed alone: not all types can be indexed.
+        try:
+            self._connection.execute(
+                f"CREATE INDEX {index} ON {self._staging} ({', '.join([*keys, row])})"
+            )
+            self._connection.commit()
+        except JdbcError:
+            self._connection.rollback()
+
+    def _drop_earlier(self, keys: Sequence[str]) -> None:
+        """Delete all rows but the last of each key."""
+        row = self._connection.quoted(_ROW)
+        same = " AND ".join(f"b.{key} = a.{key}" for key in keys)
+        # DISTINCT, since MySQL must not merge it into the DELETE, which it would refuse then.
+        self._connection.execute(
+            f"DELETE FROM {self._staging} WHERE {row} IN (SELECT d.{row} FROM (SELECT DISTINCT"
+            f" a.{row} FROM {self._staging} a, {self._staging} b WHERE {same}"
+            f" AND b.{row} > a.{row}) d)"
+        )
+
+    def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the first and the last number of rows from one to another, None if none is."""
+        row = self._connection.quoted(_ROW)
+        found = self._connection.row(
+            f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
+            start,
+            stop,
+        )
+        if found is None or found[0] is None or found[1] is None:
+            return None
+        return int(found[0]), int(found[1])
+
+    def _move_all(self, wanted: dict[str, str], keys: list[str], first: int, last: int) -> None:
+        error = self._is_taken(wanted, keys, first, last)
+        if error is None:
+            return
+        refused: dict[int, JdbcError] = {}
+        taken = False
+        pending = [(first, last)]
+        while pending:
+            found = self._bounds(*pending.pop())
+            if found is None:
+                continue
+            first, last = found
+            why = self._is_taken(wanted, keys, first, last)
+            if why is None:
+                taken = True
+            elif first == last:
+                refused[first] = why
+            else:
+                middle = (first + last) // 2
+                pending += [(middle + 1, last), (first, middle)]
+        if not refused:
+            return
+        if not taken and any(self._others.values()):
+            raise error  # a column that the stream does not have, perhaps: no row is at fault
+        self._connection.rollback()
+        files, places = places_of(np.array(list(refused), np.int64))
+        raise SinkRejects.at(files, places, list(refused.values()))
+
+    def _is_taken(
+        self, wanted: dict[str, str], keys: list[str], first: int, last: int
+    ) -> JdbcError | None:
+        """Move some rows on; return the error if one was refused, and nothing is moved then."""
+        saved = self._connection.save() if self._connection.can_save else None
+        try:
+            self._move_some(list(wanted.values()), keys, first, last)
+        except JdbcError as error:
+            if saved is None or not error.sqlstate.startswith(_REFUSALS):
+                raise
+            self._connection.rollback(saved)
+            return error
+        return None
+
+    def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> None:
+        table, stage = self._names.table, self._staging
+        row = self._connection.quoted(_ROW)
+        within = f"s.{row} >= ? AND s.{row} <= ?"
+        missing = ""
+        if keys:
+            same = " AND ".join(f"s.{key} = {table}.{key}" for key in keys)
+            sets = [
+                f"{column} = (SELECT s.{column} FROM {stage} s WHERE {same})"
+                for column in columns
+                if column not in keys
+            ]
+            if sets:
+                self._connection.execute(
+                    f"UPDATE {table} SET {', '.join(sets)}"
+                    f" WHERE EXISTS (SELECT 1 FROM {stage} s WHERE {same} AND {within})",
+                    first,
+                    last,
+                )
+            missing = f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"
+        self._connection.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}) SELECT"
+            f" {', '.join(f's.{column}' for column in columns)} FROM {stage} s"
+            f" WHERE {within}{missing}",
+            first,
+            last,
+        )
+
+    def _drop(self, table: str) -> None:
+        connection = self._connection
+        try:
+            connection.execute(f"DROP TABLE {table}")
+            connection.commit()
+        except JdbcError as error:
+            connection.rollback()
+            try:
+                connection.columns(table)
+            except JdbcError:
+                connection.rollback()
+                return
+            raise error  # it is there, and must not be forgotten
+
+    def _drop_own(self) -> None:
+        """Drop the staging table; if that fails, the next micro-batch does."""
+        try:
+            self._connection.rollback()
+            self._drop(self._staging)
+            self._connection.execute(
+                f"UPDATE {self._names.marker} SET staging = NULL"
+                " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
+                *self._of,
+                self._bare,
+            )
+            self._connection.commit()
+        except JdbcError as error:
+            _log.warning("staging table %s could not be dropped: %s", self._staging, error)
+
+    def _foreign(self, last: int) -> str:
+        number, sink = self._accepted.batch_id, self._accepted.sink
+        return (
+            f"table {self._names.table} has micro-batch {last} of sink {sink!r}, and {number} "
+            f"comes only now{' with other rows' * (last == number)}: the checkpoint "
+            f"{self._accepted.checkpoint} is older than what was written from it, restored from a "
+            f"backup perhaps. Start with a new checkpoint; or have micro-batches from {number} to "
+            f"{last} written again, whatever of them is in the table: DELETE FROM "
+            f"{self._names.marker} WHERE deployment = '{self._of[0]}' AND sink = '{self._of[1]}', "
+            "and start again"
+        )

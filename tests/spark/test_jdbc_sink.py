@@ -1,0 +1,433 @@
+"""A table of a JDBC database as a sink: rows of ACKED records, each micro-batch once.
+
+On Derby, which comes with Spark, and on a real PostgreSQL, whose driver comes through Maven.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import socket
+import socketserver
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from accepted_rows import WORDS, accepted, row_file, two_files
+from pyspark import cloudpickle
+
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import SinkError, SinkRejects, dead_letters, run_batch, to_jdbc
+from ackcore.spark.base import failpoints
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks import jdbc_transaction
+from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_numbers = itertools.count()
+
+
+class Database:
+    """A database of a test's own."""
+
+    def __init__(self, session, url, **properties):
+        self.session, self.url, self.properties = session, url, properties
+
+    def execute(self, *statements):
+        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    def rows(self, columns="word, n", table="words"):
+        frame = self.session.read.jdbc(self.url, table, properties=self.properties)
+        return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
+
+    def has_staging(self):
+        """Whether one was left behind; none is, but by who was cut off."""
+        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+            found = connection._connection.getMetaData().getTables(None, None, "ackcore%", None)
+            names = []
+            while found.next():
+                names.append(found.getString("TABLE_NAME"))
+            # PostgreSQL names the marker's index as well.
+            return any("batches" not in name.lower() for name in names)
+
+    def sink(self, table="words", **arguments):
+        arguments = {"properties": self.properties, **arguments}
+        sink = to_jdbc(self.url, table, **arguments)
+        sink.claim("count", "abc", "/cp")
+        return sink
+
+    def accepted(self, *of, **changes):
+        return accepted(*of, spark=self.session, **changes)
+
+
+@pytest.fixture
+def derby(spark):
+    url = f"jdbc:derby:memory:words{next(_numbers)}"
+    Database(spark, f"{url};create=true").execute()
+    return Database(spark, url, user="etl", password="hunter2")
+
+
+@pytest.fixture
+def files(tmp_path):
+    return two_files(tmp_path)
+
+
+TABLE = 'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" BIGINT CHECK ("n" < 100))'
+BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
+
+
+# -- what is refused at the start ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"url": 3}, TypeError, "url must be a str, got int"),
+        ({"url": "mysql://u:hunter2@db"}, ValueError, "url must be one of JDBC's, such as"),
+        ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
+        ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
+        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"properties": {"fetchsize": 3}}, TypeError, "properties must be texts by names"),
+        ({"properties": {"dbtable": "x"}}, ValueError, "properties must not have 'dbtable'"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says) as raised:
+        to_jdbc(**{"url": "jdbc:mysql://db/shop", "table": "t", **arguments})
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "secret"),
+    [
+        ("jdbc:mysql://etl:hunter2@db:3306/shop?a=b", "jdbc:mysql://db:3306/shop", "hunter2"),
+        ("jdbc:postgresql://db/shop?password=hunter2", "jdbc:postgresql://db/shop", "hunter2"),
+        ("jdbc:sqlserver://db;password=hunter2@x", "jdbc:sqlserver://", "hunter2@x"),
+        ("jdbc:oracle:thin:etl/hunter2@//db:1521/x", "jdbc:oracle:thin://db:1521/x", "hunter2"),
+        ("jdbc:mysql://etl:hun;ter2@db/shop", "jdbc:mysql://", "hun;ter2"),
+    ],
+)
+def test_what_a_url_holds_is_not_shown(url, shown, secret):
+    assert repr(to_jdbc(url, "t")) == f"to_jdbc({shown!r}, 't')"
+    told = Server(url, {"sslpass": "xyz"}).redacted(f"no driver for {url}: {secret}, xyz")
+    assert told == f"no driver for {shown}: [redacted], [redacted]"
+
+
+def test_no_error_and_no_context_of_one_holds_a_secret(spark):
+    sink = to_jdbc("jdbc:nosuch://db/x?pw=hunter2", "t", properties={"password": "hunter3"})
+    with pytest.raises(JdbcError, match=r"jdbc:nosuch://db/x: .*No suitable driver") as raised:
+        sink.claim("count", "abc", "/cp")
+    assert raised.value.__context__ is None
+    assert raised.value.__cause__ is None
+    assert "hunter" not in str(raised.value)
+
+
+def test_tables_are_refused_before_anything_runs(derby):
+    with pytest.raises(ValueError, match="sink 'count': table words cannot be read; make it"):
+        check_sink("count", to_jdbc(derby.url, "words", properties=derby.properties), WORDS)
+    derby.execute("CREATE TABLE words (word VARCHAR(5))")
+    sink = derby.sink(keys="word")
+    with pytest.raises(ValueError, match="table words has no column 'n', it has WORD; add it"):
+        check_sink("count", sink, WORDS)
+    derby.execute('ALTER TABLE words ADD "n" INT')
+    check_sink("count", sink, WORDS)
+    with pytest.raises(TypeError, match=r"jdbc:derby:memory:.* has no type for list<item: int64>"):
+        check_sink("count", sink, pa.schema([WORDS[0], ("n", pa.list_(pa.int64()))]))
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def written_once(database, files, keys):
+    database.execute(TABLE if keys else BARE)
+    sink = database.sink(keys=keys)
+    for _ in range(2):
+        sink.write_accepted(database.accepted(files))
+    sink.write_accepted(database.accepted(files[1:], 3))
+    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
+    assert database.rows() == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
+    assert not database.has_staging()
+    # A checkpoint that is older than the table.
+    for number, nonacked in ((2, (11,)), (3, (10, 11))):
+        with pytest.raises(CheckpointForeign, match=r"words has micro-batch 3 .*DELETE FROM"):
+            sink.write_accepted(database.accepted(files[1:], number, nonacked))
+    # Another sink's numbers, another checkpoint's.
+    other = database.sink(keys=keys)
+    other.claim("other", "abc", "/cp")
+    other.write_accepted(database.accepted(files[1:], sink="other"))
+    assert len(database.rows()) == (3 if keys else 8)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_micro_batch_is_written_once(derby, files, keys):
+    written_once(derby, files, keys)
+
+
+def test_columns_that_the_stream_does_not_have_stay(derby, files):
+    """And a column that the table gained while the query ran gets its default."""
+    derby.execute(TABLE, "INSERT INTO words VALUES ('a', 0), ('z', 9)")
+    sink = derby.sink(keys="word")
+    derby.execute("ALTER TABLE words ADD note VARCHAR(9) DEFAULT 'new'")
+    derby.execute("UPDATE words SET note = 'old'")
+    sink.write_accepted(derby.accepted(files))
+    new = [("c", 3, "new"), ("d", 4, "new")]
+    assert derby.rows("word, n, note") == [("a", 5, "old"), *new, ("z", 9, "old")]
+
+
+# -- rows that are refused -------------------------------------------------------------------------
+
+
+def refused_one_by_one(database, directory, keys):
+    database.execute(TABLE)
+    first = row_file(directory, [("y", 1, 11), ("z", 1, 12)])
+    second = row_file(directory, [("a", 1, 10), ("b", 100, 10), ("c", 3, 10), ("d", 200, 10)], 1)
+    sink = database.sink(keys=keys)
+    with pytest.raises(SinkRejects) as raised:
+        sink.write_accepted(database.accepted([first, second]))
+    files, places = raised.value.places
+    assert sorted(zip(files.tolist(), places.tolist(), strict=True)) == [(1, 1), (1, 3)]
+    assert all(error.sqlstate.startswith("23") for error in raised.value.reasons)
+    assert database.rows() == []
+    again = database.accepted([first, second._replace(refused=(1, 3))])
+    for _ in range(2):
+        sink.write_accepted(again)
+    assert database.rows() == [("a", 1), ("c", 3), ("z", 1)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_are_refused_one_by_one(derby, tmp_path, keys):
+    refused_one_by_one(derby, tmp_path, keys)
+
+
+def test_what_is_no_rows_fault_refuses_none(derby, files, tmp_path):
+    derby.execute(TABLE)
+    sink = derby.sink(keys="word")
+    # A value that does not fit fails the sink.
+    with pytest.raises(JdbcError, match="truncation error"):
+        sink.write_accepted(derby.accepted([row_file(tmp_path, [("toolong", 1, 10)], 3), *files]))
+    # So does a column that the table gained and that needs a value.
+    derby.execute("DROP TABLE words", TABLE[:-1] + ", shop INT NOT NULL)")
+    with pytest.raises(JdbcError, match="SHOP"):
+        sink.write_accepted(derby.accepted(files))
+    assert derby.rows() == []
+    assert not derby.has_staging()
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_table_that_went_away_fails_the_sink_until_it_is_back(derby, files):
+    derby.execute(TABLE)
+    sink = derby.sink(keys="word")
+    derby.execute("DROP TABLE words")
+    with pytest.raises(JdbcError, match="WORDS"):
+        sink.write_accepted(derby.accepted(files))
+    derby.execute("CREATE TABLE words (word VARCHAR(5))")
+    with pytest.raises(ValueError, match="table words has no column 'n'"):
+        sink.write_accepted(derby.accepted(files))
+    derby.execute('ALTER TABLE words ADD "n" INT')
+    sink.write_accepted(derby.accepted(files))
+    assert derby.rows() == [("a", 5), ("c", 3), ("d", 4)]
+    derby.execute("DELETE FROM ackcore_jdbc_batches")
+    with pytest.raises(JdbcError, match="the row of sink 'count' in ackcore_jdbc_batches is gone"):
+        sink.write_accepted(derby.accepted(files, 1))
+
+
+def taken_over_while(database, files, monkeypatch, step):
+    """Another driver writes the micro-batch while this one stands still at a step."""
+    database.execute(BARE)
+    first, second = database.sink(), database.sink()
+    taken = []
+    method = getattr(jdbc_transaction.JdbcTransaction, step)
+
+    def take_over(self, *of):
+        if not taken:
+            taken.append(step)
+            second.write_accepted(database.accepted(files))
+        return method(self, *of)
+
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, step, take_over)
+    with pytest.raises((CheckpointInUse, JdbcError)):
+        first.write_accepted(database.accepted(files))
+    first.write_accepted(database.accepted(files))
+    assert database.rows() == [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
+    assert not database.has_staging()
+
+
+@pytest.mark.parametrize("step", ["_fill", "_move"])
+def test_one_that_was_taken_over_writes_nothing(derby, files, monkeypatch, step):
+    taken_over_while(derby, files, monkeypatch, step)
+
+
+def test_one_that_the_fence_holds_back_writes_nothing(derby, files):
+    derby.execute(BARE)
+    sink = derby.sink()
+
+    def fence():
+        raise CheckpointInUse("was taken over")
+
+    with fenced(fence), pytest.raises(CheckpointInUse):
+        sink.write_accepted(derby.accepted(files))
+    assert derby.rows() == []
+
+
+def test_what_one_that_was_killed_left_is_dropped(derby, files, monkeypatch):
+    derby.execute(BARE)
+    sink = derby.sink()
+    with monkeypatch.context() as patch:
+        patch.setattr(jdbc_transaction.JdbcTransaction, "_drop_own", lambda self: None)
+        patch.setattr(failpoints, "_POINTS", failpoints.parse("in-transaction=raise"))
+        with pytest.raises(FailpointReached):
+            sink.write_accepted(derby.accepted(files))
+    assert derby.has_staging()
+    assert derby.rows() == []
+    sink.write_accepted(derby.accepted(files))
+    assert not derby.has_staging()
+    assert len(derby.rows()) == 4
+
+
+def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypatch):
+    derby.execute(BARE)
+    sink = derby.sink()
+    fill = JdbcConnection.fill
+
+    def twice(self, table, rows):
+        fill(self, table, rows)
+        fill(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JdbcConnection, "fill", twice)
+        with pytest.raises(JdbcError):
+            sink.write_accepted(derby.accepted(files))
+    assert derby.rows() == []
+
+
+# -- in a topology ---------------------------------------------------------------------------------
+
+
+class Split(BasicBolt):
+    """Rejects lines with a ``no``, behind words that it has emitted."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            assert word != "no"
+            collector.emit((word,))
+
+
+def topology(spark, sink):
+    lines = [("a b",), ("a",), ("c no",), ("x",)]
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(lines, "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", sink)
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+
+
+STEPS = ["in-transaction", "in-sink", "acted"]
+
+
+def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, monkeypatch):
+    spark = derby.session
+    derby.execute("CREATE TABLE words (word VARCHAR(5) CHECK (word <> 'x'))")
+
+    def sink():
+        return to_jdbc(derby.url, "words", properties=derby.properties)
+
+    for step in STEPS:
+        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
+            run_batch(topology(spark, sink()), spark, checkpoint)
+    monkeypatch.setattr(failpoints, "_POINTS", {})
+    run_batch(topology(spark, sink()), spark, checkpoint, max_dead=None)
+    assert derby.rows("word") == [("a",), ("a",), ("b",)]
+    assert not derby.has_staging()
+    assert dead_letters(checkpoint, spark).count() == 2
+    for file in Path(checkpoint).rglob("*"):
+        assert not file.is_file() or b"hunter2" not in file.read_bytes()
+
+
+# -- on PostgreSQL ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgres_spark(live_spark):
+    """A session of its own, with the driver: the one of the other tests makes room for it."""
+    pytest.importorskip("confluent_kafka")  # by what downloads jars
+    broker = importlib.import_module("broker")
+    pom = Path(__file__).parent / "jdbc-pom.xml"
+    try:
+        found = broker.downloaded(pom, pom.parents[2] / "build" / "jdbc", "PostgreSQL's driver")
+    except broker.Unavailable as error:
+        pytest.skip(str(error))
+    live_spark.close()
+    conf = {"spark.jars": ",".join(map(str, found.glob("*.jar")))}
+    with spark_session("local[2,4]", conf) as (session, _):
+        yield session
+
+
+@pytest.fixture
+def on_postgres(postgres, postgres_server, postgres_spark):
+    """By TCP, which is all that the driver speaks: it goes through a socket of ours to the file."""
+    psycopg = pytest.importorskip("psycopg")
+    about = psycopg.conninfo.conninfo_to_dict(postgres)
+    with forwarded(f"{about['host']}/.s.PGSQL.{about.get('port', 5432)}") as port:
+        url = f"jdbc:postgresql://127.0.0.1:{port}/{about['dbname']}"
+        about = {"user": about["user"], "driver": "org.postgresql.Driver"}
+        yield Database(postgres_spark, url, password="hunter2", **about)
+
+
+@contextmanager
+def forwarded(path):
+    """Yield a port of this host behind which a socket in the file system answers."""
+
+    class Forward(socketserver.BaseRequestHandler):
+        def handle(self):
+            with socket.socket(socket.AF_UNIX) as to:
+                to.connect(path)
+                back = threading.Thread(target=pump, args=(to, self.request))
+                back.start()
+                pump(self.request, to)
+                back.join()
+
+    def pump(one, other):
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_postgres_holds_a_micro_batch_once(on_postgres, files, keys):
+    written_once(on_postgres, files, keys)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_postgres_refuses_rows_one_by_one(on_postgres, tmp_path, keys):
+    refused_one_by_one(on_postgres, tmp_path, keys)
+
+
+@pytest.mark.parametrize("step", ["_fill", "_move"])
+def test_postgres_is_taken_over(on_postgres, files, monkeypatch, step):
+    taken_over_while(on_postgres, files, monkeypatch, step)
