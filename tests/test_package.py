@@ -25,6 +25,10 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert version("ackcore") == ackcore.__version__
 
 
+#: ackcore.ui serves them as they are.
+OF_THE_PAGE = (".html", ".css", ".js")
+
+
 def test_numpy_is_the_one_runtime_dependency() -> None:
     """A cluster brings its own pyspark and pyarrow; ackcore alone must not ask for them."""
     needed = metadata("ackcore").get_all("Requires-Dist") or []
@@ -41,7 +45,7 @@ def test_types_are_shipped() -> None:
 def test_the_package_holds_no_sources_of_the_extension() -> None:
     """Cython and C stay in pyx/ and build/: no project builds on our internals by accident."""
     suffixes = {path.suffix for path in PACKAGE.rglob("*") if path.is_file()}
-    assert suffixes <= {".py", ".pyi", ".typed", ".so", ".pyd", ".pyc"}
+    assert suffixes <= {".py", ".pyi", ".typed", ".so", ".pyd", ".pyc", *OF_THE_PAGE}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"ackcore/py.typed", "ackcore/_native.pyi"} <= set(names)
     assert [name for name in names if re.fullmatch(r"ackcore/_native\..*\.(so|pyd)", name)]
     strays = [name for name in names if not name.startswith(("ackcore/", "ackcore-"))]
-    kinds = (".py", ".pyi", "/py.typed", ".so", ".pyd")
+    kinds = (".py", ".pyi", "/py.typed", ".so", ".pyd", *OF_THE_PAGE)
     sources = [n for n in names if n.startswith("ackcore/") and not n.endswith(kinds)]
     assert not strays
     assert not sources
