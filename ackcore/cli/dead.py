@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackcore.cli.reporting import cell, console, plain, print_json, table, time_of
+from ackcore.cli.reporting import NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.listing import (
     Letter,
@@ -21,7 +21,7 @@ from ackcore.spark.dead_letters.listing import (
     count_letters,
     list_letters,
 )
-from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.replay import Replay, replay
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 Place = Annotated[
@@ -110,7 +110,7 @@ def show(
     found = next(list_letters(store_of(checkpoint), LetterFilter(wanted), 1, payload=True), None)
     if found is None:
         typer.echo(f"ackcore: there is no dead letter {plain(letter)}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(NO)
     if as_json:
         print_json(_to_json(found))
         return
@@ -151,7 +151,10 @@ def replayed(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters through their topology again: the query takes them, or its next start."""
+    """Send dead letters through their topology again: the query takes them, or its next start.
+
+    Exits with 1 if some are named and none of them is sent.
+    """
     wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, None)
     if wanted == LetterFilter() and not all_of_them:
         raise typer.BadParameter("say which letters, or --all")
@@ -164,13 +167,18 @@ def replayed(
         request=request,
         dry_run=dry_run,
     )
-    many = sum(done.records.values())
     if as_json:
         told = {"request": done.request, "records": done.records}
         print_json({**told, "left_out": dict(done.left_out), "dry_run": dry_run})
-        return
+    else:
+        _tell(done, max_replays, dry_run)
+    if letters and not done.records:
+        raise typer.Exit(NO)
+
+
+def _tell(done: Replay, max_replays: int, dry_run: bool) -> None:
+    many, often = sum(done.records.values()), sum(done.left_out.values())
     of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
-    often = sum(done.left_out.values())
     if often:
         times = f"{max_replays} times or oftener"
         typer.echo(f"{often:,} dead letters were sent again {times}, and are left out")
@@ -205,16 +213,21 @@ def dropped(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop dead letters for good: not shown, counted or sent again; their files stay."""
+    """Drop dead letters for good: not shown, counted or sent again; their files stay.
+
+    Exits with 1 if some are named and none of them is there.
+    """
     wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, sent)
     if wanted == LetterFilter() and not all_of_them:
         raise typer.BadParameter("say which letters, or --all")
     done = drop(checkpoint, wanted, dry_run=dry_run)
     if as_json:
         print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
-        return
-    many = sum(done.records.values())
-    typer.echo(f"{many:,} dead letters {'would be' if dry_run else 'were'} dropped")
+    else:
+        many = sum(done.records.values())
+        typer.echo(f"{many:,} dead letters {'would be' if dry_run else 'were'} dropped")
+    if letters and not done.records:
+        raise typer.Exit(NO)
 
 
 def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:

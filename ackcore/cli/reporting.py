@@ -16,9 +16,9 @@ from typer.core import TyperGroup
 
 OK, NO, USAGE, CHECKPOINT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the answer is no (records died beyond --max-dead, nothing was found, a "
-    "check failed); 2 wrong usage, or something is not installed; 3 the checkpoint cannot be used; "
-    "4 the run failed; 130 interrupted."
+    "Exit codes: 0 done; 1 the answer is no (records died beyond --max-dead, a letter that was "
+    "named is not there, a check failed); 2 wrong usage, or something is not installed; 3 the "
+    "checkpoint cannot be used; 4 the run failed; 130 interrupted."
 )
 
 

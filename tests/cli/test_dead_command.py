@@ -115,9 +115,9 @@ def test_letters_that_came_back_too_often_are_left_out(ackcore, checkpoint, line
     again = ("dead", "replay", checkpoint, "lines/1/1", "--again")
     for _ in range(2):
         assert ackcore(*again, "--max-replays", 2).stdout.startswith("1 dead letters are sent")
-    (said,) = lines(ackcore(*again, "--max-replays", 2, "--json"))
+    (said,) = lines(ackcore(*again, "--max-replays", 2, "--json", code=1))
     assert (said["records"], said["left_out"]) == ({}, {"lines": 1})
-    said = ackcore(*again, "--max-replays", 2).stdout
+    said = ackcore(*again, "--max-replays", 2, code=1).stdout
     assert said == "1 dead letters were sent again 2 times or oftener, and are left out\n"
     said = ackcore("dead", "replay", checkpoint, "--all", "--again", "--max-replays", 2).stdout
     assert "are left out\n6 dead letters are sent again (6 of lines)" in said
@@ -154,6 +154,16 @@ def test_dropped_letters_are_not_there_any_more(ackcore, checkpoint, lines):
         "dead", "replay", checkpoint, "--all", "--request", dropped["request"], code=2
     ).stderr
     assert "request must be a new id" in said
+
+
+@pytest.mark.parametrize("command", ["replay", "drop"])
+def test_who_names_a_letter_that_is_not_there_is_told_so_by_the_exit_code(
+    ackcore, checkpoint, command
+):
+    ackcore("dead", command, checkpoint, "lines/99/0", "--dry-run", code=1)
+    ackcore("dead", command, checkpoint, "lines/99/0", "--json", code=1)
+    ackcore("dead", command, checkpoint, "lines/99/0", "lines/0/0", "--dry-run")
+    ackcore("dead", command, checkpoint, "--error", "NoSuchError", "--dry-run")
 
 
 def test_damage_is_told_of(ackcore, checkpoint):
