@@ -53,7 +53,9 @@ def load() -> list[Mutation]:
         return [Mutation(name, **rest) for name, rest in tomllib.load(file).items()]
 
 
-def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(
+    tree: Path, *command: str, timeout_s: float = TEST_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     """Run Python in the copied tree, on the copied package and nothing else of ours."""
     environment = {
         **os.environ,
@@ -71,7 +73,7 @@ def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=TEST_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -87,10 +89,13 @@ def build(tree: Path) -> None:
             raise SystemExit(f"mutations: the copy cannot be built:\n{done.stdout[-3000:]}")
 
 
-def run_tests(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    tree: Path, *tests: str, timeout_s: float = TEST_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     """Run tests; a run that hangs has failed."""
+    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
     try:
-        return run(tree, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+        return run(tree, *pytest, *tests, timeout_s=timeout_s)
     except subprocess.TimeoutExpired as hung:
         return subprocess.CompletedProcess(hung.cmd, FAILED_TESTS, "it hung")
 
@@ -130,15 +135,18 @@ def main() -> int:
     ]
     random.shuffle(chosen)
     chosen.sort(key=lambda mutation: mutation.is_native)
-    began, ran, survived = time.monotonic(), 0, 0
+    ran = survived = 0
     with tempfile.TemporaryDirectory(prefix="ackcore-mutations-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_BEHIND)
         build(tree)
-        done = run_tests(tree, *dict.fromkeys(mutation.test for mutation in chosen))
+        tests = dict.fromkeys(mutation.test for mutation in chosen)
+        done = run_tests(tree, *tests, timeout_s=TEST_TIMEOUT_S + 10 * len(tests))
         if done.returncode != PASSED:
             print(f"mutations: the tests fail before any:\n{done.stdout[-3000:]}")
             return 1
+        # From here on: all of it would go by, on a busy machine, before the first bug was in.
+        began = time.monotonic()
         for mutation in chosen:
             at = time.monotonic()
             if at - began > options.seconds:
