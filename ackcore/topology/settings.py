@@ -30,6 +30,7 @@ _NOT_SETTINGS = frozenset(
         "BACKEND",
         "BENCH_LINES",
         "BENCH_RECORDS",
+        "BENCH_RECORDS",
         "BENCH_ROWS",
         "CHECKED",
         "CPU",
@@ -37,10 +38,13 @@ _NOT_SETTINGS = frozenset(
         "GOLDEN",
         "HYPOTHESIS",
         "KAFKA_JARS",
+        "REQUIRE_BROWSER",
         "REQUIRE_KAFKA",
         "REQUIRE_NATIVE",
         "REQUIRE_POSTGRES",
         "SANITIZE",
+        "SCREENSHOTS",
+        "UI_TOKEN",
     )
 )
 

@@ -183,6 +183,11 @@ def _numbers_of(directory: Path) -> list[int]:
     return [int(path.name.split("=")[1]) for path in sorted(directory.glob("batch_id=*"))]
 
 
+def _rows(directory: Path, entry: dict[str, Any]) -> pa.Table:
+    """The rows of a file that died: of one that tasks wrote, from a row on."""
+    return read_table(directory / entry["file"]).slice(entry.get("start", 0), entry["rows"])
+
+
 def read(
     checkpoint: str | Path,
     sink: str | Path,
@@ -209,8 +214,9 @@ def read(
         number, manifest = int(path.parent.name), read_record(path)
         dead = [
             row["_ackcore_message_id"]
-            for entry in manifest["dead"].values()
-            for row in read_table(root / "state" / entry["file"]).to_pylist()
+            for entries in manifest["dead"].values()
+            for entry in (entries if isinstance(entries, list) else [entries])
+            for row in _rows(root / "state", entry).to_pylist()
         ]
         decided[number] = Decided(number, number in done, manifest, tuple(dead))
     if decided:

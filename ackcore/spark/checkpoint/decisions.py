@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.checksummed import TableCache, write_table
 from ackcore.spark.base.schemas import TRACKING, SinkFile
 from ackcore.spark.checkpoint.dead import Dead
@@ -159,7 +160,8 @@ class BatchDecision:
             "nonacked": named,
             "waiting": self.waiting.write(cache, directory).body(),
         }
-        sync_directory(cache.root / directory)  # the names of files that tasks wrote
+        with writing(cache.root / directory):
+            sync_directory(cache.root / directory)  # the names of files that tasks wrote
         return {
             **body,
             "number": self.number,
