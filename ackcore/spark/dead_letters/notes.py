@@ -113,6 +113,16 @@ def _named(note: Note, spout: str, starts: Mapping[int, int]) -> Iterator[slice]
             yield slice(start + first, start + end)
 
 
+def note_of(notes: Iterable[Note], request: str) -> Note | None:
+    """Return what was noted of a request, None if it is new; ValueError if it dropped letters."""
+    for note in notes:
+        if note.request == request:
+            if note.dropped:
+                raise ValueError(f"request must be a new id: letters were dropped as {request!r}")
+            return note
+    return None
+
+
 def counted(rows: Spans) -> dict[str, int]:
     """Return how many letters a note names, by spout."""
     return {

@@ -50,6 +50,7 @@ from ackcore.spark.dead_letters.notes import (
     Note,
     counted,
     dropped_rows,
+    note_of,
     notes_of,
     places_of,
     sent_rows,
@@ -164,11 +165,9 @@ def replay(
     try:
         finish_requests(directory)
         notes = notes_of(store)
-        for note in notes:
-            if note.request == name:
-                if note.dropped:
-                    raise ValueError(f"request must be a new id: letters were dropped as {name!r}")
-                return Replay(name, counted(note.rows), note.left_out or {})
+        before = note_of(notes, name)
+        if before is not None:
+            return Replay(name, counted(before.rows), before.left_out or {})
         kinds = kinds_of(store, spout)
         chosen: Mapping[Path, Int64s] | None = None
         if isinstance(where, LetterFilter):

@@ -26,7 +26,7 @@ from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters.files import columns_path, known_spouts
 from ackcore.spark.dead_letters.letters import read_schema
-from ackcore.spark.dead_letters.notes import Note, counted, notes_of, spans_of
+from ackcore.spark.dead_letters.notes import Note, counted, note_of, notes_of, spans_of
 from ackcore.spark.dead_letters.replay import (
     REQUEST,
     UNREAD,
@@ -122,11 +122,9 @@ def replay_topic(
     try:
         finish_requests(directory)
         notes = notes_of(store)
-        for note in notes:
-            if note.request == name:
-                if note.dropped:
-                    raise ValueError(f"request must be a new id: letters were dropped as {name!r}")
-                return Replay(name, counted(note.rows))
+        before = note_of(notes, name)
+        if before is not None:
+            return Replay(name, counted(before.rows))
         found: dict[tuple[str, int, int], _Letter] = {}
         often = 0
         for letter in _letters(topic, meta["deployment_key"], schemas):
