@@ -79,9 +79,12 @@ def serve(job: str, arguments: str) -> None:
     jobs = importlib.import_module(f"bench.{module or 'jobs'}")
     turn = getattr(jobs, function)(**json.loads(arguments))
     print(json.dumps({"ackcore": ackcore.__file__}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(turn(*json.loads(line))), flush=True)
-    getattr(turn, "close", int)()
+    try:
+        for line in sys.stdin:
+            print(json.dumps(turn(*json.loads(line))), flush=True)
+    finally:
+        # What it has open may keep a process that has failed from ending: threads of a session.
+        getattr(turn, "close", int)()
 
 
 if __name__ == "__main__":
