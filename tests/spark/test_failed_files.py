@@ -179,6 +179,28 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
         assert ids(state.waiting(3)["lines"]) == ["id-2"]
 
 
+def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(checkpoint, no_syncing):
+    """As Kafka's topic and offset are: the driver's files say of no column that it is required."""
+    required = records(0, 4)
+    fields = [field.with_nullable(False) for field in required.schema]
+    required = pa.table(required.columns, schema=pa.schema(fields))
+    with OPEN(checkpoint) as state:
+        for number, rows in enumerate((required.slice(0, 2), required.slice(2))):
+            state.write_plan(state.make_plan(number, 0))
+            work = state.runs.new(number)
+            waiting = state._waiting_after(state.last_done)
+            if number == 0:
+                path = wrote(work, "waiting-lines", rows)
+                waiting = waiting.plus("lines", WrittenSegment(path, 2, 1000, 0))
+            else:
+                waiting = waiting.plus("lines", rows)
+            state.write_decision(decision(number, waiting, work=work.name))
+            state.write_done(number)
+        one, other = state.waiting(1).tables("lines")
+        assert one.schema == other.schema
+        assert ids(state.waiting(1)["lines"]) == [f"id-{n}" for n in range(4)]
+
+
 def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing):
     with OPEN(checkpoint) as state:
         decide_with_files(state)

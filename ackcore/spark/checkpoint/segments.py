@@ -69,8 +69,12 @@ class Segment:
         return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
-        """Return the rows that wait, in a memory map."""
-        return with_replayed(self.cache.read(self.file).slice(self.start, len(self)))
+        """Return the rows that wait, in a memory map; the source's columns may all be null.
+
+        Tasks write required columns as such, and the driver does not; segments are put together.
+        """
+        rows = self.cache.read(self.file).slice(self.start, len(self))
+        return all_nullable(with_replayed(rows))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
         """Return it without the first rows of those that were waiting in it."""
@@ -126,7 +130,7 @@ def write_segment(
     runs: list[pa.Table] = []
     for part in parts:
         if isinstance(part, Segment):
-            runs.append(all_nullable(part.table()))
+            runs.append(part.table())
         else:
             runs += [_sorted(piece) for piece in _cut(all_nullable(part))]
     name = f"waiting-{spout}"

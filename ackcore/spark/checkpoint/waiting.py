@@ -317,7 +317,8 @@ def _of_one_schema(
     found: list[tuple[pa.Schema, list[list[Part]]]] = []
     for group in groups:
         part = group[0]
-        schema = all_nullable(part.table() if isinstance(part, Segment) else _table(part)).schema
+        table = part.table() if isinstance(part, Segment) else all_nullable(_table(part))
+        schema = table.schema
         for known, some in found:
             if known.equals(schema):
                 some.append(group)
