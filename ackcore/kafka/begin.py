@@ -67,6 +67,7 @@ def begin(
     ConsumerError
         If the broker does not say what is asked of it.
     """
+    log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)
     goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
     new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
@@ -84,7 +85,7 @@ def begin(
         restored, why = kept
         offset = restored.state.committable
         level = logging.WARNING if why == MADE_ANEW else logging.INFO
-        _log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
+        log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
         name = settings.force_from_start
@@ -142,8 +143,10 @@ def _near(
             f"max_offset_behind={most} behind; raise it, or give dead_letters= something that is "
             "told which offsets are passed over"
         )
-    _log.warning("%s is to be read from %d, too far behind %d: it begins %d before that",
-                 what, offset, high, most)  # fmt: skip
+    settings.client.logger(_log).warning(
+        "%s is to be read from %d, too far behind %d: it begins %d before that",
+        *(what, offset, high, most),
+    )
     return high - most
 
 

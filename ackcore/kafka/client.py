@@ -48,7 +48,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
         If librdkafka refuses the settings.
     """
     own: dict[str, Value] = {
-        "logger": _log,
+        "logger": settings.client.logger(_log),
         "group.id": settings.group_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -78,16 +78,16 @@ def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError
 
 def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
     """Where dead letters are kept, as the settings say."""
-    given = settings.dead_letters
+    given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None
     if not isinstance(given, str):
-        return DeadLetters(CallableKeeper(given))
-    own: dict[str, Value] = {"logger": _log, "enable.idempotence": True, "acks": "all"}
+        return DeadLetters(CallableKeeper(given), log)
+    own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
     config = settings.client.client(own)
     config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
     try:
-        return DeadLetters(TopicKeeper(given, config))
+        return DeadLetters(TopicKeeper(given, config, log), log)
     except KafkaException as error:
         raise _refused(settings, error) from None
 

@@ -25,7 +25,8 @@ from ackcore.kafka.client import (
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
 from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.held_partition import Key
+from ackcore.kafka.errors import redacted_error
+from ackcore.kafka.held_partition import DeadLetter, Key
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
 from ackcore.kafka.topic_watch import TopicWatch, ids_of
@@ -49,6 +50,7 @@ class ClientThread:
         self, settings: ConsumerSettings, held: HeldRecords, changed: threading.Condition
     ) -> None:
         self.settings = settings
+        self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
         self.drain_s = settings.drain_s
@@ -56,7 +58,7 @@ class ClientThread:
         self._changed = changed
         self._stopping = self._closing = False
         self._incremental = settings.protocol != "eager"
-        self._commits = Commits(settings.group_id, held, changed, self._fatal)
+        self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
         self._next_commit_ms = 0
         self._dead_letters = dead_letters_of(settings)
         self._client = make_client(settings, self._commits.answered)
@@ -91,12 +93,12 @@ class ClientThread:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
-            self.error = error
+            self._ends_with(error)
             self.drain_s = 0.0
         try:
             self._end()
         except BaseException as error:
-            self.error = self.error or error
+            self._ends_with(error)
         finally:
             with self._changed:
                 for key in self._held.assigned:
@@ -118,7 +120,7 @@ class ClientThread:
             found = self._topics.subscribed()
             tasks = self.settings.tasks
             if tasks > len(found):
-                _log.warning(
+                self._log.warning(
                     "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
                 )
             self._take_by_hand(self._share(found))
@@ -159,6 +161,7 @@ class ClientThread:
             letters = self._held.dying()
             excess = self._held.dead_limit.excess
         if excess is not None:
+            self._keep_last(letters)
             raise TooManyDead(
                 f"{excess}: what is not kept as a dead letter was not committed, and is there at "
                 "the next start; see what the dead letters have as their reasons"
@@ -178,6 +181,21 @@ class ClientThread:
             with self._changed:
                 for letter in kept:
                     self._held.dead(letter)
+
+    def _keep_last(self, letters: list[DeadLetter]) -> None:
+        """Keep what is dead before it ends, or a start after the other would meet the same."""
+        if self._dead_letters is None:
+            return
+        until = time.monotonic() + self.drain_s
+        self._dead_letters.put(letters, now_ms())
+        while True:
+            kept = self._dead_letters.turn(now_ms(), self._held.is_dying)
+            with self._changed:
+                for letter in kept:
+                    self._held.dead(letter)
+                if not self._dead_letters.under_way or time.monotonic() >= until:
+                    return
+                self._changed.wait(SHORT_LOOK_S)
 
     # Assignments.
 
@@ -247,7 +265,9 @@ class ClientThread:
 
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
-        _log.warning("%d partitions went to other members: nothing of them is committed", len(keys))
+        self._log.warning(
+            "%d partitions went to other members: nothing of them is committed", len(keys)
+        )
         self._reading.forget(keys)
 
     def _drain(self, keys: list[Key]) -> None:
@@ -261,7 +281,7 @@ class ClientThread:
             if not left:
                 return
             if time.monotonic() - started >= self.drain_s:  # which `close` may have made shorter
-                _log.warning(
+                self._log.warning(
                     "%d records were not answered in %g s: they are read again by "
                     "whoever has their partitions next",
                     left,
@@ -271,7 +291,7 @@ class ClientThread:
             try:
                 self._see_to_records()
             except Exception as error:  # what is done is committed all the same
-                self.error = self.error or error
+                self._ends_with(error)
                 self._stopping = True
                 return
             with self._changed:
@@ -286,6 +306,10 @@ class ClientThread:
             self._reading.pass_markers()
             self._commits.send(self._client)
 
+    def _ends_with(self, error: BaseException) -> None:
+        """Note what it ends with, as it may be shown; the first error counts."""
+        self.error = self.error or redacted_error(error, self.settings.client)
+
     def _fatal(self, error: ConsumerError) -> None:
-        self.error = self.error or error
+        self._ends_with(error)
         self._stopping = True

@@ -13,6 +13,7 @@ from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.commit_requests import commit_requests
 from ackcore.kafka.held_partition import Key, PartitionCommit
 from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.settings import Log
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class Commits:
     changed : threading.Condition
     fatal : callable
         Told of an error after which nothing can be committed.
+    log : Log, optional
+        Told what was refused.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Commits:
         held: HeldRecords,
         changed: threading.Condition,
         fatal: Callable[[ConsumerError], object],
+        log: Log = _log,
     ) -> None:
+        self._log = log
         self._group_id = group_id
         self._held = held
         self._changed = changed
@@ -132,7 +137,7 @@ class Commits:
         if error.fatal():
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         what = "fenced" if error.code() in _FENCED else "refused"
-        _log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
+        self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
         return shorter
 
 

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
+from ackcore.kafka.settings import Log
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -104,9 +105,12 @@ class TopicKeeper:
     topic : str
     config : dict
         Of an idempotent producer.
+    log : Log, optional
+        Told when that is made anew.
     """
 
-    def __init__(self, topic: str, config: dict[str, Any]) -> None:
+    def __init__(self, topic: str, config: dict[str, Any], log: Log = _log) -> None:
+        self._log = log
         self._topic = topic
         self._config = config
         self._producer = Producer(config)
@@ -147,7 +151,9 @@ class TopicKeeper:
             self._note(error.args[0])
         # All that is under way has to be reported first, as not delivered, to be tried again.
         if self._fatal is not None and not self._end():
-            _log.warning("the producer of dead letters is made anew after: %s", self._fatal.str())
+            self._log.warning(
+                "the producer of dead letters is made anew after: %s", self._fatal.str()
+            )
             self._producer, self._fatal = Producer(self._config), None
 
     def _end(self) -> int:
@@ -201,9 +207,12 @@ class DeadLetters:
     Parameters
     ----------
     keeper : Keeper
+    log : Log, optional
+        Told, once a minute, that letters are not kept, and why.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, log: Log = _log) -> None:
+        self._log = log
         self._keeper = keeper
         self._kept: list[DeadLetter] = []
         self._failures: dict[tuple[str, int, int, int], int] = {}
@@ -251,7 +260,7 @@ class DeadLetters:
         if self._in_a_row == 1 or self._now_ms - self._said_ms >= _SAID_MS:
             self._said_ms = self._now_ms
             record = letter.record
-            _log.warning(
+            self._log.warning(
                 "the dead letter of %s-%d@%d is not kept: %s; it is tried again until it is, and "
                 "nothing is committed over it",
                 *(record.topic, record.partition, record.offset, error),

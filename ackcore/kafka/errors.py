@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from confluent_kafka import KafkaError, KafkaException
 
 from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.settings import ClientSettings
 
 
 class OffsetsLost(RuntimeError):
@@ -116,3 +119,35 @@ def exception_text(error: KafkaException) -> str:
     """The same of an exception of confluent-kafka's."""
     cause = error.args[0] if error.args else None
     return error_text(cause) if isinstance(cause, KafkaError) else str(error)
+
+
+def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
+    """Return an error without the secrets of settings: the very same if there are none in it.
+
+    Another one is of the same class if that takes a text, without what led to it, as that may have
+    them as well; one of confluent-kafka's keeps its code.
+    """
+    shown = [str(error), *(str(each) for each in _chain(error))]
+    if all(settings.redacted(text) == text for text in shown):
+        return error
+    cause = error.args[0] if error.args else None
+    told: Any
+    if isinstance(error, KafkaException) and isinstance(cause, KafkaError):
+        told = KafkaError(cause.code(), settings.redacted(cause.str()), cause.fatal())
+    else:
+        told = settings.redacted(str(error))
+    try:
+        other = type(error)(told)
+    except TypeError:
+        other = RuntimeError(f"{type(error).__name__}: {told}")
+    return other.with_traceback(error.__traceback__)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """What an error is shown with, as far as it is shown."""
+    found: list[BaseException] = []
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while behind is not None and behind not in found:
+        found.append(behind)
+        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
+    return found

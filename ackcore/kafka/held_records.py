@@ -177,7 +177,7 @@ class HeldRecords:
         """Take in records of one partition, in its order; return how many were not done before.
 
         Their generation, attempt and delivery are set here; ``sizes`` are bytes.
-        What is ``unreadable``, by offset, is dead.
+        What is ``unreadable``, by offset, is dead.  Once too many are, nothing more is taken in.
         """
         found = self._partitions.get(key)
         if found is None or found.closing:
@@ -185,6 +185,10 @@ class HeldRecords:
             return 0
         tracker, n = found.tracker, 0
         for record, size in zip(records, sizes, strict=True):
+            if self.dead_limit.excess is not None:
+                # It ends: what is behind is read at the next start, and dies there if it must.
+                self.counts.dropped += 1
+                continue
             offset = record.offset
             if offset in found.held:  # read again, as the client had to go back
                 continue
@@ -261,6 +265,8 @@ class HeldRecords:
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
         """Return up to n records to be processed, first those that are due again."""
         taken: list[KafkaRecord] = []
+        if self.dead_limit.excess is not None:
+            return taken  # it ends, and has letters to keep
         while len(taken) < n and self._waiting and self._waiting[0][0] <= now_ms:
             due_ms, _, found, offset = heapq.heappop(self._waiting)
             held = found.held.get(offset)

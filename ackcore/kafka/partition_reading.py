@@ -72,6 +72,7 @@ class PartitionReading:
     ) -> None:
         self._client = client
         self._settings = settings
+        self._log = settings.client.logger(_log)
         self._held = held
         self._changed = changed
         self._topic_ids = topic_ids
@@ -158,7 +159,7 @@ class PartitionReading:
                 raise OffsetsOutOfRange(
                     f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
                 )
-            _log.warning("%s, and it is read from 0", what)
+            self._log.warning("%s, and it is read from 0", what)
             # What comes under offsets of before is left, to be read when those are done with.
             self._other_logs[key] = 0
             self._client.pause([TopicPartition(*key)])
@@ -260,7 +261,7 @@ class PartitionReading:
         elif error.fatal() or code in _FINAL:
             raise ConsumerError(f"the consumer cannot go on: {error.str()}")
         else:
-            _log.warning("Kafka says: %s", error.str())
+            self._log.warning("Kafka says: %s", error.str())
 
     def _out_of_range(self, key: Key) -> None:
         """Go on: the client reads nothing more of a partition after this error."""
@@ -275,7 +276,7 @@ class PartitionReading:
         if low <= position <= high:
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
-            _log.warning(
+            self._log.warning(
                 "%s was refused as out of range, and has %d to %d: it is read again from %d in "
                 "%d ms",
                 *(name, low, high, position, wait_ms),
@@ -295,13 +296,13 @@ class PartitionReading:
         target = low if policy == "earliest" else high
         if position > high:
             # Not the log that was read: it was made anew, or lost its end.
-            _log.warning("%s: it is another log, and read from %d", what, target)
+            self._log.warning("%s: it is another log, and read from %d", what, target)
             self._other_logs[key] = target
             return
         with self._changed:
             keep = self._settings.dead_letters is not None
             lost = self._held.lose(key, target, now_ms(), keep)
-        _log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+        self._log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
         self._read_from(key, target)
 
     def go_on(self) -> None:

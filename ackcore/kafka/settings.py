@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from logging import Logger
-from typing import Any
+from logging import Logger, LoggerAdapter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    _Adapter = LoggerAdapter[Logger]
+else:
+    _Adapter = LoggerAdapter
 
 #: Settings that say what ackcore promises, and how else to have what they are for.
 _OURS = {
@@ -34,7 +39,9 @@ _SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private",
 #: In place of a secret.
 _REDACTED = "[redacted]"
 
-Value = str | int | float | bool | Callable[..., Any] | Logger
+#: What messages are logged by.
+Log = Logger | _Adapter
+Value = str | int | float | bool | Callable[..., Any] | Log
 
 
 class ClientSettings:
@@ -86,6 +93,10 @@ class ClientSettings:
             text = text.replace(secret, _REDACTED)
         return text
 
+    def logger(self, logger: Logger) -> RedactedLog:
+        """Return a logger whose messages are without these secrets; librdkafka may have it, too."""
+        return RedactedLog(logger, self)
+
     def _secrets(self) -> set[str]:
         # Most numbers are times and sizes, and would be cut out of whatever has the same digits.
         return {
@@ -108,6 +119,21 @@ class ClientSettings:
         return (self.bootstrap_servers, self.options) == (other.bootstrap_servers, other.options)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class RedactedLog(_Adapter):
+    """Logs messages without the secrets of settings, whoever makes them; made by these."""
+
+    def __init__(self, logger: Logger, settings: ClientSettings) -> None:
+        super().__init__(logger)
+        self._settings = settings
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message, put together here: a secret may be in what it is made of."""
+        if self.isEnabledFor(level):
+            text = str(msg) % args if args else str(msg)
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)
 
 
 def _servers(servers: Any) -> str:

@@ -36,6 +36,7 @@ class TopicWatch:
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
         self._every_ms = round(settings.refresh_s * 1000)
         self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
+        self._log = settings.client.logger(_log)
         # What goes wrong with brokers the consumer's own client logs.
         quiet = {"log_level": 0, **settings.client.options}
         self._cluster = Cluster(ClientSettings(settings.client.bootstrap_servers, quiet))
@@ -115,7 +116,7 @@ class TopicWatch:
                 self._complained = False
             except Exception as error:
                 if not self._complained:
-                    _log.warning("which partitions there are is asked again later: %s", error)
+                    self._log.warning("which partitions there are is asked again later: %s", error)
                 self._complained = True
             self._asked = None
             self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms

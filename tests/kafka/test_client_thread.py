@@ -1,6 +1,8 @@
 """What a consumer makes of a client's answers that no broker gives on demand: a scripted client."""
 
+import logging
 import threading
+import traceback
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -14,9 +16,19 @@ from consumer_books import take
 from servers import wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import Consumer, ConsumerError, client_thread, dead_letters
+from ackcore.dispatch import Reject
+from ackcore.kafka import (
+    ClientSettings,
+    Consumer,
+    ConsumerError,
+    TooManyDead,
+    client_thread,
+    dead_letters,
+)
+from ackcore.kafka import client as kafka_client
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
+from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.dead_letters import DeadLetters, TopicKeeper, headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.held_records import HeldRecords
@@ -196,15 +208,19 @@ def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
         )
 
 
-@contextmanager
-def consuming(monkeypatch, client, **arguments):
+def consumer_of(monkeypatch, client, **arguments):
     def make_client(settings, on_commit):
         client.on_commit = on_commit
         return client
 
     monkeypatch.setattr(client_thread, "make_client", make_client)
     arguments = {"commit_interval_s": 1e-9, "dead_letters": lambda *_: None, **arguments}
-    consumer = Consumer("t", bootstrap_servers="x", group_id="g", **arguments)
+    return Consumer("t", bootstrap_servers="x", group_id="g", **arguments)
+
+
+@contextmanager
+def consuming(monkeypatch, client, **arguments):
+    consumer = consumer_of(monkeypatch, client, **arguments)
     try:
         yield consumer
     finally:
@@ -334,6 +350,139 @@ def test_a_record_whose_headers_cannot_be_read_is_dead_and_the_next_one_handed_o
         assert [one.offset for one in take(consumer, 1)] == [1]
         wait_until(lambda: consumer.stats().counts.dead == 1, "it is kept")
     assert letters == [(0, ("UnreadableHeaders", "the name of a header is not UTF-8"))]
+
+
+def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_that_is_kept(
+    monkeypatch,
+):
+    """Else it would meet the same at each start, and never get on."""
+
+    def headers():
+        raise SystemError("<method 'headers'> returned a result with an exception set")
+
+    offset, letters = 0, []
+    for start in range(3):
+        client = Client()
+        client.committed_offset, client.ends = offset, (0, 9)
+        messages = [Message(n) for n in range(offset, 9)]
+        for message in messages:
+            message.headers = headers
+
+        def read(client=client, messages=messages):
+            client.behind = messages[1:]
+            return messages[0]
+
+        client.script = [lambda client=client: assigned(client), read]
+        kept = {"dead_letters": lambda record, failure: letters.append(record.offset)}
+        with (
+            pytest.raises(TooManyDead, match="3 records died one after another"),
+            consuming(monkeypatch, client, max_dead_in_a_row=2, **kept) as consumer,
+        ):
+            consumer.poll(1, 20.0)
+        offset = client.committed_offset
+        assert offset == 3 * (start + 1)
+    assert letters == list(range(9))
+
+
+def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
+    client = Client()
+    client.script = [lambda: assigned(client), lambda: Message(0)]
+
+    def refuse(record, failure):
+        raise OSError("the disk is full")
+
+    arguments = {"max_dead_in_a_row": 0, "dead_letters": refuse, "drain_s": 0.01}
+    consumer = consumer_of(monkeypatch, client, **arguments)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Reject("no"))
+    with pytest.raises(TooManyDead):
+        consumer.poll(1, 20.0)
+    assert client.committed_offset == 0
+
+
+SECRET = "hunter2"
+SASL = {"options": {"sasl.password": SECRET}}
+
+
+def told_of_secret(code=KafkaError._AUTHENTICATION):
+    return KafkaError(code, f"no password {SECRET} here")
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind"),
+    [
+        (lambda client: Message(0, error=told_of_secret()), ConsumerError),
+        (lambda client: Message(0, error=told_of_secret(KafkaError._BAD_MSG)), ConsumerError),
+        (lambda client: throw(KafkaException(told_of_secret())), KafkaException),
+        (lambda client: throw(chained(ConsumerError("no"), ValueError(SECRET))), ConsumerError),
+        (lambda client: throw(UnicodeDecodeError("utf-8", b"", 0, 1, SECRET)), RuntimeError),
+    ],
+)
+def test_no_secret_is_in_what_a_consumer_ends_with(monkeypatch, caplog, happens, kind):
+    client = Client()
+    client.script = [lambda: assigned(client), lambda: happens(client)]
+    with (
+        pytest.raises(kind) as caught,
+        consuming(monkeypatch, client, **SASL) as consumer,
+    ):
+        consumer.poll(1, 20.0)
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert SECRET not in shown
+    if kind is KafkaException:
+        assert caught.value.args[0].code() == KafkaError._AUTHENTICATION
+        assert caught.value.args[0].str() == "no password [redacted] here"
+
+
+def throw(error):
+    raise error
+
+
+def chained(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
+    """What the client says by itself, of a commit that is refused, and of letters not kept."""
+    client, refused = Client(), []
+
+    def commit(offsets, asynchronous):
+        refused.append(1)
+        raise KafkaException(told_of_secret(KafkaError.REBALANCE_IN_PROGRESS))
+
+    def refuse(record, failure):
+        raise OSError(f"no {SECRET}")
+
+    error = told_of_secret(KafkaError._TRANSPORT)
+    client.commit = commit
+    client.script = [
+        lambda: assigned(client),
+        lambda: Message(0, error=error),
+        lambda: Message(0),
+    ]
+    with consuming(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL) as consumer:
+        (record,) = take(consumer, 1)
+        consumer.fail(record, Reject("no"))
+        wait_until(lambda: "is not kept" in caplog.text and refused, "all is told")
+    for said in ("Kafka says: no password [redacted] here", "was refused: no", "OSError: no [red"):
+        assert said in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_what_librdkafka_logs_by_itself_has_no_secret(caplog):
+    settings = ConsumerSettings(ClientSettings("x", SASL["options"]), "g", ("t",), ())
+    config = {}
+
+    def made(given):
+        config.update(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_client, "Consumer", made)
+        kafka_client.make_client(settings, print)
+    # As confluent-kafka calls it.
+    config["logger"].log(logging.WARNING, "%s [%s] %s", "FAIL", "rdkafka", f"[{SECRET}]")
+    assert "FAIL [rdkafka] [[redacted]]" in caplog.text
+    assert config["sasl.password"] == SECRET
 
 
 def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said_again(caplog):
