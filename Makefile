@@ -149,7 +149,7 @@ $(PY):
 .venv/.tools: pyproject.toml constraints.txt | $(PY)
 	@echo "ackcore: installing what it needs into .venv (pyspark is large: minutes, the first time)"
 	@$(PY) -m pip install -q --upgrade pip
-	@$(PY) -m pip install -q --group build --group test $$($(PY) -c 'import tomllib; \
+	@$(PY) -m pip install -q --group build --group test --group servers $$($(PY) -c 'import tomllib; \
 	    project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	    print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []))')
 	@touch $@

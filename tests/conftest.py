@@ -281,6 +281,37 @@ def postgres(postgres_server):
     return postgres_server.new_database()
 
 
+@pytest.fixture(scope="session")
+def s3_server():
+    """A real S3 server, which all tests of a process share: take `s3`."""
+    module = importlib.import_module("s3_server")
+    try:
+        server = module.S3Server()
+    except module.Unavailable as error:
+        if os.environ.get("ACKCORE_REQUIRE_S3"):
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """A proxy before that server which fails as it is told; the environment leads to it."""
+    module = importlib.import_module("s3_server")
+    proxy = module.FaultProxy(s3_server.port)
+    for name, value in module.environment(proxy.endpoint).items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def bucket(s3_server, s3):
+    """The URL of a place in a bucket of this test's own."""
+    return f"s3://{s3_server.new_bucket()}/some/place"
+
+
 LIVE_SPARK = pytest.StashKey()
 
 

@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg"}),
+    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg", "obstore"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
@@ -56,6 +56,7 @@ OF_SINKS = {"psycopg", "deltalake", "pyiceberg"}
 #: The modules of ``spark/`` itself, the entry points, may import them all.
 PACKAGES: dict[str, set[str]] = {
     "base": set(),
+    "stores": {"base"},
     "settle": {"base"},
     "tasks": {"base", "settle"},
     "run": {"base", "settle", "tasks"},

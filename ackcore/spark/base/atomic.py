@@ -50,9 +50,13 @@ def make_directory(path: Path) -> Path:
     with writing(path):
         if not path.is_dir():
             make_directory(path.parent)
-            if path.exists():
-                raise StateError(f"{path} must be a directory, or not be there yet; it is a file")
-            path.mkdir(exist_ok=True)
+            try:
+                path.mkdir(exist_ok=True)
+            except FileExistsError:
+                # Not where another process makes and removes it meanwhile.
+                if path.is_file():
+                    told = f"{path} must be a directory, or not be there yet; it is a file"
+                    raise StateError(told) from None
             sync_directory(path.parent)
     return path
 

@@ -1,0 +1,292 @@
+"""A store in a bucket: S3, Google Cloud Storage, Azure, and what speaks their language.
+
+obstore makes the requests; it takes credentials from where the provider's own tools do (variables
+of the environment, an instance's or a pod's role), in each process by itself.  None of them is in
+this object, what it is pickled to, its ``repr``, or a message: of what a server answers only the
+status and its code are told, since some repeat the key's name and what was signed.
+
+obstore repeats what may be repeated (throttling, 5xx, connections that break).  A put with a
+condition is another matter: it may have gone through though its answer was lost, so that it is
+refused when it is repeated.  `ObjectStore.put` looks what is there then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ackcore.spark.base.errors import CheckpointReadOnly, StateError
+from ackcore.spark.stores.interface import (
+    Entry,
+    RoundTrips,
+    StoreConflict,
+    Stored,
+    StoreUnavailable,
+    checked_condition,
+    checked_key,
+)
+
+if TYPE_CHECKING:
+    import obstore.store
+
+#: A put with a condition is tried so often, beside what obstore repeats by itself.
+_TRIES = 3
+#: Larger objects are read piece by piece, into a file that is mapped; and written in parts.
+_PIECE_BYTES = 32 << 20
+_PART_BYTES = 8 << 20
+#: Parts that an upload may have.
+_MOST_PARTS = 9000
+#: What obstore repeats, and for how long.
+_RETRY: obstore.store.RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
+#: Keys in a page of a list, and in a request to delete.
+_PAGE = 1000
+
+_STATUS = re.compile(r"status code: (\d{3})[^:]*")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_QUERY = re.compile(r"\?\S+")
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE", re.IGNORECASE)
+_LONGEST = 200
+
+
+class ObjectStore:
+    """The store of a URL.
+
+    Parameters
+    ----------
+    url : str
+        As `ackcore.spark.stores.opening.store_url` returns it.
+    retry : dict, optional
+        obstore's settings for what it repeats.
+    """
+
+    def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:
+        self.url = url
+        self.trips = RoundTrips()
+        self._retry = retry
+        self._client: tuple[int, obstore.store.ObjectStore] | None = None
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStore, (self.url, self._retry)
+
+    @property
+    def _store(self) -> obstore.store.ObjectStore:
+        """The client, of this process: its threads do not survive a fork."""
+        if self._client is None or self._client[0] != os.getpid():
+            from obstore.store import from_url  # noqa: PLC0415 - an extra
+
+            retry = self._retry or _RETRY
+            with self._asking(""):
+                self._client = os.getpid(), from_url(self.url, retry_config=retry)
+        return self._client[1]
+
+    def get(self, key: str) -> Stored | None:
+        """As `Store.get`."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        checked_key(key)
+        self.trips.add()
+        try:
+            with self._asking(key):
+                found = obstore.get(self._store, key)
+                return Stored(bytes(found.bytes()), _version(found.meta))
+        except FileNotFoundError:
+            return None
+
+    def read(self, key: str) -> pa.Buffer | None:
+        """As `Store.read`; an object of more than 32 MiB is in a file that has no name."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        checked_key(key)
+        self.trips.add()
+        try:
+            with self._asking(key):
+                found = obstore.get(self._store, key)
+                size = found.meta["size"]
+                if size <= _PIECE_BYTES:
+                    return pa.py_buffer(found.bytes())
+        except FileNotFoundError:
+            return None
+        with tempfile.TemporaryFile() as file:
+            for start in range(0, size, _PIECE_BYTES):
+                piece = self.read_range(key, start, _PIECE_BYTES)
+                if piece is None:
+                    return None
+                file.write(piece)
+            file.flush()
+            with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
+                return source.read_buffer()
+
+    def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
+        """As `Store.read_range`."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        checked_key(key)
+        self.trips.add()
+        try:
+            with self._asking(key):
+                return pa.py_buffer(obstore.get_range(self._store, key, start=start, length=length))
+        except FileNotFoundError:
+            return None
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str:
+        """As `Store.put`."""
+        import obstore  # noqa: PLC0415 - an extra
+        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
+
+        checked_key(key)
+        checked_condition(if_absent, if_version)
+        if if_absent:
+            mode: Any = "create"
+        elif if_version is not None:
+            mode = _condition(if_version)
+        else:
+            mode = "overwrite"
+        for tried in range(_TRIES):
+            self.trips.add()
+            try:
+                with self._asking(key, "written"):
+                    put = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+                    return _version(put)
+            except FileNotFoundError:
+                raise StateError(f"{self._named(key)} cannot be written: no such bucket") from None
+            except (AlreadyExistsError, PreconditionError):
+                return self._unless_ours(key, data)
+            except StoreUnavailable as lost:
+                # It may have gone through, or may yet: then the same once more is refused.
+                if mode == "overwrite" or tried == _TRIES - 1:
+                    raise
+                try:
+                    found = self.get(key)
+                except StoreUnavailable:
+                    raise lost from None
+                if (found is not None) if if_absent else (found or _NONE).version != if_version:
+                    return self._unless_ours(key, data, found)
+        raise AssertionError("unreachable")
+
+    def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
+        """Return the version of what was to be put if it is there, and raise if it is not."""
+        found = found or self.get(key)
+        if found is not None and found.data == data:
+            return found.version
+        what = "is there already" if found is not None else "is not there any more"
+        raise StoreConflict(
+            f"{self._named(key)} {what}, in another version than was to be written over"
+        )
+
+    def put_file(self, key: str, path: Path) -> None:
+        """As `Store.put_file`."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        checked_key(key)
+        size = path.stat().st_size
+        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        self.trips.add(1 if size <= part else 2 + -(-size // part))
+        try:
+            with self._asking(key, "written"):
+                obstore.put(self._store, key, path, chunk_size=part)
+        except FileNotFoundError:
+            raise StateError(f"{self._named(key)} cannot be written: no such bucket") from None
+        path.unlink()
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        """As `Store.list`."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        found: list[Entry] = []
+        below = checked_key(prefix) if prefix else None
+        with self._asking(prefix, "listed"), contextlib.suppress(FileNotFoundError):
+            for page in obstore.list(self._store, below, chunk_size=_PAGE):
+                found += (Entry(each["path"], each["size"]) for each in page)
+        self.trips.add(max(1, -(-len(found) // _PAGE)))
+        return sorted(found)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """As `Store.delete`."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        every = [checked_key(key) for key in keys]
+        for start in range(0, len(every), _PAGE):
+            self.trips.add()
+            some = every[start : start + _PAGE]
+            try:
+                with self._asking(some[0], "deleted"):
+                    obstore.delete(self._store, some)
+            except FileNotFoundError:
+                # Google's and Azure's stop at what is not there.
+                for key in some:
+                    self.trips.add()
+                    with self._asking(key, "deleted"), contextlib.suppress(FileNotFoundError):
+                        obstore.delete(self._store, key)
+
+    def _named(self, key: str) -> str:
+        return f"{self.url}/{key}" if key else self.url
+
+    @contextlib.contextmanager
+    def _asking(self, key: str, how: str = "read") -> Iterator[None]:
+        """Raise what obstore raises as an error that names the object, and no secret.
+
+        What is not there (FileNotFoundError) and conditions that do not hold pass through.
+        """
+        try:
+            import obstore.exceptions as errors  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ImportError(
+                f"{self.url} needs obstore, which is not installed: pip install 'ackcore[stores]', "
+                "for the driver and the workers"
+            ) from None
+        try:
+            yield
+        except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError):
+            raise
+        # Not chained to their causes: those repeat what the server said.
+        except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
+            kind = CheckpointReadOnly if how in ("written", "deleted") else StateError
+            raise kind(
+                f"{self._named(key)} cannot be {how} ({told(bad)}). Driver and workers take their "
+                "credentials from the environment: see that they have some, and that these may "
+                "read, write, list and delete below it; then start again"
+            ) from None
+        except (errors.BaseError, OSError) as bad:
+            raise StoreUnavailable(
+                f"{self._named(key)} could not be {how}: {told(bad)}. What was recorded before "
+                "stands; remove the cause and start again"
+            ) from None
+
+
+_NONE = Stored(b"", "")
+
+
+def _version(of: Any) -> str:
+    """Return the version of an object by its ETag, and by its generation where there is one."""
+    return f"{of.get('e_tag') or ''} {of.get('version') or ''}"
+
+
+def _condition(version: str) -> dict[str, str]:
+    e_tag, _, number = version.rpartition(" ")
+    return {name: it for name, it in (("e_tag", e_tag), ("version", number)) if it}
+
+
+def told(error: BaseException) -> str:
+    """Return what an error says, without what may be secret in it: a line of 200 characters."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status is not None:
+        return f"{type(error).__name__}, status {status[1]}" + (f" {code[1]}" if code else "")
+    line = _QUERY.sub("?...", text.strip().partition("\n")[0].partition("<")[0])
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) > 3:
+            line = line.replace(value, "***")
+    return f"{type(error).__name__}: {line[:_LONGEST]}"

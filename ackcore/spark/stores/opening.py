@@ -1,0 +1,77 @@
+"""Which store a user's path or URL names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ackcore.spark.base.paths import local_path
+from ackcore.spark.stores.interface import Store
+from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.objects import ObjectStore
+
+#: Schemes of buckets, and how obstore calls them; ``s3a`` is Hadoop's name.
+_BUCKETS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "az": "az",
+    "abfs": "abfss",
+    "abfss": "abfss",
+}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_AZURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
+
+
+def is_bucket(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a URL of a bucket, and not a path of a file system."""
+    text = os.fspath(path)
+    found = _URL.match(text) if isinstance(text, str) else None
+    return found is not None and found[1].lower() in _BUCKETS
+
+
+def store_url(url: str, argument: str) -> str:
+    """Return a bucket's URL in the one form in which it is kept and shown.
+
+    Raises
+    ------
+    ValueError
+        If it is not one, names no place in a bucket, or holds what may be a secret.
+    """
+    found = _URL.match(url)
+    if found is None or found[1].lower() not in _BUCKETS:
+        schemes = ", ".join(f"{scheme}://" for scheme in _BUCKETS)
+        # Not the text: it may be a signed URL.
+        raise ValueError(f"{argument} must be a path, or begin with one of {schemes}")
+    scheme = _BUCKETS[found[1].lower()]
+    host, _, path = found[2].partition("/")
+    pattern = _AZURE if scheme == "abfss" else _HOST
+    if "?" in url or "#" in url or pattern.fullmatch(host) is None:
+        form = "abfss://container@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
+        form = form if scheme == "abfss" else f"{scheme}://{form}"
+        raise ValueError(
+            f"{argument} must be {form}/path without user, password, '?' or '#': credentials are "
+            "taken from the environment of driver and workers, and never from a URL"
+        )
+    parts = [part for part in path.split("/") if part]
+    if not parts or any(part in (".", "..") or "\0" in part for part in parts):
+        raise ValueError(
+            f"{argument} must name a place in the bucket, as {scheme}://{host}/path, and without "
+            f"'.' and '..', got {url!r}"
+        )
+    return f"{scheme}://{host}/{'/'.join(parts)}"
+
+
+def open_store(path: str | os.PathLike[str], argument: str) -> Store:
+    """Return the store of a path of a file system, or of a bucket's URL; nothing is asked yet.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it is neither.
+    """
+    if isinstance(path, str) and is_bucket(path):
+        return ObjectStore(store_url(path, argument))
+    return LocalStore(Path(local_path(path, argument)))

@@ -1,0 +1,415 @@
+"""What every store promises; and what the one in a bucket does when S3 fails."""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+
+from ackcore.spark.base import atomic
+from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
+from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUnavailable
+from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.objects import ObjectStore, told
+from ackcore.spark.stores.opening import is_bucket, open_store, store_url
+
+SOON = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=1),
+        "max_backoff": timedelta(milliseconds=2),
+    },
+}
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request, tmp_path):
+    if request.param == "local":
+        return open_store(tmp_path / "below" / "root", "path")
+    return ObjectStore(request.getfixturevalue("bucket"), SOON)
+
+
+@pytest.fixture
+def objects(bucket):
+    return ObjectStore(bucket, SOON)
+
+
+# -- what all promise ------------------------------------------------------------------------------
+
+
+def test_it_is_a_store(store):
+    assert isinstance(store, Store)
+
+
+def test_what_was_put_is_there_whole_and_what_was_not_is_not(store):
+    assert store.get("a/b") is None
+    assert store.read("a/b") is None
+    assert store.read_range("a/b", 0, 1) is None
+    version = store.put("a/b", b"some bytes")
+    assert store.get("a/b") == (b"some bytes", version)
+    assert bytes(store.read("a/b")) == b"some bytes"
+    assert bytes(store.read_range("a/b", 5, 3)) == b"byt"
+    assert bytes(store.read_range("a/b", 5, 100)) == b"bytes"
+    assert store.get("a") is None  # which is no object, whatever is below it
+    assert store.read("a") is None
+    assert store.get("a/b/c") is None
+    store.put("empty", b"")
+    assert store.get("empty").data == bytes(store.read("empty")) == b""
+
+
+def test_a_version_changes_with_what_is_there(store):
+    first = store.put("a", b"1")
+    second = store.put("a", b"2")
+    assert first != second
+    assert store.get("a") == (b"2", second)
+
+
+def test_only_one_puts_what_must_be_absent(store):
+    version = store.put("a/b", b"first", if_absent=True)
+    with pytest.raises(StoreConflict, match=r"a/b is there already"):
+        store.put("a/b", b"second", if_absent=True)
+    assert store.get("a/b") == (b"first", version)
+
+
+def test_only_one_replaces_a_version(store):
+    before = store.put("head", b"0")
+    after = store.put("head", b"1", if_version=before)
+    with pytest.raises(StoreConflict, match="head is there already"):
+        store.put("head", b"another's", if_version=before)
+    assert store.get("head") == (b"1", after)
+    assert store.put("head", b"2", if_version=after) == store.get("head").version
+
+
+def test_what_is_not_there_is_not_replaced(store):
+    with pytest.raises(StoreConflict, match="is not there any more"):
+        store.put("head", b"1", if_version=store.put("other", b"1"))
+    assert store.get("head") is None
+
+
+def test_a_put_that_came_about_is_told_by_its_bytes(store):
+    """As after a lost answer: the same put again says that it was done."""
+    first = store.put("a", b"mine", if_absent=True)
+    assert store.put("a", b"mine", if_absent=True) == first
+    second = store.put("a", b"mine too", if_version=first)
+    assert store.put("a", b"mine too", if_version=first) == second
+
+
+def test_two_conditions_exclude_each_other(store):
+    with pytest.raises(ValueError, match="exclude each other"):
+        store.put("a", b"", if_absent=True, if_version="x")
+
+
+@pytest.mark.parametrize("condition", ["absent", "version"])
+def test_of_many_that_put_at_once_one_does(store, condition):
+    ready = threading.Barrier(4)
+    before = store.put("a", b"before") if condition == "version" else None
+
+    def put(n):
+        ready.wait()
+        with suppress(StoreConflict):
+            data = f"of {n}".encode()
+            return store.put("a", data, if_absent=before is None, if_version=before)
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = [version for version in pool.map(put, range(4)) if version is not None]
+    assert versions == [store.get("a").version]
+
+
+def test_a_file_becomes_an_object(store, tmp_path):
+    content = bytes(range(256)) * 100
+    path = tmp_path / "a file"
+    path.write_bytes(content)
+    store.put_file("rows/some rows-%.arrow", path)
+    assert not path.exists()
+    assert bytes(store.read("rows/some rows-%.arrow")) == content
+    assert store.list() == [Entry("rows/some rows-%.arrow", len(content))]
+
+
+def test_a_list_is_of_what_is_below_a_prefix(store):
+    for key in ("b/2", "b/1/x", "bb/1", "a"):
+        store.put(key, key.encode())
+    assert store.list() == [("a", 1), ("b/1/x", 5), ("b/2", 3), ("bb/1", 4)]
+    assert store.list("b") == [("b/1/x", 5), ("b/2", 3)]
+    assert store.list("c") == []
+
+
+def test_what_is_deleted_is_gone_and_twice_is_fine(store):
+    for key in ("b/2", "b/1/x", "c"):
+        store.put(key, b"")
+    store.delete(["b/1/x", "b/2", "never there"])
+    store.delete(["b/1/x"])
+    store.delete([])
+    assert store.list() == [("c", 0)]
+    store.put("b/1/x", b"again")
+    assert store.get("b/1/x").data == b"again"
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/.", "a/", ".a.tmp", "b/.a.lock"])
+def test_a_key_is_a_plain_relative_path(store, key):
+    for call in (store.get, store.read, lambda key: store.put(key, b"")):
+        with pytest.raises(ValueError, match="key must"):
+            call(key)
+
+
+def test_it_is_pickled_by_its_place_alone(store):
+    store.put("a", b"1")
+    again = pickle.loads(pickle.dumps(store))
+    assert again.get("a").data == b"1"
+    assert again.url == store.url
+
+
+# -- on a file system ------------------------------------------------------------------------------
+
+
+def test_nothing_gets_its_name_once_another_driver_has_taken_over(tmp_path):
+    store = LocalStore(tmp_path)
+    version = store.put("head", b"1")
+    (tmp_path / "file").write_bytes(b"rows")
+
+    def taken_over():
+        raise CheckpointInUse("taken over")
+
+    with atomic.fenced(taken_over):
+        for put in (
+            lambda: store.put("a", b""),
+            lambda: store.put("a", b"", if_absent=True),
+            lambda: store.put("head", b"2", if_version=version),
+            lambda: store.put_file("a", tmp_path / "file"),
+        ):
+            with pytest.raises(CheckpointInUse, match="taken over"):
+                put()
+    assert store.get("head") == (b"1", version)
+    assert store.get("a") is None
+
+
+def test_directories_go_with_what_is_in_them_and_come_with_what_is_put(tmp_path):
+    store = LocalStore(tmp_path / "root")
+
+    def put(n):
+        for i in range(30):
+            store.put(f"a/b/{n}-{i}", b"")
+            store.delete([f"a/b/{n}-{i}"])
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(put, range(3)))
+    assert store.list() == []
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_what_was_being_written_is_not_listed(tmp_path):
+    store = LocalStore(tmp_path)
+    store.put("a", b"1")
+    store.put("a", b"2", if_version=store.get("a").version)
+    (tmp_path / ".b.0123.tmp").write_bytes(b"")
+    assert store.list() == [("a", 1)]
+
+
+def test_an_unreadable_file_is_an_error_and_not_absent(tmp_path):
+    store = LocalStore(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    for read in (store.get, store.read, lambda key: store.read_range(key, 0, 1)):
+        with pytest.raises(StateError, match="loop cannot be read"):
+            read("loop")
+
+
+# -- in a bucket that fails ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
+def test_a_put_whose_answer_is_lost_is_found_out(objects, s3, how):
+    s3.fail(how, "PUT")
+    first = objects.put("head", b"1", if_absent=True)
+    assert objects.get("head") == (b"1", first)
+    s3.fail(how, "PUT")
+    second = objects.put("head", b"2", if_version=first)
+    assert objects.get("head") == (b"2", second)
+
+
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
+def test_a_put_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(
+    objects, s3, s3_server, how
+):
+    """Whoever replaced it has built upon it: this one is out."""
+    before = objects.put("head", b"0")
+    puts = []
+
+    def replaced_by_another(request):
+        puts.append(request.method)
+        if len(puts) == 2:  # whether that is the same once more, or the look
+            s3.before = None
+            version = objects.get("head").version
+            objects.put("head", b"another's", if_version=version)
+
+    s3.before = replaced_by_another
+    s3.fail(how, "PUT")
+    with pytest.raises(StoreConflict):
+        objects.put("head", b"mine", if_version=before)
+    assert objects.get("head").data == b"another's"
+
+
+@pytest.mark.parametrize("how", [REFUSED, ERROR, SLOW_DOWN])
+def test_what_did_not_go_through_is_sent_again(objects, s3, how):
+    s3.fail(how, lambda _: True, times=2)
+    version = objects.put("head", b"1", if_absent=True)
+    s3.fail(how, "PUT", times=2)
+    version = objects.put("head", b"2", if_version=version)
+    s3.fail(how, "GET", times=2)
+    assert objects.get("head") == (b"2", version)
+    s3.fail(how, "GET", times=2)
+    assert objects.list() == [("head", 1)]
+    s3.fail(how, "POST", times=2)
+    objects.delete(["head"])
+    assert objects.list() == []
+
+
+def test_who_is_throttled_for_too_long_is_told_so(objects, s3):
+    s3.fail(SLOW_DOWN, lambda _: True, times=100)
+    with pytest.raises(
+        StoreUnavailable, match=r"some/place/head could not be written: .*503 SlowDown"
+    ):
+        objects.put("head", b"1", if_absent=True)
+    assert len(s3.requests) > 3
+
+
+def test_a_list_may_lag(objects, s3):
+    """The tests that ask whether anything depends on one have to know that the proxy can do it."""
+    objects.put("a", b"")
+    assert objects.list() == [("a", 0)]
+    s3.lagging = True
+    objects.put("b", b"")
+    objects.delete(["a"])
+    assert objects.list() == [("a", 0)]
+    assert objects.get("a") is None
+    assert objects.get("b") is not None
+
+
+def test_who_may_not_write_is_told_so_without_a_secret(objects, s3):
+    s3.fail(DENIED, lambda _: True, times=100)
+    with pytest.raises(
+        CheckpointReadOnly, match=r"cannot be written .*status 403 AccessDenied"
+    ) as e:
+        objects.put("head", b"1")
+    assert e.value.__cause__ is None
+    assert e.value.__suppress_context__
+    with pytest.raises(StateError, match=r"cannot be read .*403") as read:
+        objects.get("head")
+    for error in (e, read):
+        assert "AKIA" not in str(error.value)
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3):
+    store = ObjectStore("s3://no-such-bucket/x", SOON)
+    with pytest.raises(StateError, match="no-such-bucket/x/a cannot be written: no such bucket"):
+        store.put("a", b"")
+
+
+def test_large_objects_go_and_come_in_parts(objects, s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.stores.objects._PIECE_BYTES", 5 << 20)
+    content = b"0123456789abcdef" * (20 << 16)
+    path = tmp_path / "large"
+    path.write_bytes(content)
+    s3.fail(ERROR, lambda request: "partNumber=2" in request.path)
+    objects.put_file("large", path)
+    assert any("partNumber=3" in request.path for request in s3.requests)
+    assert objects.read("large").equals(objects.read_range("large", 0, len(content)))
+    assert bytes(objects.read("large")) == content
+
+
+def test_round_trips_are_counted(objects, s3, tmp_path):
+    version = objects.put("head", b"1")
+    objects.put("head", b"2", if_version=version)
+    with suppress(StoreConflict):
+        objects.put("head", b"3", if_version=version)
+    objects.get("head")
+    objects.read("head")
+    objects.list()
+    objects.delete(["head", "other"])
+    path = tmp_path / "file"
+    path.write_bytes(b"rows")
+    objects.put_file("file", path)
+    assert objects.trips.total == len(s3.requests) == 9
+
+
+def test_pages_of_a_list_are_all_read(objects, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.stores.objects._PAGE", 3)
+    for n in range(7):
+        objects.put(f"{n}", b"")
+    assert [entry.key for entry in objects.list()] == [str(n) for n in range(7)]
+    objects.delete([entry.key for entry in objects.list()])
+    assert objects.list() == []
+
+
+# -- what is shown of it ---------------------------------------------------------------------------
+
+
+def test_no_secret_is_in_what_is_shown_or_pickled(objects):
+    objects.put("a", b"1")
+    for shown in (repr(objects), str(vars(objects)), repr(pickle.dumps(objects)), objects.url):
+        assert "a-secret-of-the-tests" not in shown
+        assert "AKIA" not in shown
+
+
+def test_of_a_failure_the_status_is_told_and_not_what_the_server_says(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=verysecret")
+    text = "Error performing PUT http://h/k?sv=1&sig=verysecret in 1ms - HTTP error: connect"
+    assert told(OSError(text)) == (
+        "OSError: Error performing PUT http://h/k?... in 1ms - HTTP error: connect"
+    )
+    assert "verysecret" not in told(OSError("the token sig=verysecret is bad"))
+    body = "status code: 403 Forbidden: <Error><Code>Signature</Code><AWSAccessKeyId>AKIA</A>"
+    assert told(OSError(f"Server returned non-2xx {body}")) == "OSError, status 403 Signature"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("s3a://bucket//a", "s3://bucket/a"),
+        ("S3://bucket/a", "s3://bucket/a"),
+        ("gs://bucket/a", "gs://bucket/a"),
+        ("az://container/a", "az://container/a"),
+        (
+            "abfss://box@account.dfs.core.windows.net/a",
+            "abfss://box@account.dfs.core.windows.net/a",
+        ),
+    ],
+)
+def test_a_url_has_one_form(given, kept):
+    assert is_bucket(given)
+    assert store_url(given, "checkpoint") == kept
+    assert open_store(given, "checkpoint").url == kept
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:secret@bucket/a",
+        "s3://bucket/a?X-Amz-Signature=secret",
+        "az://container/a#secret",
+        "abfss://container/a",
+    ],
+)
+def test_a_url_with_credentials_is_refused_and_not_repeated(url):
+    with pytest.raises(ValueError, match=r"checkpoint must be .*without user, password") as error:
+        store_url(url, "checkpoint")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket/../a"])
+def test_a_url_names_a_place_in_the_bucket(url):
+    with pytest.raises(ValueError, match="must name a place in the bucket"):
+        store_url(url, "checkpoint")
+
+
+def test_what_is_no_bucket_is_a_path(tmp_path):
+    assert not is_bucket(str(tmp_path))
+    assert not is_bucket(tmp_path)
+    assert open_store(f"file://{tmp_path}", "path").url == str(tmp_path)
+    with pytest.raises(ValueError, match="hdfs"):
+        open_store("hdfs://host/path", "path")
+    with pytest.raises(ValueError, match="must be a path, or begin with one of s3://"):
+        store_url("hdfs://host/path", "path")
