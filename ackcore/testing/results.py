@@ -75,10 +75,17 @@ class DeadLetter:
     payload: Row
     batch_id: int
 
+    def __str__(self) -> str:
+        times = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        return (
+            f"{self.message_id} of {self.spout} after {times}, {self.error_type} in "
+            f"{self.component}: {_short(self.error_message)}; {_short(self.payload)}"
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class TopologyRun:
-    """What became of the records of a topology that `run` has run.
+    """What became of the records of a topology that `run` has run; ``print`` shows it.
 
     Attributes
     ----------
@@ -115,3 +122,69 @@ class TopologyRun:
     untracked_failures: int = 0
     elapsed_ms: int = 0
     kills: int = 0
+
+    def check(self, *, dead: int = 0) -> TopologyRun:
+        """Return the run if all went as it should; what did not is told with all of `print`.
+
+        Parameters
+        ----------
+        dead : int, default 0
+            How many records are to have died.
+
+        Raises
+        ------
+        AssertionError
+            If the books do not balance, a record waits, another number died, or a tuple failed that
+            hangs from no record.
+        """
+        books = self.books
+        wrong = []
+        if not books.balanced:
+            wrong.append("the books do not balance")
+        if books.waiting:
+            wrong.append(f"{books.waiting} records wait")
+        if books.dead != dead:
+            wrong.append(f"{books.dead} records died, and {dead} were to")
+        if self.untracked_failures:
+            wrong.append(f"{self.untracked_failures} tuples failed that hang from no record")
+        if wrong:
+            raise AssertionError(f"{'; '.join(wrong)}\n{self}")
+        return self
+
+    def __repr__(self) -> str:
+        return f"<TopologyRun of {_told(self.books)}>"
+
+    def __str__(self) -> str:
+        batches = len(self.progress)
+        plural = "" if batches == 1 else "es"
+        lines = [f"{_told(self.books)}, in {batches} micro-batch{plural}"]
+        if self.elapsed_ms:
+            lines[0] += f" and {self.elapsed_ms / 1000:g} s of simulated time"
+        if self.kills:
+            lines[0] += f"; {self.kills} tasks died"
+        lines += [f"  spout {name}: {_told(one)}" for name, one in self.books.spouts.items()]
+        lines += [f"  bolt {name}: took {tuples}" for name, tuples in self.executions.items()]
+        lines += [f"  sink {name}: {len(rows)} rows" for name, rows in self.outputs.items()]
+        if self.untracked_failures:
+            lines.append(f"  untracked: {self.untracked_failures} tuples failed")
+        lines += [f"  dead: {letter}" for letter in self.dead[:_SHOWN]]
+        if len(self.dead) > _SHOWN:
+            lines.append(f"  dead: {len(self.dead) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+#: How many of the dead are printed, and how much of what a record says.
+_SHOWN, _CHARS = 10, 200
+
+
+def _told(figures: Any) -> str:
+    """Say the figures of books, or of a spout's account."""
+    return (
+        f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
+        f"{figures.waiting} waiting, {figures.retried} executed again"
+    )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _CHARS else f"{text[: _CHARS - 1]}…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import json
 import sys
 
@@ -144,6 +145,33 @@ def test_outputs_deaths_attempts_and_books_are_plain():
     # The second line is in the second task, at its first place; it waits as it would on Spark.
     waits = [backoff_ms("0-1-0", n, base_ms=100, cap_ms=300_000) for n in (1, 2)]
     assert ran.elapsed_ms == sum(waits)
+
+
+def test_it_is_printed_and_checked():
+    ran = testing.run(words(Check()), lines("to be", "not flaky", "some poison"))
+    assert repr(ran) == ("<TopologyRun of 3 records: 2 acked, 1 dead, 0 waiting, 2 executed again>")
+    said = str(ran)
+    assert "in 3 micro-batches and 0." in said
+    for line in (
+        "spout lines: 3 records: 2 acked, 1 dead, 0 waiting, 2 executed again",
+        "bolt check: took 10",
+        "sink words: 4 rows",
+        "dead: 0-1-1 of lines after 1 attempt, Reject in check: not for us; {'line': 'some ",
+    ):
+        assert line in said
+    assert ran.check(dead=1) is ran
+    with pytest.raises(AssertionError, match=r"1 records died, and 0 were to\n.*\n  spout"):
+        ran.check()
+    many = testing.run(words(Check()), lines(*["some poison" * 30] * 12))
+    assert str(many).endswith("  dead: 2 more")
+    assert max(map(len, str(many).splitlines())) < 500
+    untracked = dataclasses.replace(ran, untracked_failures=2)
+    with pytest.raises(AssertionError, match="2 tuples failed that hang from no record"):
+        untracked.check(dead=1)
+    account = dataclasses.replace(ran.books.spouts["lines"], acked=1, waiting=2)
+    books = dataclasses.replace(ran.books, spouts={"lines": account})
+    with pytest.raises(AssertionError, match="the books do not balance; 2 records wait"):
+        dataclasses.replace(ran, books=books).check(dead=1)
 
 
 def test_the_same_again():
