@@ -65,7 +65,10 @@ def listed(
     payload: Annotated[bool, typer.Option("--payload", help="Show the records as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List dead letters, the newest first."""
+    """List dead letters, the newest first.
+
+    Replays: how often the record had been sent again when it died; sent: how often it was since.
+    """
     store = store_of(checkpoint)
     check_spout(store, spout)
     wanted = _filter((), spout, component, error, message, since, until, sent)
@@ -74,8 +77,9 @@ def listed(
         for letter in found:
             print_json(_to_json(letter))
         return
-    columns = ("letter", "died", "component", "error", "attempts", "sent", "message")
-    shown = table("dead letters", *columns, *(["record"] if payload else []))
+    columns = ("letter", "died", "component", "error", "attempts", "replays", "sent", "message")
+    numbers = ("attempts", "replays", "sent")
+    shown = table("dead letters", *columns, *(["record"] if payload else []), right=numbers)
     rows = 0
     for letter in found:
         rows += 1
@@ -86,6 +90,7 @@ def listed(
             cell(letter.component),
             cell(letter.error_type),
             str(letter.attempts),
+            str(letter.replays or "-"),
             str(letter.sent or "-"),
             cell(letter.error_message[:200]),
             *record,
@@ -213,7 +218,7 @@ def dropped(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop dead letters for good: not shown, counted or sent again; their files stay.
+    """Drop dead letters for good: not shown, counted or sent again, and off the disk.
 
     Exits with 1 if some are named and none of them is there.
     """

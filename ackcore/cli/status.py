@@ -90,6 +90,8 @@ def _heading(status: Status) -> Text:
     dead = status.dead
     if dead.letters:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were sent again")
+    if dead.dropped:
+        lines.append(f"dropped of them before: {dead.dropped:,}")
     return cell_lines(lines)
 
 

@@ -6,15 +6,23 @@ one file; see `ackcore.spark.dead_letters.store` for why no letter is lost or do
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow as pa
+
 from ackcore.spark.base.atomic import remove, write_file
 from ackcore.spark.dead_letters.files import LetterFile
-from ackcore.spark.dead_letters.letters import read_parts, read_schema, write_letters
+from ackcore.spark.dead_letters.letters import (
+    emptied,
+    read_parts,
+    read_schema,
+    write_letters,
+)
+from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
 
 #: So many neighbours that were merged equally often are merged once more, and at most so many at
 #: once: with d deaths there are some 16 log d files, and each letter is written log d times.
@@ -68,7 +76,7 @@ class Compaction:
             first, last, level = run[0].first, run[-1].last, run[0].level + 1
             name = f"batches-{first}-{last}.{level}.parquet"
             whole = LetterFile(directory / name, first, last, level)
-            write_file(whole.path, partial(_copy, run))
+            write_file(whole.path, partial(_copy, run, notes_of(directory.parent)))
             at = older.index(run[0])
             older[at : at + len(run)] = [whole]
             replaced[:] = [(file, whole if by in run else by) for file, by in replaced]
@@ -112,7 +120,23 @@ class Compaction:
         return self._schemas[file]
 
 
-def _copy(run: list[LetterFile], file: BinaryIO) -> None:
-    """Write the letters of files one after the other, as they are."""
-    parts = (part for each in run for part in read_parts(each.path))
+def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
+    """Write the letters of files one after the other; those that were dropped are empty."""
+    parts = (part for each in run for part in parts_left(each.path, notes))
     write_letters(file, read_schema(run[0].path), parts)
+
+
+def parts_left(path: Path, notes: Sequence[Note]) -> Iterator[pa.Table]:
+    """Yield the letters of a file part by part, those that were dropped empty.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is damaged or missing.
+    """
+    _, gone = gone_rows(path, path.parent.name, notes)
+    done = 0
+    for part in read_parts(path):
+        here = gone[done : done + len(part)]
+        done += len(part)
+        yield emptied(part, here) if here.any() else part

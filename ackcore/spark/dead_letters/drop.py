@@ -1,24 +1,40 @@
-"""Dropping dead letters: they are not shown, counted or sent again any more.
+"""Dropping dead letters: they are not shown, counted or sent again any more, and take no disk.
 
 A note in the store names them, as one of `replay` does, so that a driver may go on writing and
-merging meanwhile.  The files stay as they are, and so does what they take on the disk.
+merging meanwhile: with it they are dropped.  Then the files that have them are written again with
+their rows empty, each in the place of the old one by a rename: who reads sees the whole old file or
+the whole new one, and no other letter moves.  What a process that died left of that, or a driver
+that merged the old files in the meantime, the next drop does, and the next merge.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from ackcore.spark.base.atomic import make_directory
+from ackcore.spark.base.atomic import make_directory, remove_temporaries, write_file
 from ackcore.spark.base.checksummed import write_record
 from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.lock import Lock
-from ackcore.spark.dead_letters.files import kinds_of
-from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.compaction import parts_left
+from ackcore.spark.dead_letters.files import kinds_of, listed, spouts_of
+from ackcore.spark.dead_letters.letters import (
+    emptied_rows,
+    read_letters,
+    read_schema,
+    reading_letters,
+    write_letters,
+)
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
-from ackcore.spark.dead_letters.notes import NOTES, Note, counted, notes_of, places_of
+from ackcore.spark.dead_letters.notes import NOTES, Note, counted, gone_rows, notes_of, places_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
+
+#: How often files are looked at again.
+_PASSES = 3
 
 
 class Dropped(NamedTuple):
@@ -37,9 +53,11 @@ class Dropped(NamedTuple):
 
 
 def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = False) -> Dropped:
-    """Drop dead letters: they are not shown, counted or sent again any more.
+    """Drop dead letters: they are not shown, counted or sent again any more, and take no disk.
 
-    The query need not be stopped.  The books stay: what died has died.
+    The query need not be stopped.  The books stay: what died has died; and how many were dropped,
+    and which, stays on record.  What was sent again before goes on.  A DataFrame that
+    `dead_letters` returned before is to be asked for again.
 
     Parameters
     ----------
@@ -80,6 +98,47 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
             note = Note(request, wall_clock_ms(), rows, dropped=True)
             path_of_note = make_directory(store / NOTES) / f"{request}.json"
             write_record(path_of_note, f"{NOTES}/{path_of_note.name}", note._asdict())
+        if not dry_run:
+            _empty(store, notes_of(store))
     finally:
         lock.close()
     return Dropped(request, counted(rows))
+
+
+def _empty(store: Path, notes: Sequence[Note]) -> None:
+    """Write files again whose letters were dropped, and those that were merged into others."""
+    dropped = [note for note in notes if note.dropped]
+    if not dropped:
+        return
+    # Made where no driver that starts meanwhile clears up.
+    remove_temporaries(store / NOTES)
+    for directory in spouts_of(store):
+        numbers = {int(n) for note in dropped for n in note.rows.get(directory.name, ())}
+        # Again, for what a driver merged meanwhile from files that were whole.
+        for _ in range(_PASSES if numbers else 0):
+            files, replaced = listed(directory)
+            some = [*files, *(file for file, _ in replaced)]
+            found = [file for file in some if any(file.first <= n <= file.last for n in numbers)]
+            if not sum(_empty_file(file.path, notes, store / NOTES) for file in found):
+                break
+
+
+def _empty_file(path: Path, notes: Sequence[Note], made_in: Path) -> bool:
+    """Write a file again without what was dropped; return whether there was anything to do."""
+    try:
+        _, gone = gone_rows(path, path.parent.name, notes)
+        with reading_letters(path) as file:
+            emptied = emptied_rows(file)
+        if not gone.any() or (emptied is not None and emptied[gone].all()):
+            return False
+        schema = read_schema(path)
+        write_file(
+            path,
+            lambda file: write_letters(file, schema, parts_left(path, notes)),
+            made_in=made_in,
+        )
+    except CheckpointCorrupt:
+        if path.exists():
+            raise
+        return False  # merged an hour ago, and the driver has removed it meanwhile
+    return True

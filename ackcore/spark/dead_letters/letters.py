@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,8 @@ LETTER = pa.schema(
         pa.field("replays", pa.int32()),
     ]
 )
+#: No letter is without it, but one that was emptied.
+_ATTEMPTS = "attempts"
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
 _WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
 #: What goes into one row group, so that no more of a file is in memory.
@@ -147,6 +150,46 @@ def _reading(path: Path) -> Iterator[None]:
         raise corrupt(path, f"is damaged: {error}", _WAY_OUT) from error
 
 
+def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
+    """Return letters with those that are gone without all but their micro-batch.
+
+    The rows stay: a letter is named by its position among those of its micro-batch.
+    """
+    schema = letters.schema.remove_metadata()
+    empty = {field.name: _empty_of(field.type) for field in schema if field.name == "payload"}
+    whole = pa.concat_tables(
+        [letters.replace_schema_metadata(), pa.Table.from_pylist([empty], schema)]
+    )
+    rows = np.where(gone, len(letters), np.arange(len(letters)))
+    at = schema.get_field_index("batch_id")
+    return whole.take(pa.array(rows)).set_column(at, schema.field(at), letters["batch_id"])
+
+
+def _empty_of(kind: pa.DataType) -> Any:
+    """Return a value with nothing in it, which may stand where no null may."""
+    if pa.types.is_struct(kind):
+        return {field.name: None if field.nullable else _empty_of(field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        return []
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return ""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return b""
+    if pa.types.is_boolean(kind):
+        return False
+    return Decimal(0) if pa.types.is_decimal(kind) else 0
+
+
+def emptied_rows(file: pq.ParquetFile) -> Bools | None:
+    """Return which rows of a file were emptied; None if no one was, which its footer tells."""
+    at = file.schema_arrow.get_field_index(_ATTEMPTS)
+    groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
+    if not any(group.column(at).statistics.null_count for group in groups):
+        return None
+    found: Bools = file.read([_ATTEMPTS])[_ATTEMPTS].is_null().to_numpy()
+    return found
+
+
 def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read a file of letters.
 
@@ -172,7 +215,8 @@ def read_replays(path: Path) -> Int64s:
     with reading_letters(path) as file:
         if "replays" not in file.schema_arrow.names:
             return np.zeros(file.metadata.num_rows, np.int64)
-        found: Int64s = file.read(["replays"])["replays"].to_numpy().astype(np.int64)
+        replays = file.read(["replays"])["replays"].fill_null(0)  # where letters were emptied
+        found: Int64s = replays.to_numpy().astype(np.int64)
         return found
 
 

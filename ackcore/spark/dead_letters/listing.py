@@ -17,7 +17,7 @@ from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
 from ackcore.spark.dead_letters.files import Kind, LetterFile, files_of
 from ackcore.spark.dead_letters.letters import LETTER, TIME, Bools, reading_letters, starts_of
-from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: What a filter looks at.
@@ -84,8 +84,7 @@ class LetterFilter:
         """Return the numbers of the rows of a file that are wanted, in order."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
-        batch_ids = _column(file.path, "batch_id").to_numpy()
-        there = ~dropped_rows(batch_ids, spout, notes)
+        batch_ids, gone = gone_rows(file.path, spout, notes)
         wanted = np.ones(len(batch_ids), np.bool_)
         if self.ids:
             wanted[:] = False
@@ -96,7 +95,7 @@ class LetterFilter:
                     row = start + one.position
                     if row < len(batch_ids) and batch_ids[row] == one.batch_id:
                         wanted[row] = True
-        wanted &= there
+        wanted &= ~gone
         if self.sent is not None:
             wanted &= (sent_rows(batch_ids, spout, notes)[0] > 0) == self.sent
         for name in _LOOKED_AT:

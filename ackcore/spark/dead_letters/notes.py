@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,12 @@ from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint import replays
-from ackcore.spark.dead_letters.letters import Bools, starts_of
+from ackcore.spark.dead_letters.letters import (
+    Bools,
+    emptied_rows,
+    reading_letters,
+    starts_of,
+)
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
 
 NOTES = ".replayed"
@@ -105,6 +110,23 @@ def dropped_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> Bools:
     return dropped
 
 
+def gone_rows(path: Path, spout: str, notes: Sequence[Note]) -> tuple[Int64s, Bools]:
+    """Return the micro-batches of a file's letters, and which were dropped.
+
+    A drop that came after the notes were read may have emptied some: they count as dropped, too.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If the file is damaged.
+    """
+    with reading_letters(path) as file:
+        batch_ids = file.read(["batch_id"])["batch_id"].to_numpy()
+        emptied = emptied_rows(file)
+    gone = dropped_rows(batch_ids, spout, notes)
+    return batch_ids, gone if emptied is None else gone | emptied
+
+
 def _named(note: Note, spout: str, starts: Mapping[int, int]) -> Iterator[slice]:
     """Yield the rows of a file that a note names, given where its micro-batches begin."""
     for number, spans in note.rows.get(spout, {}).items():
@@ -129,6 +151,11 @@ def counted(rows: Spans) -> dict[str, int]:
         spout: sum(end - start for spans in batches.values() for start, end in spans)
         for spout, batches in rows.items()
     }
+
+
+def counted_all(rows: Spans) -> int:
+    """Return how many letters a note names."""
+    return sum(counted(rows).values())
 
 
 def places_of(rows: Int64s, batch_ids: Int64s) -> dict[str, list[list[int]]]:

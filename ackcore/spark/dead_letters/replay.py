@@ -13,29 +13,26 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, SparkSession
-from pyspark.sql import types as T
 
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
 from ackcore.spark.base.checksummed import write_record
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.base.errors import CheckpointForeign, one_line
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.base.session import refuse_session
-from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
-from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of
+from ackcore.spark.dead_letters.files import LetterFile, columns_path, kinds_of
 from ackcore.spark.dead_letters.letters import (
     TIME,
     Bools,
@@ -55,8 +52,10 @@ from ackcore.spark.dead_letters.notes import (
     places_of,
     sent_rows,
 )
-from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
 
 _log = logging.getLogger("ackcore")
 
@@ -152,7 +151,8 @@ def replay(
         If a file is damaged.
     """
     if spark is not None:
-        refuse_session(spark)  # a condition without its name, say, would send all
+        # A condition without its name, say, would send all.
+        import_module("ackcore.spark.base.session").refuse_session(spark)
     name = uuid.uuid4().hex if request is None else request
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
@@ -173,7 +173,8 @@ def replay(
         if isinstance(where, LetterFilter):
             chosen = wanted_rows(kinds, notes, where)
         elif where is not None:
-            chosen = _matches(session_of(spark), kinds, notes, where)
+            matching = import_module("ackcore.spark.dead_letters.conditions").matching_rows
+            chosen = matching(spark, kinds, notes, where)
         counting = [note for note in notes if note.dropped or not again]
         rows: dict[str, dict[str, list[list[int]]]] = {}
         wanted: dict[str, list[_Chosen]] = {}
@@ -239,32 +240,6 @@ def send_request(
         replays.publish(directory, name)
 
 
-def _matches(
-    spark: SparkSession, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
-) -> dict[Path, Int64s]:
-    """Return the rows for which a condition holds, by file."""
-    found: dict[Path, list[int]] = {}
-    frames = [letters_of(spark, kind, notes, places=True) for kind in kinds]
-    others = {field.name: field for frame in frames for field in payload_of(frame)}
-    for kind, frame in zip(kinds, frames, strict=True):
-        own = payload_of(frame)
-        absent = [field for name, field in others.items() if name not in own.names]
-        whole = conformed(frame, T.StructType([*own, *absent]))
-        paths = {file.path.name: file.path for file in kind.files}
-        try:
-            for name, row in whole.where(where).select("_ackcore_file", "_ackcore_row").collect():
-                found.setdefault(paths[name], []).append(row)
-        except (*JOB_ERRORS, TypeError) as error:
-            columns = ", ".join(whole.columns[:-2])
-            raise ValueError(
-                f"where must be a condition, as text or Column, over {columns} (a source's column "
-                f"as payload.<name>), got {where!r}, which the letters of spout {kind.spout!r} in "
-                f"{kind.files[0].path.name} and {len(kind.files) - 1} more files do not have an "
-                f"answer to: {one_line(error)}"
-            ) from error
-    return {path: np.array(rows, np.int64) for path, rows in found.items()}
-
-
 class _Chosen(NamedTuple):
     """Letters of a file that are to be sent.
 
@@ -321,7 +296,7 @@ def _choose(
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
-    wanted &= ~unread.to_numpy()
+    wanted &= ~unread.fill_null(False).to_numpy()
     if not wanted.any():
         return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
     times = read_replays(file.path) + sent_rows(batch_ids, spout, notes)[0]

@@ -7,13 +7,17 @@ A store is a directory, ``<checkpoint>/ackcore/dead_letters`` or another, of one
     <spout>/batches-<M>-<N>.<level>.parquet  those of micro-batches M to N, merged
     <spout>/columns.parquet                no rows: the columns of the source at the last start
     .owner.json                            to which checkpoint it belongs, and its deployment key
-    .replayed/<request>.json               which rows (micro-batch, position) were sent or dropped
+    .replayed/<request>.json               which rows (micro-batch, position) were sent or dropped;
+                                           the files of those that were dropped are made there
 
 A letter is named by its micro-batch and its position among the letters of that micro-batch and
 spout, in whatever file it is.  A file all of whose micro-batches are within those of another one
 was merged into that one and no longer counts: so a merge takes effect by one rename, and a driver
 that dies around it loses no letter and doubles none.  A file that was merged stays for an hour, for
 readers that have listed it before.
+
+A letter that was dropped keeps its row, with nothing but the micro-batch in it: `drop` and merges
+empty it, after the note that names it was written.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from ackcore.spark.dead_letters.files import (
     spouts_of,
 )
 from ackcore.spark.dead_letters.letters import as_letters, read_letters, schema_of, write_letters
-from ackcore.spark.dead_letters.notes import notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import gone_rows, notes_of, sent_rows
 from ackcore.spark.dead_letters.store_of_checkpoint import OWNER, POINTER, remembered
 
 _log = logging.getLogger("ackcore")
@@ -183,7 +187,7 @@ class DeadLetters:
                 self._listed[directory] = [*older, file], replaced
 
     def reasons(self) -> Iterator[pa.Table]:
-        """Yield why records died that were not sent again, and how many of each, in `DEATHS`.
+        """Yield why records died that were neither sent again nor dropped, in `DEATHS`.
 
         Raises
         ------
@@ -194,9 +198,10 @@ class DeadLetters:
         notes = notes_of(self.path)
         for spout, files in files_of(self.path).items():
             for file in files:
-                letters = read_letters(file.path, [*columns, "batch_id"])
-                times, _ = sent_rows(letters["batch_id"].to_numpy(), spout, notes)
-                counted = letters.filter(pa.array(times == 0)).group_by(columns)
+                letters = read_letters(file.path, columns)
+                batch_ids, gone = gone_rows(file.path, spout, notes)
+                times, _ = sent_rows(batch_ids, spout, notes)
+                counted = letters.filter(pa.array((times == 0) & ~gone)).group_by(columns)
                 yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
 
 

@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.files import LetterFile, files_of
 from ackcore.spark.dead_letters.letters import TIME, read_letters
-from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
 #: How old the records of a class are at most, in milliseconds; the last one has no end.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
@@ -86,14 +86,16 @@ class DeadCounts:
 
     Attributes
     ----------
-    letters, sent : int
-        How many there are; and of those, how many were sent again.
+    letters, sent, dropped : int
+        How many there are, of those how many were sent again, and how many were dropped and are
+        not there any more.
     reasons : tuple of ReasonCount
         Of those that were not, the most frequent first.
     """
 
     letters: int = 0
     sent: int = 0
+    dropped: int = 0
     reasons: tuple[ReasonCount, ...] = ()
 
 
@@ -165,20 +167,18 @@ class DeadCounter:
                 tables.append(table)
             found += _by_reason(spout, pa.concat_tables(tables))
         self._counted = counted
-        return DeadCounts(letters, sent, _sorted(found))
+        dropped = sum(counted_all(note.rows) for note in notes if note.dropped)
+        return DeadCounts(letters, sent, dropped, _sorted(found))
 
 
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
     """Return how many letters a file has, how many were sent again, and the others by reason."""
-    table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms", "batch_id"])
-    if any(note.dropped for note in notes):
-        gone = dropped_rows(table["batch_id"].to_numpy(), spout, notes)
-        table = table.filter(pa.array(~gone))
-    letters, sent = len(table), 0
-    if notes:
-        times, _ = sent_rows(table["batch_id"].to_numpy(), spout, notes)
-        sent = int((times > 0).sum())
-        table = table.filter(pa.array(times == 0))
+    table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms"])
+    batch_ids, gone = gone_rows(file.path, spout, notes)
+    times, _ = sent_rows(batch_ids, spout, notes)
+    letters, sent = int((~gone).sum()), int(((times > 0) & ~gone).sum())
+    if sent or gone.any():
+        table = table.filter(pa.array((times == 0) & ~gone))
     at = table["last_ms"].cast(TIME).cast(pa.int64())
     whole = pa.table(
         [*(table[name] for name in _REASON_COLUMNS), pa.repeat(1, len(table)), at, at],

@@ -1,0 +1,244 @@
+"""Dropped letters leave the disk, whatever dies or is merged meanwhile, and no other one moves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from checkpoints import OPEN, Killed, Killer, died, ids, run_one
+
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters import drop as dropping
+from ackcore.spark.dead_letters import letters as letter_files
+from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
+from ackcore.spark.dead_letters.notes import notes_of
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.inspect.reasons import DeadCounter
+
+SOURCE = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_syncing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture
+def letters(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": SOURCE})
+
+
+def secret(row):
+    """What a record holds, which no compression makes small."""
+    return "".join(os.urandom(16).hex() for _ in range(64)) + f" {row}"
+
+
+def write(letters, first, end):
+    for n in range(first, end):
+        dead = died(4 * n, 4)
+        texts = pa.array([secret(row) for row in range(4 * n, 4 * n + 4)])
+        letters.write(n, {"lines": dead.set_column(dead.num_columns - 1, "value", texts)})
+
+
+def named(*numbers):
+    """The letters of micro-batches: the first two of each."""
+    return LetterFilter(tuple(LetterId("lines", n, at) for n in numbers for at in (0, 1)))
+
+
+def listed(path):
+    return {str(each.id): each.message_id for each in list_letters(path, LetterFilter())}
+
+
+def on_disk(path):
+    """The message ids of all letters that are in any file, also in those that do not count."""
+    return {
+        name
+        for file in path.glob("**/batch*.parquet")
+        for name in pq.read_table(file, partitioning=None)["message_id"].to_pylist()
+        if name is not None
+    }
+
+
+def size(path):
+    return sum(file.stat().st_size for file in path.glob("lines/batch*.parquet"))
+
+
+def every(batches):
+    return {f"lines/{n}/{at}": f"id-{4 * n + at}" for n in range(batches) for at in range(4)}
+
+
+def left(batches, *dropped):
+    gone = {str(each) for each in named(*dropped).ids}
+    return {name: row for name, row in every(batches).items() if name not in gone}
+
+
+def test_disk_is_freed_and_no_other_letter_moves(letters, checkpoint):
+    write(letters, 0, 40)  # merged files, files that were merged, and single ones
+    before = size(letters.path)
+    assert drop(checkpoint, named(3, 20, 39)).records == {"lines": 6}
+    expected = left(40, 3, 20, 39)
+    assert listed(letters.path) == expected
+    assert on_disk(letters.path) == set(expected.values())
+    assert size(letters.path) < before
+    many = drop(checkpoint, LetterFilter(component="split")).records["lines"]
+    assert many == 154
+    assert on_disk(letters.path) == set()
+    assert size(letters.path) < 0.4 * before
+    counts = DeadCounter().count(letters.path)
+    assert (counts.letters, counts.dropped, counts.reasons) == (0, 160, ())
+    assert sum(table.num_rows for table in letters.reasons()) == 0
+    write(letters, 40, 60)
+    assert len(listed(letters.path)) == 80
+
+
+def test_what_was_sent_stays_sent_and_what_is_dropped_is_not_sent(letters, checkpoint):
+    write(letters, 0, 17)
+    assert replay(checkpoint, where=named(2)).records == {"lines": 2}
+    assert replay(checkpoint, where=named(5)).records == {"lines": 2}
+    drop(checkpoint, named(5, 6))
+    assert replay(checkpoint).records == {"lines": 17 * 4 - 6}
+    with OPEN(checkpoint) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    # The letters of micro-batch 5 were on their way: they run.
+    assert set(ids(due)) == set(left(17, 6).values())
+
+
+def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
+    letters, checkpoint, monkeypatch
+):
+    write(letters, 0, 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(dropping, "_empty", lambda store, notes: None)  # it died before
+        drop(checkpoint, named(1, 15))
+    assert listed(letters.path) == left(16, 1, 15)
+    assert on_disk(letters.path) == set(every(16).values())
+    write(letters, 16, 17)
+    (merged, _) = active_files(letters.path / "lines")
+    assert merged.level == 1
+    found = read_letters(merged.path)["message_id"].to_pylist()
+    assert [found[4], found[5], found[60], found[61]] == [None] * 4
+    # The next drop empties also what the merge left behind.
+    drop(checkpoint, named(1))
+    assert on_disk(letters.path) == set(left(17, 1, 15).values())
+    assert listed(letters.path) == left(17, 1, 15)
+
+
+def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, monkeypatch):
+    write(letters, 0, 16)
+    files = {file.name: file.read_bytes() for file in (letters.path / "lines").glob("batch-*")}
+    rewrite, merging = dropping.write_file, [True]
+
+    def write_file(path, *rest, **named):
+        rewrite(path, *rest, **named)
+        if merging:
+            merging.clear()
+            now = path.read_bytes()
+            path.write_bytes(files[path.name])  # the driver had it open
+            with monkeypatch.context() as patch:
+                patch.setattr(compaction, "notes_of", lambda store: [])
+                write(letters, 16, 17)
+            path.write_bytes(now)
+
+    monkeypatch.setattr(dropping, "write_file", write_file)
+    drop(checkpoint, named(0, 7))
+    assert on_disk(letters.path) == set(left(17, 0, 7).values())
+
+
+def test_who_read_the_notes_before_does_not_see_empty_letters(letters, checkpoint):
+    write(letters, 0, 3)
+    notes = notes_of(letters.path)
+    drop(checkpoint, named(1))
+    for file in active_files(letters.path / "lines"):
+        rows = LetterFilter().rows(file, "lines", notes)
+        assert len(rows) == (2 if file.first == 1 else 4)
+
+
+def test_columns_that_may_not_be_null_are_emptied_as_well(checkpoint, spark):
+    kinds = [
+        pa.string(), pa.int64(), pa.bool_(), pa.float64(), pa.binary(), pa.date32(),
+        pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.list_(pa.string()),
+        pa.map_(pa.string(), pa.int32()),
+        pa.struct([pa.field("a", pa.string(), nullable=False), pa.field("b", pa.int8())]),
+    ]  # fmt: skip
+    values = ["secret", 7, True, 7.5, b"secret", 7, 7, Decimal(7), ["secret"], [("secret", 7)]]
+    values.append({"a": "secret", "b": 7})
+    source = pa.schema([pa.field(f"c{n}", kind, nullable=False) for n, kind in enumerate(kinds)])
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": source})
+    columns = [pa.array([value] * 3, kind) for value, kind in zip(values, kinds, strict=True)]
+    rows = died(0, 3).drop_columns("value")
+    dead = pa.table([*rows.columns, *columns], schema=pa.schema([*TRACKING, *source]))
+    letters.write(0, {"lines": dead})
+    assert drop(checkpoint, named(0)).records == {"lines": 2}
+    (file,) = active_files(letters.path / "lines")
+    found = read_letters(file.path)
+    assert found["message_id"].to_pylist() == [None, None, "id-2"]
+    assert "secret" not in str(found["payload"].to_pylist()[:2])
+    (row,) = dead_letters(checkpoint, spark).collect()
+    assert (row.message_id, row.payload.c0) == ("id-2", "secret")
+    assert replay(checkpoint).records == {"lines": 1}
+
+
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
+
+
+def test_killed_at_any_instant_a_letter_is_there_or_dropped(
+    checkpoint, killer, tmp_path, monkeypatch
+):
+    """It dies at each of its file operations; a driver starts, or the drop is called again."""
+    monkeypatch.setattr(os, "fsync", killer.fsync)
+    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 3)
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        key = state.deployment_key
+    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+    write(letters, 0, 18)
+    fresh = tmp_path / "fresh"
+    checkpoint.rename(fresh)
+    ends = set()
+    for left_over in range(100):
+        shutil.copytree(fresh, checkpoint)
+        killer.arm(left_over)
+        try:
+            drop(checkpoint, named(3, 17))
+            finished = True
+        except Killed:
+            finished = False
+        killer.disarm()
+        found = listed(letters.path)
+        assert found in (every(18), left(18, 3, 17)), f"killed at {left_over}"
+        ends.add(len(found))
+        if left_over % 2:
+            hour = wall_clock_ms() + 2 * compaction.KEPT_MS
+            DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+            write(DeadLetters(letters.path, lambda hour=hour: hour), 18, 20)
+        dropped = len(found) < 72
+        assert drop(checkpoint, named(3, 17)).records == ({} if dropped else {"lines": 4})
+        there = left(20 if left_over % 2 else 18, 3, 17)
+        assert listed(letters.path) == there, f"killed at {left_over}"
+        assert on_disk(letters.path) == set(there.values()), f"killed at {left_over}"
+        assert not list(letters.path.glob("**/*.tmp"))
+        shutil.rmtree(checkpoint)
+        if finished:
+            break
+    assert finished
+    assert ends == {72, 68}
+    assert left_over > 8
