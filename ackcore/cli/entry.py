@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 
 #: Commands by name, and the extra that each needs beside ``cli``.
 COMMANDS = {
@@ -16,11 +17,29 @@ COMMANDS = {
     "ui": "spark,ui",
 }
 
+#: Those that look at a checkpoint, or note something in it: nothing of theirs is in pandas.
+_ARROW_ONLY = ("status", "dead", "ui")
+
+
+class _NoPandas(MetaPathFinder):
+    """Says that there is no pandas.
+
+    pyarrow looks whether a value is one of its, and would load it to find that it is not, for half
+    a second.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Refuse pandas, and leave all else to others."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is not used here", name=fullname)
+
 
 def main() -> None:
     """Run the command that is asked for."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     names = [asked] if asked in COMMANDS else list(COMMANDS)
+    if asked in _ARROW_ONLY:
+        sys.meta_path.insert(0, _NoPandas())
     extra = "cli"
     try:
         app = import_module("ackcore.cli.app")

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from pyspark.sql import SparkSession
 
 from ackcore.topology.builder import Topology
 
@@ -42,8 +41,15 @@ def check_name(name: str) -> str:
     return name
 
 
-def load_topology(name: str, spark: SparkSession) -> Topology:
+def load_topology(name: str, spark: Any) -> Topology:
     """Return a topology; where it is a function of the session, it is called with that.
+
+    Parameters
+    ----------
+    name : str
+        ``MODULE:NAME``.
+    spark : SparkSession or declared_sources.Session
+        What a function is given.
 
     Raises
     ------

@@ -32,41 +32,49 @@ sink or the dead-letter store, `TooManyDead` for a run of which too little is le
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
 
-from ackcore.spark import functions
-from ackcore.spark.attempts import attempt
-from ackcore.spark.base.errors import (
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointInUse,
-    CheckpointNewer,
-    CheckpointReadOnly,
-    StateError,
-)
-from ackcore.spark.base.interrupts import RunCancelled
-from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.base.workers import WorkerPythonError
-from ackcore.spark.dead_letters.reading import dead_letters
-from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.topic import DeadLetterTopic
-from ackcore.spark.dead_letters.topic_replay import replay_topic
-from ackcore.spark.guards import guard
-from ackcore.spark.inspect.pending import PendingTree
-from ackcore.spark.listeners import QueryListener
-from ackcore.spark.protocol.insist import SinkError
-from ackcore.spark.protocol.max_dead import TooManyDead
-from ackcore.spark.protocol.progress import Books, Progress
-from ackcore.spark.protocol.runs import RunFailed
-from ackcore.spark.query import Query, run_batch, start
-from ackcore.spark.settle.dataframes import combine, settle
-from ackcore.spark.settle.parquet import settle_parquet
-from ackcore.spark.settle.rdds import settle_partitions
-from ackcore.spark.sinks.delta import to_delta
-from ackcore.spark.sinks.iceberg import to_iceberg
-from ackcore.spark.sinks.jdbc import to_jdbc
-from ackcore.spark.sinks.kafka import to_kafka
-from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.sinks.postgres import to_postgres
-from ackcore.spark.sinks.rejects import SinkRejects
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ackcore.spark import functions
+    from ackcore.spark.attempts import attempt
+    from ackcore.spark.base.errors import (
+        CheckpointCorrupt,
+        CheckpointForeign,
+        CheckpointInUse,
+        CheckpointNewer,
+        CheckpointReadOnly,
+        StateError,
+    )
+    from ackcore.spark.base.interrupts import RunCancelled
+    from ackcore.spark.base.traces import RecordTrace
+    from ackcore.spark.base.workers import WorkerPythonError
+    from ackcore.spark.dead_letters.reading import dead_letters
+    from ackcore.spark.dead_letters.replay import replay
+    from ackcore.spark.dead_letters.topic import DeadLetterTopic
+    from ackcore.spark.dead_letters.topic_replay import replay_topic
+    from ackcore.spark.guards import guard
+    from ackcore.spark.inspect.pending import PendingTree
+    from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.protocol.insist import SinkError
+    from ackcore.spark.protocol.max_dead import TooManyDead
+    from ackcore.spark.protocol.progress import Books, Progress
+    from ackcore.spark.protocol.runs import RunFailed
+    from ackcore.spark.query import Query, run_batch, start
+    from ackcore.spark.settle.dataframes import combine, settle
+    from ackcore.spark.settle.parquet import settle_parquet
+    from ackcore.spark.settle.rdds import settle_partitions
+    from ackcore.spark.sinks.delta import to_delta
+    from ackcore.spark.sinks.iceberg import to_iceberg
+    from ackcore.spark.sinks.jdbc import to_jdbc
+    from ackcore.spark.sinks.kafka import to_kafka
+    from ackcore.spark.sinks.parquet import to_parquet
+    from ackcore.spark.sinks.postgres import to_postgres
+    from ackcore.spark.sinks.rejects import SinkRejects
 
 __all__ = [
     "Books",
@@ -107,3 +115,71 @@ __all__ = [
     "to_parquet",
     "to_postgres",
 ]
+
+#: Where each public name is.  They are loaded when they are asked for: what only looks at a
+#: checkpoint imports modules below this package, and needs no pyspark, which takes over a second.
+_MODULES = {
+    "Books": "protocol.progress",
+    "CheckpointCorrupt": "base.errors",
+    "CheckpointForeign": "base.errors",
+    "CheckpointInUse": "base.errors",
+    "CheckpointNewer": "base.errors",
+    "CheckpointReadOnly": "base.errors",
+    "DeadLetterTopic": "dead_letters.topic",
+    "PendingTree": "inspect.pending",
+    "Progress": "protocol.progress",
+    "Query": "query",
+    "QueryListener": "listeners",
+    "RecordTrace": "base.traces",
+    "RunCancelled": "base.interrupts",
+    "RunFailed": "protocol.runs",
+    "SinkError": "protocol.insist",
+    "SinkRejects": "sinks.rejects",
+    "StateError": "base.errors",
+    "TooManyDead": "protocol.max_dead",
+    "WorkerPythonError": "base.workers",
+    "attempt": "attempts",
+    "combine": "settle.dataframes",
+    "dead_letters": "dead_letters.reading",
+    "guard": "guards",
+    "replay": "dead_letters.replay",
+    "replay_topic": "dead_letters.topic_replay",
+    "run_batch": "query",
+    "settle": "settle.dataframes",
+    "settle_parquet": "settle.parquet",
+    "settle_partitions": "settle.rdds",
+    "start": "query",
+    "to_delta": "sinks.delta",
+    "to_iceberg": "sinks.iceberg",
+    "to_jdbc": "sinks.jdbc",
+    "to_kafka": "sinks.kafka",
+    "to_parquet": "sinks.parquet",
+    "to_postgres": "sinks.postgres",
+}
+
+
+class _Package(ModuleType):
+    """This package; one of its public names is that of a package in it, too, and goes before."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "functions":
+            return import_module(f"{__name__}.functions")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        setattr(self, name, found)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An import of the package `settle` would put it in the place of the function.
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (__name__,)
+
+
+sys.modules[__name__].__class__ = _Package

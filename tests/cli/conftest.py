@@ -21,6 +21,50 @@ from ackcore.cli.entry import COMMANDS
 NASTY = "\x1b[31m[bold]<b>no</b>\nnext"
 
 
+TOPOLOGY = """
+import pyarrow as pa
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
+
+class Split(BasicBolt):
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        if tuple["value"] == "no":
+            raise Reject("not for us")
+        for word in tuple["value"].split():
+            collector.emit((word,))
+
+def write(frame, batch_id):
+    frame.count()
+
+def made(spark, lines):
+    builder = TopologyBuilder()
+    builder.spout("lines", lines)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", write)
+    return builder.build(backoff_ms=10)
+
+def batch(spark):
+    return made(spark, spark.createDataFrame([("a b",), ("no",), ("c",)], "value string"))
+
+def stream(spark):
+    return made(spark, spark.readStream.format("rate").load().selectExpr("'a b' as value"))
+
+def table(spark):
+    return made(spark, spark.table("lines"))
+
+def literal(spark):
+    from pyspark.sql import functions as F
+    return made(spark, spark.range(3).withColumn("value", F.lit("a b")))
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """``jobs:batch`` and others are topologies in ``tmp_path``."""
+    (tmp_path / "jobs.py").write_text(TOPOLOGY)
+
+
 @pytest.fixture(autouse=True)
 def no_syncing(monkeypatch):
     """What is not on the disk when a machine stops is another test's matter."""

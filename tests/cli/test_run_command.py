@@ -14,42 +14,9 @@ import typer
 from ackcore.cli.topologies import load_topology
 from ackcore.topology.drawing import draw
 
-TOPOLOGY = """
-import pyarrow as pa
-from ackcore.topology import BasicBolt, Reject, TopologyBuilder
-
-class Split(BasicBolt):
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        if tuple["value"] == "no":
-            raise Reject("not for us")
-        for word in tuple["value"].split():
-            collector.emit((word,))
-
-def write(frame, batch_id):
-    frame.count()
-
-def made(spark, lines):
-    builder = TopologyBuilder()
-    builder.spout("lines", lines)
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", write)
-    return builder.build(backoff_ms=10)
-
-def batch(spark):
-    return made(spark, spark.createDataFrame([("a b",), ("no",), ("c",)], "value string"))
-
-def stream(spark):
-    return made(spark, spark.readStream.format("rate").load().selectExpr("'a b' as value"))
-
-"""
-
 
 @pytest.fixture
-def process(tmp_path):
-    (tmp_path / "jobs.py").write_text(TOPOLOGY)
-
+def process(tmp_path, jobs):
     def run(*words, code=0):
         command = [sys.executable, "-m", "ackcore.cli.entry", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -88,11 +55,18 @@ def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(process, tmp_path)
 
 
 @pytest.mark.spark
-def test_a_topology_is_explained_and_drawn(process, tmp_path):
+def test_a_topology_is_explained_and_drawn_alike_with_spark_and_without(process, tmp_path):
     svg = tmp_path / "topology.svg"
-    done = process("explain", "jobs:batch", "--svg", svg, "--json")
+    done = process("explain", "jobs:stream", "--svg", svg, "--json")
     assert list(json.loads(done.stdout)["structure"]["bolts"]) == ["split"]
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert process("explain", "jobs:stream", "--json", "--spark").stdout == done.stdout
+
+
+def test_what_only_spark_can_explain_is_told(process):
+    for name in ("table", "literal"):
+        said = process("explain", f"jobs:{name}", code=2).stderr
+        assert "add --spark" in " ".join(said.split())
 
 
 def test_what_is_no_topology_is_refused(tmp_path, monkeypatch):

@@ -119,6 +119,32 @@ def test_a_replay_is_not_sent_for_want_of_a_name(spark, tmp_path):
         dead_letters(spark, tmp_path)
 
 
+LAZY = """
+import pickle, sys
+import ackcore.spark.settle.wire
+assert "pyspark" not in sys.modules
+import ackcore.spark as spark
+from ackcore.spark import settle
+assert spark.settle is settle and settle.__module__ == "ackcore.spark.settle.dataframes", settle
+import ackcore.spark.settle.packing
+assert spark.settle is settle
+assert pickle.loads(pickle.dumps(spark)) is spark
+for name in spark.__all__:
+    assert getattr(spark, name) is not None and name in dir(spark), name
+assert spark.functions.__name__ == "ackcore.spark.functions"
+try:
+    spark.nothing
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_public_names_are_loaded_when_they_are_asked_for():
+    """Also ``settle``, which is a package in it as well."""
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True)
+    assert done.stdout == "module 'ackcore.spark' has no attribute 'nothing'\n", done.stderr
+
+
 STOPPED = """
 import sys
 import ackcore

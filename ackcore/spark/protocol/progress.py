@@ -12,13 +12,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.run.types import RunResult
+
+if TYPE_CHECKING:
+    from ackcore.spark.run.types import RunResult
 
 _log = logging.getLogger("ackcore")
 
