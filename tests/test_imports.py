@@ -60,7 +60,7 @@ PACKAGES: dict[str, set[str]] = {
     "settle": {"base"},
     "tasks": {"base", "settle"},
     "run": {"base", "settle", "tasks"},
-    "sinks": {"base", "settle", "tasks"},
+    "sinks": {"base", "stores", "settle", "tasks"},
     "checkpoint": {"base"},
     "dead_letters": {"base", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "run", "checkpoint"},

@@ -21,6 +21,7 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
+from ackcore.spark.sinks import parquet_directory
 from ackcore.spark.sinks.interface import (
     Accepted,
     AcceptedFile,
@@ -143,7 +144,7 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
 def by(request, monkeypatch):
     """Who writes the files: a small micro-batch the driver, any other the executors."""
     if request.param == "executors":
-        monkeypatch.setattr(sinks, "_DRIVER_ROWS", -1)
+        monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", -1)
     return request.param
 
 
@@ -263,7 +264,7 @@ def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, 
     write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
     (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 1
-    monkeypatch.setattr(sinks, "_GROUP_ROWS", 2)
+    monkeypatch.setattr(parquet_directory, "_GROUP_ROWS", 2)
     write_sink(to_parquet(tmp_path / "out"), accepted(spark, files, batch_id=1))
     (part,) = (tmp_path / "out" / "batch_id=1").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 4  # of two, one, two and one rows, as they came
@@ -290,7 +291,9 @@ def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, 
 
 def test_what_is_no_directory_is_refused():
     with pytest.raises(ValueError, match="mounted directory; a sink that is a function"):
-        to_parquet("s3://bucket/counts")
+        to_parquet("hdfs://host/counts")
+    with pytest.raises(ValueError, match="path must name a place in the bucket"):
+        to_parquet("s3://bucket")
     with pytest.raises(TypeError, match="path must be a str"):
         to_parquet(b"counts")
     with pytest.raises(ValueError, match="compression must be one of snappy"):

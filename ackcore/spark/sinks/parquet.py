@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
@@ -23,50 +22,58 @@ from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
-from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.parquet_directory import (
+    OWNER,
+    check_columns,
+    checked_codec,
+    is_owner,
+    is_small,
+    owned_by_another,
+    write_parquet,
+)
+from ackcore.spark.sinks.parquet_objects import ParquetObjects
+from ackcore.spark.stores.opening import is_bucket
 
-#: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
-_DRIVER_ROWS = 1 << 17
-_DRIVER_BYTES = 32 << 20
-
-#: Rows of a Parquet file's row group.
-_GROUP_ROWS = 1 << 18
-_GROUP_BYTES = 64 << 20
-
-_CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
-
-_OWNER = "_ackcore.json"
 #: Where a micro-batch is written before it is whole; the token is a later addition.
 _STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
 #: A file in place: how many of them belong together, and what tells their rows from others.
 _PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
 
-def to_parquet(path: str | os.PathLike[str], *, compression: str = "snappy") -> ParquetSink:
+def to_parquet(
+    path: str | os.PathLike[str], *, compression: str = "snappy"
+) -> ParquetSink | ParquetObjects:
     """Return a sink that writes a directory of Parquet files, with one below for each micro-batch.
 
     Parameters
     ----------
-    path : path
-        On a file system that driver and executors share.  ``batch_id=7/`` below it has the rows of
-        micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  It is renamed
-        into place when it is whole, and stays there when the same rows are written again.
+    path : path or URL
+        On a file system that driver and executors share, or a place in a bucket: ``s3://``,
+        ``gs://``, ``abfss://`` (``ackcore[stores]``; credentials as the environment of driver and
+        workers has them).  ``batch_id=7/`` below it has the rows of micro-batch 7, so
+        ``spark.read.parquet(path)`` shows a column ``batch_id``.  On a file system it is renamed
+        into place when it is whole, and stays there when the same rows are written again.  In a
+        bucket, where nothing can be renamed, each file is there whole or not at all, and a reader
+        that comes in between may see some files of a micro-batch; written again, the same rows
+        have the same names.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
     Returns
     -------
-    ParquetSink
+    ParquetSink or ParquetObjects
 
     Raises
     ------
     TypeError
         If `path` is no path.
     ValueError
-        If it is empty, or a URI of another scheme than ``file``, or the codec is none of these.
+        If it is empty, or a URL of another kind, or the codec is none of these.
     """
+    if isinstance(path, str) and is_bucket(path):
+        return ParquetObjects(path, compression=compression)
     return ParquetSink(path, compression=compression)
 
 
@@ -78,42 +85,15 @@ class ParquetSink:
 
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         place = local_path(path, "path")
-        if compression not in _CODECS:
-            raise ValueError(
-                f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
-            )
         self.path = str(place)
-        self.compression = compression
+        self.compression = checked_codec(compression)
 
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError if Parquet cannot hold a column, or Spark could not read it back."""
-        seen: dict[str, str] = {}
-        for field in schema:
-            other = seen.setdefault(field.name.lower(), field.name)
-            if other != field.name and not case_sensitive:
-                raise TypeError(
-                    f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
-                    f"{field.name!r} are one; have the bolt rename one of them, or set "
-                    "spark.sql.caseSensitive to true"
-                )
-            if field.name.lower() == "batch_id":
-                raise TypeError(
-                    f"sink {name!r} writes directories batch_id=..., which Spark would read in "
-                    f"place of the column {field.name!r}; have the bolt rename it"
-                )
-            if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-                raise TypeError(
-                    f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
-                    f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
-                )
-        for field, why in unfit_for_parquet(schema):
-            raise TypeError(
-                f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
-                f"{field.type} ({why}); have the bolt emit another type"
-            )
+        """As `check_columns`."""
+        check_columns(name, schema, case_sensitive)
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of any DataFrame as those of a micro-batch."""
@@ -140,7 +120,7 @@ class ParquetSink:
         """Write the rows below a stage; return rows that name the files that count."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         size = sum(os.path.getsize(file.path) for file in files)
-        if accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
+        if is_small(accepted.rows, size):
             all_rows = (batch for file in files for batch in read_accepted(file, nonacked))
             name = _write_part(stage, "part", compression, all_rows)
             return [] if name is None else [(name,)]
@@ -165,7 +145,7 @@ class ParquetSink:
             If it cannot be written.
         """
         owner: Any = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
-        note = Path(self.path, _OWNER)
+        note = Path(self.path, OWNER)
         try:
             found = json.loads(note.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -179,37 +159,13 @@ class ParquetSink:
                     found = json.loads(note.read_bytes())
         except ValueError:
             found = None
-        if not isinstance(found, dict) or not (
-            found.get("deployment") == deployment and found.get("sink") == sink
-        ):
-            raise CheckpointForeign(self._claimed(found, checkpoint))
+        if not is_owner(found, deployment, sink):
+            raise CheckpointForeign(
+                owned_by_another(self.path, found, checkpoint, self._has_rows())
+            )
 
     def _has_rows(self) -> bool:
         return any(name.startswith("batch_id=") for name in os.listdir(self.path))
-
-    def _claimed(self, found: Any, checkpoint: str) -> str:
-        """Say whose the directory is, by the note in it if there is one, and how to release it."""
-        whose = "of another checkpoint or another sink"
-        if isinstance(found, dict):
-            # A note of the first version does not say where the checkpoint is.
-            place = found.get("checkpoint")
-            of = f"the checkpoint {place}" if place else "another checkpoint"
-            if place == checkpoint:
-                of = f"a checkpoint that was in {place} before this one"
-            elif place and not os.path.isdir(place):
-                of += ", which is not there any more"
-            whose = f"of sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
-        release = (
-            "To write into this one anew, remove it first, with all the rows that are in it"
-            if self._has_rows()
-            else "There are no rows in this one: if no query goes on with what it is of, remove "
-            f"{os.path.join(self.path, _OWNER)} to release it"
-        )
-        return (
-            f"{self.path} is a directory {whose}: micro-batches in it are not of this checkpoint "
-            "and sink, and would have the same numbers; give each checkpoint a directory of its "
-            f"own, such as {self.path}/run=2. {release}"
-        )
 
     def _stage(self, batch_id: int) -> str:
         """Make an empty directory for files in the making; readers do not look into it.
@@ -307,39 +263,5 @@ def _write_part(
     stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]
 ) -> str | None:
     """Write rows to one Parquet file and to the disk; return its name, None if there are none."""
-    writer = None
-    file = None
-    try:
-        for table in _gathered(batches):
-            if writer is None:
-                file = open(os.path.join(stage, "parts", name), "wb")  # noqa: SIM115
-                # Spark reads no nanoseconds; what would be lost by that is an error.
-                writer = pq.ParquetWriter(
-                    file, table.schema, compression=compression, coerce_timestamps="us"
-                )
-            writer.write_table(table, row_group_size=_GROUP_ROWS)
-        if writer is None or file is None:
-            return None
-        writer.close()
-        file.flush()
-        # The micro-batch will be marked as done, on the disk.
-        os.fsync(file.fileno())
-        return name
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Put batches together to row groups."""
-    found: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        found.append(batch)
-        rows += len(batch)
-        size += batch.nbytes
-        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(found)
-            found, rows, size = [], 0, 0
-    if found:
-        yield pa.Table.from_batches(found)
+    with open(os.path.join(stage, "parts", name), "wb") as file:
+        return name if write_parquet(file, compression, batches) else None

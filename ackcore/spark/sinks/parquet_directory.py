@@ -1,0 +1,140 @@
+"""What is alike of sinks that are directories of Parquet files, on a file system or in a bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackcore.spark.base.schemas import unfit_for_parquet
+from ackcore.spark.stores.opening import is_bucket
+
+#: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
+DRIVER_ROWS = 1 << 17
+DRIVER_BYTES = 32 << 20
+
+#: Rows of a Parquet file's row group.
+_GROUP_ROWS = 1 << 18
+_GROUP_BYTES = 64 << 20
+
+_CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
+
+#: Whose a directory is, in JSON: deployment, sink and checkpoint.
+OWNER = "_ackcore.json"
+
+
+def is_small(rows: int, size: int) -> bool:
+    """Whether the driver writes so many rows, of so many bytes, sooner than tasks would."""
+    return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
+
+
+def checked_codec(compression: str) -> str:
+    """Return a codec's name.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if compression not in _CODECS:
+        raise ValueError(f"compression must be one of {', '.join(_CODECS)}, got {compression!r}")
+    return compression
+
+
+def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    """Raise TypeError if Parquet cannot hold a column, or Spark could not read it back."""
+    seen: dict[str, str] = {}
+    for field in schema:
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name and not case_sensitive:
+            raise TypeError(
+                f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
+                f"{field.name!r} are one; have the bolt rename one of them, or set "
+                "spark.sql.caseSensitive to true"
+            )
+        if field.name.lower() == "batch_id":
+            raise TypeError(
+                f"sink {name!r} writes directories batch_id=..., which Spark would read in "
+                f"place of the column {field.name!r}; have the bolt rename it"
+            )
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            raise TypeError(
+                f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
+                f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
+            )
+    for field, why in unfit_for_parquet(schema):
+        raise TypeError(
+            f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
+            f"{field.type} ({why}); have the bolt emit another type"
+        )
+
+
+def is_owner(found: Any, deployment: str, sink: str) -> bool:
+    """Whether a note in a directory says that it is this sink's."""
+    return (
+        isinstance(found, dict)
+        and found.get("deployment") == deployment
+        and found.get("sink") == sink
+    )
+
+
+def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) -> str:
+    """Say whose a directory is, by the note in it if there is one, and how to release it."""
+    whose = "of another checkpoint or another sink"
+    if isinstance(found, dict):
+        # A note of the first version does not say where the checkpoint is.
+        there = found.get("checkpoint")
+        of = f"the checkpoint {there}" if there else "another checkpoint"
+        if there == checkpoint:
+            of = f"a checkpoint that was in {there} before this one"
+        elif there and not is_bucket(there) and not os.path.isdir(there):
+            of += ", which is not there any more"
+        whose = f"of sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
+    release = (
+        "To write into this one anew, remove it first, with all the rows that are in it"
+        if has_rows
+        else "There are no rows in this one: if no query goes on with what it is of, remove "
+        f"{os.path.join(place, OWNER)} to release it"
+    )
+    return (
+        f"{place} is a directory {whose}: micro-batches in it are not of this checkpoint "
+        "and sink, and would have the same numbers; give each checkpoint a directory of its "
+        f"own, such as {place}/run=2. {release}"
+    )
+
+
+def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
+    """Write rows to a file, and sync it; return whether there were any."""
+    writer = None
+    for table in _gathered(batches):
+        if writer is None:
+            # Spark reads no nanoseconds; what would be lost by that is an error.
+            writer = pq.ParquetWriter(
+                file, table.schema, compression=compression, coerce_timestamps="us"
+            )
+        writer.write_table(table, row_group_size=_GROUP_ROWS)
+    if writer is None:
+        return False
+    writer.close()
+    file.flush()
+    # The micro-batch will be marked as done, on the disk.
+    os.fsync(file.fileno())
+    return True
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Put batches together to row groups."""
+    found: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        found.append(batch)
+        rows += len(batch)
+        size += batch.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(found)
+            found, rows, size = [], 0, 0
+    if found:
+        yield pa.Table.from_batches(found)

@@ -1,0 +1,181 @@
+"""A sink that is Parquet files in a bucket, below one prefix for each micro-batch.
+
+Nothing in a bucket can be renamed, and what a list says may be late.  So what a file is called
+follows from what is in it: ``batch_id=7/part-00001-of-00004-<content>.parquet``, where the content
+is the fingerprint of the micro-batch's rows and how many files they take goes by the run's files
+alone.  Whoever writes these rows again, after a crash, beside a task that was given up or a driver
+that was, writes the same objects.  Before them goes ``_ackcore/batch_id=7.json``, put if there is
+none: the content, in how many files, and what they take the place of, which is deleted by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.parquet_directory import (
+    OWNER,
+    check_columns,
+    checked_codec,
+    is_owner,
+    is_small,
+    owned_by_another,
+    write_parquet,
+)
+from ackcore.spark.stores.interface import Store, StoreConflict
+from ackcore.spark.stores.opening import open_store
+
+#: Of the run's files, a Parquet file has about so many bytes.
+_PART_BYTES = 64 << 20
+
+
+class Parts(NamedTuple):
+    """What the rows of a micro-batch are called.
+
+    Attributes
+    ----------
+    content : str
+        What tells them from others, as `Accepted.fingerprint`.
+    files : int
+        How many files they take at most; one without rows is not written.
+    """
+
+    content: str
+    files: int
+
+    def name(self, batch_id: int, number: int) -> str:
+        """Return the key of one of them."""
+        return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
+
+
+class ParquetObjects:
+    """What `to_parquet` returns for a URL of a bucket."""
+
+    #: What was written under a batch id is replaced when other rows are.
+    replaces = True
+
+    def __init__(self, url: str, *, compression: str = "snappy") -> None:
+        self._store = open_store(url, "path")
+        self.path = self._store.url
+        self.compression = checked_codec(compression)
+
+    def __repr__(self) -> str:
+        return f"to_parquet({self.path!r})"
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """As `check_columns`."""
+        check_columns(name, schema, case_sensitive)
+
+    def write_accepted(self, accepted: Accepted) -> None:
+        """Write the rows of a micro-batch, straight from the files that its run left."""
+        sizes = [os.path.getsize(file.path) for file in accepted.files]
+        small = is_small(accepted.rows, sum(sizes))
+        # Not by how many tasks can run: with other names the rows would be there twice.
+        count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
+        parts = Parts(accepted.fingerprint(), count)
+        self._announce(accepted, parts)
+        write = self._writer(parts, accepted)
+        if small:
+            write(0)
+        else:
+
+            def in_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                for batch in numbers:
+                    for number in batch.column(0).to_pylist():
+                        write(number)
+                yield from ()
+
+            tasks = accepted.spark.range(0, count, 1, count)
+            tasks.mapInArrow(in_task, "none boolean").collect()
+        failpoint("in-sink", accepted.batch_id)
+
+    def _writer(self, parts: Parts, accepted: Accepted) -> Callable[[int], None]:
+        """Return what writes the file of a number, in any process, if there are rows for it."""
+        store, compression = self._store, self.compression
+        batch_id, files, nonacked = accepted.batch_id, accepted.files, accepted.nonacked
+
+        def write(number: int) -> None:
+            mine = files[number :: parts.files]
+            rows = (batch for file in mine for batch in read_accepted(file, nonacked))
+            with tempfile.TemporaryDirectory() as place:
+                path = Path(place, "part.parquet")
+                with open(path, "wb") as file:
+                    if not write_parquet(file, compression, rows):
+                        return
+                store.put_file(parts.name(batch_id, number), path)
+
+        return write
+
+    def _announce(self, accepted: Accepted, parts: Parts) -> None:
+        """Put on record what will be there, and delete what was there instead of it."""
+        key = f"_ackcore/batch_id={accepted.batch_id}.json"
+        whose = {"deployment": accepted.deployment, "sink": accepted.sink}
+        record = {**whose, "content": parts.content, "parts": parts.files, "replaced": []}
+        check_fence()
+        try:
+            self._store.put(key, json.dumps(record).encode(), if_absent=True)
+        except StoreConflict:
+            found = self._store.get(key)
+            if found is None:
+                raise
+            before = _read(found.data)
+            if not is_owner(before, **whose):
+                raise CheckpointForeign(
+                    owned_by_another(self.path, before, accepted.checkpoint, True)
+                ) from None
+        else:
+            return
+        replaced = {Parts(*each) for each in before["replaced"]}
+        replaced.add(Parts(before["content"], before["parts"]))
+        replaced.discard(parts)
+        record["replaced"] = sorted(replaced)
+        self._store.put(key, json.dumps(record).encode(), if_version=found.version)
+        check_fence()
+        stale = [(each, number) for each in replaced for number in range(each.files)]
+        self._store.delete(each.name(accepted.batch_id, number) for each, number in stale)
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Take the place for one sink of one checkpoint; once more does no harm.
+
+        Raises
+        ------
+        CheckpointForeign
+            If another query's micro-batches, which have the same numbers, are in it.
+        StateError
+            If it cannot be read or written.
+        """
+        owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
+        note = self._store.get(OWNER)
+        if note is None and not _has_rows(self._store):
+            try:
+                self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
+            except StoreConflict:  # another one came at the same time
+                note = self._store.get(OWNER)
+            else:
+                return
+        found = None if note is None else _read(note.data)
+        if not is_owner(found, deployment, sink):
+            raise CheckpointForeign(
+                owned_by_another(self.path, found, checkpoint, _has_rows(self._store))
+            )
+
+
+def _has_rows(store: Store) -> bool:
+    return any(entry.key.startswith("batch_id=") for entry in store.list())
+
+
+def _read(note: bytes) -> Any:
+    try:
+        return json.loads(note)
+    except ValueError:
+        return None

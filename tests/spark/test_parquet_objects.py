@@ -1,0 +1,214 @@
+"""Parquet files in a bucket: the rows of a micro-batch once, whatever S3 answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import BytesIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+from s3_server import ERROR_AFTER, LOST, SLOW_DOWN, environment
+
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.query import run_batch
+from ackcore.spark.sinks import parquet_directory, parquet_objects
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
+from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.stores.opening import open_store
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WORDS = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Four files with rows of roots 1 to 8, and words a to h."""
+    found = []
+    for n in range(4):
+        file = RowFileWriter(str(tmp_path), WORDS, n, 0)
+        roots = [2 * n + 1, 2 * n + 2]
+        file.write(pa.record_batch([["abcdefgh"[r - 1] for r in roots], roots], schema=WORDS))
+        name, rows, _ = file.finish()
+        found.append(AcceptedFile(str(tmp_path / name), rows))
+    return found
+
+
+def accepted(files, nonacked=(), batch_id=0, spark=None, **changes):
+    about = {"sink": "out", "deployment": "abc", "checkpoint": "/cp", "batch_id": batch_id}
+    roots = np.array(sorted(nonacked), np.int64)
+    about |= {"spark": spark, "files": tuple(files), "nonacked": roots}
+    return Accepted(**{**about, **changes})
+
+
+@pytest.fixture
+def found(bucket):
+    """Return the words of a micro-batch, and the names of its files."""
+    store = open_store(bucket, "path")
+
+    def look(batch_id=0):
+        keys = [entry.key for entry in store.list(f"batch_id={batch_id}")]
+        tables = [pq.read_table(BytesIO(store.get(key).data)) for key in keys]
+        return "".join(sorted(w for t in tables for w in t["word"].to_pylist())), len(keys)
+
+    return look
+
+
+def test_rows_of_a_micro_batch_below_a_prefix_of_its_own(bucket, s3, files, found):
+    sink = to_parquet(bucket, compression="zstd")
+    sink.claim("out", "abc", "/cp")
+    s3.requests.clear()
+    write_sink(sink, accepted(files, [2]))
+    assert [request.method for request in s3.requests] == ["PUT", "PUT"]
+    write_sink(sink, accepted(files[:1], batch_id=1))
+    assert found(0) == ("acdefgh", 1)
+    assert found(1) == ("ab", 1)
+    assert repr(sink) == f"to_parquet({bucket!r})"
+    write_sink(sink, accepted(files, range(1, 9), batch_id=2))
+    assert found(2) == ("", 0)
+
+
+@pytest.fixture
+def tasks_reach(spark, s3):
+    """Workers that are started from here on reach the server, past the faults."""
+    told = spark.sparkContext.environment
+    mine = environment(s3.endpoint)
+    told.update(mine)
+    yield
+    for name in mine:
+        del told[name]
+
+
+@pytest.fixture
+def by_tasks(spark, tasks_reach, monkeypatch):
+    monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", -1)
+    monkeypatch.setattr(parquet_objects, "_PART_BYTES", 1)
+    return spark
+
+
+def test_tasks_write_the_same_objects_however_often(bucket, files, found, by_tasks):
+    """Two attempts of one part, or of another driver, have one name."""
+    sink = to_parquet(bucket)
+    for _ in range(2):
+        write_sink(sink, accepted(files, [1, 2], spark=by_tasks))
+        assert found() == ("cdefgh", 3)  # the first file has no row that counts
+
+
+@pytest.mark.parametrize("lagging", [False, True])
+def test_other_rows_take_the_place_of_those_before(bucket, s3, files, found, by_tasks, lagging):
+    """As after a checkpoint came back from a backup; no list is needed to find what was there."""
+    sink = to_parquet(bucket)
+    write_sink(sink, accepted(files, spark=by_tasks))
+    s3.lagging = lagging
+    write_sink(sink, accepted(files[1:], [3], spark=by_tasks))
+    write_sink(sink, accepted(files[2:], [6], spark=by_tasks))
+    s3.lagging = False
+    assert found() == ("egh", 2)
+    write_sink(sink, accepted(files, spark=by_tasks))
+    assert found() == ("abcdefgh", 4)
+
+
+def test_what_died_amid_a_replacement_is_finished(bucket, files, found, monkeypatch):
+    sink = to_parquet(bucket)
+    write_sink(sink, accepted(files))
+    with monkeypatch.context() as patch:
+        patch.setattr(sink._store, "delete", lambda keys: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_sink(sink, accepted(files, [8]))
+    assert found() == ("abcdefgh", 1)
+    write_sink(to_parquet(bucket), accepted(files, [8]))
+    assert found() == ("abcdefg", 1)
+
+
+def test_what_died_in_the_sink_is_written_once(bucket, files, found, monkeypatch):
+    def failpoint(name, number):
+        raise FailpointReached(f"{name} {number}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_objects, "failpoint", failpoint)
+        with pytest.raises(FailpointReached, match="in-sink 0"):
+            write_sink(to_parquet(bucket), accepted(files))
+    write_sink(to_parquet(bucket), accepted(files))
+    assert found() == ("abcdefgh", 1)
+
+
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER, SLOW_DOWN])
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_put_that_fails_costs_nothing(bucket, s3, files, found, how, nth):
+    """The note's or the file's, whether or not it went through."""
+    puts = iter(range(100))
+    s3.fail(how, lambda request: request.method == "PUT" and next(puts) == nth)
+    write_sink(to_parquet(bucket), accepted(files, [1]))
+    write_sink(to_parquet(bucket), accepted(files, [1]))
+    assert found() == ("bcdefgh", 1)
+    assert next(puts) == nth + 1  # the fault came to pass
+
+
+def test_a_driver_that_lost_its_checkpoint_writes_nothing(bucket, s3, files, found):
+    def lost():
+        raise CheckpointInUse("taken over")
+
+    with fenced(lost), pytest.raises(CheckpointInUse):
+        write_sink(to_parquet(bucket), accepted(files))
+    assert not s3.requests
+
+
+@pytest.mark.parametrize("other", [{"deployment": "def"}, {"sink": "other"}])
+def test_a_place_belongs_to_one_sink_of_one_checkpoint(bucket, files, found, other):
+    sink = to_parquet(bucket)
+    sink.claim("out", "abc", "/cp")
+    sink.claim("out", "abc", "/moved")
+    write_sink(sink, accepted(files))
+    about = {"sink": "out", "deployment": "abc", "checkpoint": "s3://other/cp", **other}
+    with pytest.raises(CheckpointForeign, match=rf"{bucket} .*of sink 'out' of the checkpoint /cp"):
+        to_parquet(bucket).claim(**about)
+    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
+        write_sink(sink, accepted(files, [1], **other))
+    assert found() == ("abcdefgh", 1)
+
+
+def test_rows_that_nobody_claimed_are_somebody_elses(bucket):
+    open_store(bucket, "path").put("batch_id=0/part.parquet", b"rows")
+    with pytest.raises(CheckpointForeign, match="a directory of its own"):
+        to_parquet(bucket).claim("out", "abc", "/cp")
+
+
+def test_two_that_claim_at_once_do_not_both_get_it(bucket, s3):
+    rival = {"deployment": "def", "sink": "out", "checkpoint": "/other"}
+
+    def first(request):
+        if request.method == "PUT":
+            s3.before = None
+            open_store(bucket, "path").put("_ackcore.json", json.dumps(rival).encode())
+
+    s3.before = first
+    with pytest.raises(CheckpointForeign, match="of sink 'out' of the checkpoint /other"):
+        to_parquet(bucket).claim("out", "abc", "/cp")
+
+
+class Keep(BasicBolt):
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, input, out):
+        if input["word"] == "bad":
+            raise ValueError("bad")
+        out.emit((input["word"],))
+
+
+def test_a_run_writes_what_was_acked(spark, tasks_reach, bucket, found, tmp_path):
+    rows = [("x",), ("bad",), ("y",)]
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(rows, "word string"))
+    builder.bolt("keep", Keep()).shuffle("lines")
+    builder.sink("keep", to_parquet(bucket))
+    books = run_batch(builder.build(max_attempts=1), spark, tmp_path / "cp")
+    assert (books.acked, books.dead) == (2, 1)
+    assert found() == ("xy", 1)
