@@ -97,17 +97,19 @@ def _check_range(base_ms: int, cap_ms: int) -> None:
 
 def _bits(message_id: str, attempt: int) -> int:
     """64 random bits of a message and an attempt."""
-    return int.from_bytes(_digest(_prefix(attempt), message_id), "little")
+    return int.from_bytes(_digest(_begun(attempt), message_id), "little")
 
 
-def _prefix(attempt: int) -> bytes:
-    return attempt.to_bytes(8, "little")
+def _begun(attempt: int) -> blake2b:
+    """Return the hash of an attempt, to go on with: of many messages that takes half the time."""
+    return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
-def _digest(prefix: bytes, message_id: str) -> bytes:
+def _digest(begun: blake2b, message_id: str) -> bytes:
+    whole = begun.copy()
     # Ids come from anywhere: a lone surrogate must not keep its record from being retried.
-    text = message_id.encode("utf-8", "surrogatepass")
-    return blake2b(prefix + text, digest_size=8, person=b"ackcore.retry").digest()
+    whole.update(message_id.encode("utf-8", "surrogatepass"))
+    return whole.digest()
 
 
 def _high_product(
@@ -284,10 +286,11 @@ class Policy(NamedTuple):
         free = ~counted
         widest[free] = np.maximum(widest[free], known[free])
         lower = np.where(free, widest // 2, 0)
-        prefixes = [_prefix(each + 1) for each in of_each.tolist()]
+        begun = [_begun(each + 1) for each in of_each.tolist()]
+        # What is dead is not due again, and may be all of an outage.
         digests = [
-            _digest(prefixes[of], message_id)
-            for of, message_id in zip(at.tolist(), message_ids, strict=True)
+            b"\0" * 8 if gone else _digest(begun[of], message_id)
+            for of, message_id, gone in zip(at.tolist(), message_ids, dead.tolist(), strict=True)
         ]
         bits = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
         delay = lower + 1 + _high_product(bits, widest - lower)
