@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from checkpoints import OPEN, decision, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
@@ -22,8 +23,9 @@ from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.segments import WrittenSegment
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol import runs
-from ackcore.spark.tasks import failed_stage
+from ackcore.spark.protocol import act, batch, payloads, runs
+from ackcore.spark.run import action
+from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -62,12 +64,13 @@ def topology(spark, away, **settings):
     return builder.build(max_attempts=3, backoff_ms=1000, max_backoff_ms=60_000, **settings)
 
 
-def run_through(spark, tmp_path, few, monkeypatch, **settings):
+def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
     """Run all to its end by a clock of its own; return what can be told of it."""
     monkeypatch.setattr(runs, "FEW_FAILURES", few)
-    monkeypatch.setattr(failed_stage, "_FILE_BYTES", 1000)
+    if not in_run:
+        monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]
-    checkpoint, away = tmp_path / str(few), tmp_path / f"away-{few}"
+    checkpoint, away = tmp_path / f"{few}-{in_run}", tmp_path / f"away-{few}-{in_run}"
 
     def wait(seconds):
         now[0] += 30_000
@@ -106,8 +109,11 @@ def run_through(spark, tmp_path, few, monkeypatch, **settings):
     return told
 
 
-def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
-    few, many = (run_through(spark, tmp_path, n, monkeypatch) for n in (10_000, 0))
+@pytest.mark.parametrize("in_run", [False, True], ids=["when read again", "in the run"])
+def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch, in_run):
+    with monkeypatch.context() as patch:
+        few = run_through(spark, tmp_path, 10_000, patch)
+    many = run_through(spark, tmp_path, 0, monkeypatch, in_run)
     assert many == few
     books = many[0]
     assert books.balanced
@@ -123,6 +129,97 @@ def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch
     assert many[0].balanced
     message = next(told[3] for told in many[1] if told[2] == "WaitingFull")
     assert message.startswith("20 records wait already (max_waiting); it failed with ")
+
+
+# -- what fails while its task has it ---------------------------------------------------------
+
+
+class Failing(BasicBolt):
+    """Fails every record at first, and some of them for ever."""
+
+    outputs = pa.schema([("n", pa.int64())])
+
+    def execute(self, tuple, collector):
+        if not tuple.attempt or tuple["n"] % 3 == 0:
+            raise ValueError(f"{tuple['n']} at attempt {tuple.attempt}")
+        collector.emit((tuple["n"],))
+
+
+class KilledBehindItsFiles(SpoutStage):
+    """The worker of the second task dies when its files are written, and nobody knows of them."""
+
+    def __call__(self, batches):
+        context = TaskContext.get()
+        for result in super().__call__(batches):
+            if context.partitionId() == 1 and context.attemptNumber() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield result
+
+
+class Died(BaseException):
+    pass
+
+
+@pytest.fixture
+def failing(spark, tmp_path, monkeypatch):
+    """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
+    monkeypatch.setattr(runs, "FEW_FAILURES", 0)
+    now = [1_700_000_000_000]
+    rows = {}
+
+    def failing(name):
+        builder = TopologyBuilder()
+        builder.spout("n", spark.range(0, 60, numPartitions=2).selectExpr("id AS n"))
+        builder.bolt("failing", Failing()).shuffle("n")
+        builder.sink("failing", lambda frame, n: rows.__setitem__(n, frame.collect()))
+        books = run_batch(
+            builder.build(max_attempts=2), spark, tmp_path / name, max_dead=None,
+            clock=lambda: now[0], wait=lambda seconds: now.__setitem__(0, now[0] + 100_000),
+        )  # fmt: skip
+        letters = dead_letters(tmp_path / name, spark).select("message_id", "payload.n", "attempts")
+        found = sorted(row.n for some in rows.values() for row in some)
+        return books, sorted(map(tuple, letters.collect())), found
+
+    return failing
+
+
+def check_failing(found):
+    books, letters, rows = found
+    assert (books.records, books.acked, books.dead, books.waiting) == (60, 40, 20, 0)
+    assert rows == [n for n in range(60) if n % 3]
+    assert [(n, attempts) for _, n, attempts in sorted(letters, key=lambda one: one[1])] == [
+        (n, 2) for n in range(0, 60, 3)
+    ]
+
+
+def test_an_attempt_that_dies_behind_its_files_leaves_nothing_that_counts(failing, monkeypatch):
+    written = []
+
+    def payloads_of(failed, in_run, *more):
+        written.append(in_run)
+        return payloads.payloads_of(failed, in_run, *more)
+
+    monkeypatch.setattr(runs, "payloads_of", payloads_of)
+    monkeypatch.setattr(action, "SpoutStage", KilledBehindItsFiles)
+    check_failing(failing("killed"))
+    assert [len(one.root_ids()) for one in written] == [60, 20]
+
+
+STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, monkeypatch, step):
+    def die(name, number=None):
+        if name == step:
+            raise Died
+
+    with monkeypatch.context() as patch:
+        for module in (act, batch, runs):
+            patch.setattr(module, "failpoint", die)
+        with pytest.raises(Died):
+            failing("died")
+    check_failing(failing("died"))
 
 
 # -- files that tasks wrote, in a checkpoint --------------------------------------------------

@@ -46,6 +46,10 @@ class ReasonTexts(NamedTuple):
             whole = whole.dictionary_encode()
         return cls(whole.dictionary, whole.indices.to_numpy(zero_copy_only=False).astype(np.int64))
 
+    def taken(self, rows: Int64s) -> ReasonTexts:
+        """Return the reasons of some of the rows."""
+        return ReasonTexts(self.values, self.of[rows])
+
     def final(self) -> Bools:
         """Return which rows' reasons allow of no other attempt."""
         return self._starting("!")[self.of]

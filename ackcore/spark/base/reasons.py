@@ -77,10 +77,11 @@ def earliest(tables: list[pa.Table]) -> pa.Table:
     if not tables:
         return no_reasons()
     reasons = pa.concat_tables(tables).combine_chunks()
-    waits = pc.match_substring_regex(reasons["text"], _ASKS)
-    if not pc.any(waits).as_py():
-        return _first_of_each(reasons)
     texts = reasons["text"]
+    # Many fail alike when a service is down.
+    if not pc.any(pc.match_substring_regex(texts.unique(), _ASKS)).as_py():
+        return _first_of_each(reasons)
+    waits = pc.match_substring_regex(texts, _ASKS)
     bare = pc.replace_substring_regex(texts, "^([-~])[1-9][0-9]{0,17}\x1f", "\\1\x1f")
     kept = _first_of_each(reasons.set_column(2, "text", bare))
     roots = reasons["root_id"].filter(waits).to_numpy()
@@ -100,6 +101,10 @@ _ASKS = "^[-~](?P<ms>[1-9][0-9]{0,17})\x1f"
 
 
 def _first_of_each(reasons: pa.Table) -> pa.Table:
+    order = np.argsort(reasons["root_id"].to_numpy(), kind="stable")
+    roots = reasons["root_id"].to_numpy()[order]
+    if (roots[1:] != roots[:-1]).all():
+        return reasons.take(pa.array(order))
     reasons = reasons.sort_by([(name, "ascending") for name in REASON_SCHEMA.names])
     roots = reasons["root_id"].to_numpy()
     first = np.ones(len(roots), np.bool_)

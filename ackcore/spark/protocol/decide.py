@@ -22,13 +22,14 @@ from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reason_columns import ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
-from ackcore.spark.run.types import WrittenFailures
+from ackcore.spark.run.types import RunResult, WrittenFailures
 from ackcore.spark.tasks.failed_rows import Rules, judge, tracked
 from ackcore.spark.tasks.row_files import (
     PLACE,
@@ -168,11 +169,26 @@ def without_numbers(rows: pa.Table) -> pa.Table:
     return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
 
 
+def check_agreement(ran: RunResult, retries: Retries) -> None:
+    """Raise `Disagreement` unless a run's parts agree, and all that was due ran."""
+    if ran.problems:
+        raise Disagreement("; ".join(ran.problems))
+    for spout, table in retries.due.items():
+        if ran.retried.get(spout, 0) != len(table):
+            raise Disagreement(
+                f"{len(table)} records of spout {spout} were due, and "
+                f"{ran.retried.get(spout, 0)} of them ran"
+            )
+
+
 def check_payloads(failed: pa.Table, payloads: Payloads) -> None:
     """Raise `Disagreement` unless the payload of each failed root was found, once."""
-    tables = payloads.found if isinstance(payloads, WrittenFailures) else payloads
-    found = [table[ROOT_ID].to_numpy() for table in tables.values()]
-    wanted = np.unique(failed["root_id"].to_numpy())
+    if isinstance(payloads, WrittenFailures):
+        tables = [*payloads.found.values(), *payloads.tables.values()]
+    else:
+        tables = [*payloads.values()]
+    found = [table[ROOT_ID].to_numpy() for table in tables]
+    wanted = distinct(failed["root_id"].to_numpy())
     got = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
     if not np.array_equal(wanted, got):
         raise Disagreement(
@@ -222,11 +238,11 @@ def decide(
     -------
     BatchOutcome
     """
-    if not isinstance(payloads, WrittenFailures):
-        rules = rules_of(plan, settings, ended_ms)
-        judged = _judged(rules, retries, failed, payloads)
-    else:
-        judged = _written(payloads)
+    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
+    judged = _judged(rules_of(plan, settings, ended_ms), retries, failed, tables)
+    if isinstance(payloads, WrittenFailures):
+        for spout, lost in _written(payloads).items():
+            judged[spout] = judged.get(spout, _NONE).plus(lost)
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}
     failures = 0
@@ -271,7 +287,7 @@ def decide(
                 f"spout {spout} has {executed} records in this micro-batch, and "
                 f"{executed - changes[spout].acked} failed"
             )
-    nonacked = np.unique(failed["root_id"].to_numpy())
+    nonacked = distinct(failed["root_id"].to_numpy())
     decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
@@ -327,6 +343,16 @@ class _Lost(NamedTuple):
     uncounted: int
     waits: Sequence[pa.Table | WrittenSegment]
     dies: Sequence[DeadPart]
+
+    def plus(self, more: _Lost) -> _Lost:
+        return _Lost(
+            self.rows + more.rows,
+            np.concatenate([self.places, more.places]),
+            self.replayed + more.replayed,
+            self.uncounted + more.uncounted,
+            [*self.waits, *more.waits],
+            [*self.dies, *more.dies],
+        )
 
 
 _NONE = _Lost(0, np.empty(0, np.int64), 0, 0, (), ())

@@ -38,6 +38,7 @@ from ackcore.spark.protocol.decide import (
     BatchOutcome,
     Disagreement,
     Payloads,
+    check_agreement,
     check_payloads,
     decide,
     propagate_failures,
@@ -47,6 +48,7 @@ from ackcore.spark.protocol.decide import (
 from ackcore.spark.protocol.insist import Pause, Stopped
 from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
+from ackcore.spark.protocol.payloads import payloads_of
 from ackcore.spark.protocol.progress import Stopwatch, warn_of_failures
 from ackcore.spark.protocol.suspects import (
     count_crash,
@@ -380,7 +382,7 @@ class Runs:
         ended_ms = self._clock()
         failpoint("ran", plan.number)
         watch.lap("run")
-        _check_agreement(ran, retries)
+        check_agreement(ran, retries)
         warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
@@ -452,7 +454,15 @@ class Runs:
             suspects=plan.suspects,
             rejected=plan.rejected,
             blocked=blocked,
+            rules=self._rules_in_run(plan),
+            few_failures=FEW_FAILURES // 10,
         )
+
+    def _rules_in_run(self, plan: Plan) -> Rules | None:
+        """Return by what tasks judge what fails; None where more is to be known than they know."""
+        if self._jobs.write_failed is None or self.ordered_by or plan.careful or plan.rejected:
+            return None
+        return rules_of(plan, self._topology.settings, plan.now_ms)
 
     def read_again(
         self,
@@ -514,20 +524,23 @@ class Runs:
         failed: pa.Table,
         rules: Rules,
     ) -> Payloads:
-        """Read the failed records again; raises `Disagreement` unless each is there, once."""
-        payloads: Payloads = {}
+        """Return the failed records, read again if their tasks have not written them.
+
+        Raises `Disagreement` unless each is there, once.
+        """
         write = self._jobs.write_failed
-        few = write is None or len(failed) <= FEW_FAILURES
-        if few:
-            try:
-                payloads = self._fetched(inputs, run_plan, ran, failed)
-            except ResultsTooLarge:
-                if write is None:
-                    raise
-                few = False
-        if not few and write is not None:
-            asked = self._topology, self._layout, inputs, run_plan, ran, failed, rules
-            payloads = interruptible(self._spark, partial(write, *asked))
+        payloads = payloads_of(
+            failed,
+            ran.written,
+            lambda left: self._fetched(inputs, run_plan, ran, left),
+            None
+            if write is None
+            else lambda left: interruptible(
+                self._spark,
+                partial(write, self._topology, self._layout, inputs, run_plan, ran, left, rules),
+            ),
+            FEW_FAILURES,
+        )
         check_payloads(failed, payloads)
         return payloads
 
@@ -540,18 +553,6 @@ class Runs:
             self._spark,
             lambda: self._jobs.fetch(self._topology, self._layout, inputs, run_plan, ran, failed),
         )
-
-
-def _check_agreement(ran: RunResult, retries: Retries) -> None:
-    """Raise `Disagreement` unless a run's parts agree, and all that was due ran."""
-    if ran.problems:
-        raise Disagreement("; ".join(ran.problems))
-    for spout, table in retries.due.items():
-        if ran.retried.get(spout, 0) != len(table):
-            raise Disagreement(
-                f"{len(table)} records of spout {spout} were due, and "
-                f"{ran.retried.get(spout, 0)} of them ran"
-            )
 
 
 def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:

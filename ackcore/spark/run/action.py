@@ -32,7 +32,7 @@ from ackcore.spark.run.agreement import count_problems, file_problems, trailer_p
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
@@ -41,6 +41,7 @@ from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
+    PICKED,
     RESULT_TYPE,
     TASK_REPORT,
     TRAILER_RECEIPTS,
@@ -94,6 +95,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
     not_acked = [NOT_ACKED_SCHEMA.empty_table()]
+    picked: list[pa.Table] = []
     acked = Counter[int]()
     for kind, blob in results_in(rows):
         if kind == TASK_REPORT:
@@ -102,11 +104,16 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
             receipts += read_receipts(blob.to_pybytes())
         elif kind == NOT_ACKED:
             not_acked.append(from_stream(blob))
+        elif kind == PICKED:
+            picked.append(from_stream(blob))
         elif kind == COUNTED:
             counts = json.loads(blob.to_pybytes())
             acked.update({int(number): count for number, count in counts.items()})
     failed, claims, stray = _failed(pa.concat_tables(not_acked), list(setup.sources))
     result = _summed(setup, reports, failed)
+    if picked:
+        told = [report["failed"] for report in reports if "failed" in report]
+        result = replace(result, written=WrittenFailures.of(setup.plan.work, told, picked))
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if stray:
@@ -199,12 +206,12 @@ def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:
     reasons = rows["reason"].unify_dictionaries()
     if not reasons.null_count:
         return reasons
-    statuses = rows["status"].combine_chunks().dictionary_encode()
+    statuses = rows["status"].unify_dictionaries().combine_chunks()
     texts = [
         Reason(spout, "NotAcked", f"not acked; its tree is {status}").encode()
         for status in statuses.dictionary.to_pylist()
         for spout in spouts
     ]
-    which = statuses.indices.to_numpy() * len(spouts) + rows["task"].to_numpy()
+    which = statuses.indices.to_numpy().astype(np.int64) * len(spouts) + rows["task"].to_numpy()
     said = pa.array(texts, pa.string()).take(pa.array(which))
     return pc.coalesce(reasons.cast(pa.string()), pa.chunked_array([said])).dictionary_encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -26,15 +26,16 @@ from ackcore._records import Int64s
 from ackcore.spark.base.atomic import make_directory
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
 from ackcore.spark.tasks.failed_rows import Rules
-from ackcore.spark.tasks.failed_stage import FailedFile, FailedStage
+from ackcore.spark.tasks.failed_stage import FailedStage
 from ackcore.spark.tasks.pieces import DealtPieces, Piece
 from ackcore.spark.tasks.record_ids import RETRIES
-from ackcore.spark.tasks.reread_stage import RereadStage, pick
+from ackcore.spark.tasks.reread_stage import RereadStage
 from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream, results_in
 from ackcore.spark.tasks.retry_stage import Slice, due_records
 from ackcore.spark.tasks.row_files import (
@@ -45,7 +46,8 @@ from ackcore.spark.tasks.row_files import (
     read_rows,
     read_whole,
 )
-from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage
+from ackcore.spark.tasks.source_records import SourceRecords, pick
+from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
@@ -160,32 +162,25 @@ def write_failed(
         numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
         frames.append(numbers.mapInArrow(replace(stage, slices=slices), RESULT_TYPE))
     reports: list[dict[str, Any]] = []
-    picked: dict[str, list[pa.Table]] = defaultdict(list)
+    picked: list[pa.Table] = []
     for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
         if kind == TASK_REPORT:
             reports.append(json.loads(blob.to_pybytes()))
         else:
-            some = from_stream(blob)
-            picked[some.schema.metadata[b"spout"].decode()].append(some)
+            picked.append(from_stream(blob))
     now = {number: content for one in reports for number, content in one.get("contents", ())}
     check_content(setup, before, now)
-    found = {name: pa.concat_tables(some) for name, some in picked.items()}
-    _refuse_lost(ids, found)
-    return WrittenFailures(
-        directory,
-        tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
-        found,
-        sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
-        sum(report["uncounted"] for report in reports),
-    )
+    written = WrittenFailures.of(plan.work, reports, picked)
+    _refuse_lost(ids, written.found)
+    return written
 
 
 def _refuse_lost(ids: Int64s, found: Mapping[str, pa.Table]) -> None:
     """Raise `RuntimeError` if a record is not there any more."""
-    lost = np.setdiff1d(ids, _roots_in(found.values()))
-    if len(lost):
+    lost = int((~among(ids, np.sort(_roots_in(found.values())))).sum())
+    if lost:
         raise RuntimeError(
-            f"{len(ids)} records failed, and {len(lost)} of them were not found when their source "
+            f"{len(ids)} records failed, and {lost} of them were not found when their source "
             "was read again; a source must give the same rows when it is read twice within a "
             "micro-batch"
         )
@@ -207,8 +202,8 @@ def _fetch(
         claimed = {} if some.partition == RETRIES else claims
         picked = pick(some, roots, claimed, setup.plan.number)
         tables[some.source.name].append(pa.Table.from_batches([picked]))
-    sought = np.unique(np.concatenate([np.empty(0, np.int64), *roots.values()]))
-    there = len(np.intersect1d(sought, _roots_in(chain(*tables.values()))))
+    sought = distinct(np.concatenate([np.empty(0, np.int64), *roots.values()]))
+    there = int(among(sought, np.sort(_roots_in(chain(*tables.values())))).sum())
     # Sources are read again for what is in no file: it takes a job.
     if (claims or there < len(sought)) and not wanted <= accepted.spilled.keys():
         for name, table in _in_sources(setup, accepted, roots, claims):
@@ -243,7 +238,7 @@ def _in_sources(
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), roots, claims)
-    sought = None if claims else np.unique(np.concatenate(list(roots.values())))
+    sought = None if claims else distinct(np.concatenate(list(roots.values())))
     frames, before = _reread_frames(setup, accepted, sought, stage)
     rows = collected(reduce(DataFrame.union, frames))
     content, picked = {}, []

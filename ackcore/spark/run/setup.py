@@ -109,6 +109,9 @@ class RunSetup:
             isolates=isolates,
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
+            # What an exchange is behind may fail for a reason that counts for more.
+            rules=None if layout.settles else plan.rules,
+            few_failures=plan.few_failures,
             trace_per_million=settings.trace_per_million,
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -16,10 +18,11 @@ from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.tasks.failed_stage import FailedFile
+from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_writer import FailedFile
 from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
-from ackcore.spark.tasks.row_files import RowFile
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile
 from ackcore.topology.tuples import Raised
 
 
@@ -98,6 +101,11 @@ class RunPlan:
         roots that are not run at all, but fail.
     blocked : mapping from str to numpy.ndarray of int64
         By spout that is ordered, the hashes of the keys of which any record waits.
+    rules : Rules or None
+        By what tasks judge records that fail while they have them, and write them; None if all
+        that fail are to be read again.
+    few_failures : int
+        So many of one task are read again in any case.
     """
 
     number: int
@@ -110,6 +118,8 @@ class RunPlan:
     suspects: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
+    rules: Rules | None = None
+    few_failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,8 @@ class RunResult:
     read : mapping from int to mapping from str to int
         By partition of the spout stage and spout: how many new records it had; empty if that is not
         known.
+    written : WrittenFailures or None
+        Those of ``failed`` that their tasks have written.
     """
 
     records: Mapping[str, int]
@@ -159,6 +171,7 @@ class RunResult:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    written: WrittenFailures | None = None
 
     def to_reread(self) -> dict[str, Any]:
         """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""
@@ -203,6 +216,8 @@ class WrittenFailures:
         How many of them are dead letters that were sent again.
     uncounted : int
         How many failures were no attempt.
+    tables : mapping from str to pyarrow.Table
+        By spout, further failed records: as `fetch` returns them, and not judged.
     """
 
     directory: Path
@@ -210,3 +225,39 @@ class WrittenFailures:
     found: Mapping[str, pa.Table]
     replayed: Mapping[str, int]
     uncounted: int
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, work: str, reports: Iterable[Mapping[str, Any]], picked: Iterable[pa.Table]
+    ) -> WrittenFailures:
+        """Put together what tasks of a run reported, and the roots that they had."""
+        found: dict[str, list[pa.Table]] = defaultdict(list)
+        for some in picked:
+            found[some.schema.metadata[b"spout"].decode()].append(some)
+        reports = list(reports)
+        return cls(
+            Path(work) / "failed",
+            tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
+            {name: pa.concat_tables(some) for name, some in found.items()},
+            sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
+            sum(report["uncounted"] for report in reports),
+        )
+
+    def root_ids(self) -> Int64s:
+        """Return the roots whose records are in files."""
+        roots = [rows[ROOT_ID].to_numpy() for rows in self.found.values()]
+        return np.concatenate([np.empty(0, np.int64), *roots])
+
+    def plus(self, more: WrittenFailures) -> WrittenFailures:
+        """Return it with what other tasks of the run wrote."""
+        tables: dict[str, list[pa.Table]] = defaultdict(list)
+        for spout, some in [*self.found.items(), *more.found.items()]:
+            tables[spout].append(some)
+        return WrittenFailures(
+            self.directory,
+            tuple(sorted(self.files + more.files)),
+            {spout: pa.concat_tables(some) for spout, some in tables.items()},
+            Counter(self.replayed) + Counter(more.replayed),
+            self.uncounted + more.uncounted,
+        )

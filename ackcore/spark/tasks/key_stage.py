@@ -12,7 +12,8 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
-from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, sampled
+from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 from ackcore.spark.tasks.task import attempt_at
 
 #: A record, and the hash of its key.

@@ -51,6 +51,7 @@ class LedgerRows:
         self.untracked_failures = 0
         #: By spout, roots that failed and why: where nothing is settled.
         self.failed: dict[int, list[pa.Table]] = {}
+        self._new_failures: list[pa.Table] = []
 
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
         """Fail rows: a reason for each of them, or one for all.
@@ -66,7 +67,7 @@ class LedgerRows:
             rows = of_row[places][of]
             tracked[rows] = True
             if len(texts) == 1:
-                said = pa.array([texts[0]] * len(roots), pa.string())
+                said = pa.repeat(texts[0], len(roots))
             else:
                 said = pa.array([texts[row] for row in rows.tolist()], pa.string())
             found = reasons_of(roots, NO_TIME, said)
@@ -74,6 +75,8 @@ class LedgerRows:
                 continue
             if not self._spec.layout.settles:
                 self.failed.setdefault(chunk.task, []).append(found)
+                if self._spec.rules is not None:
+                    self._new_failures.append(found)
                 continue
             way = f"{component}!"
             ordinals = running_counts(of_group[places] - chunk.first, chunk.ordinals(way))[of]
@@ -82,6 +85,11 @@ class LedgerRows:
             self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
             self._reasons.append(found)
         self.untracked_failures += int(len(owners) - tracked.sum())
+
+    def new_failures(self) -> list[pa.Table]:
+        """Return why roots failed since this was asked before, where failures are written."""
+        found, self._new_failures = self._new_failures, []
+        return found
 
     def fail_some(
         self, rows: AnchoredRows, bad: Mapping[int, Reason], component: str

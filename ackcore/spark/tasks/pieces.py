@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage
+from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.spark.tasks.task import attempt_at
 
 

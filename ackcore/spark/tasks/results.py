@@ -12,15 +12,17 @@ RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
 #: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
-#: of counts by task; an Arrow stream of records that were read again.
+#: of counts by task; an Arrow stream of records that were read again, or whose rows were written.
 TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED = 1, 2, 3, 4, 5
 
+#: Names of `Status`, of which all that failed has one of three.
+STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())
 #: Records that are not ACKED, those whose trees are still OPEN included.
 NOT_ACKED_SCHEMA = pa.schema(
     [
         ("root_id", pa.int64()),
         ("task", pa.int32()),
-        ("status", pa.string()),
+        ("status", STATUS_NAMES),
         ("reason", pa.dictionary(pa.int32(), pa.string())),
     ]
 )

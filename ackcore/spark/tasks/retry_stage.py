@@ -13,7 +13,8 @@ from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFile, read_whole
-from ackcore.spark.tasks.spout_stage import SourceRecords, SpoutStage, chunked
+from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.spark.tasks.spout_stage import SpoutStage, chunked
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.topology.tuples import Identity
 
@@ -62,5 +63,5 @@ def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[So
         message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
         identity = Identity(message_ids, attempts, np.empty(0, np.int64))
         rows = source.rows(batch)
-        yield SourceRecords(source, rows, RETRIES, first, attempts, identity, message_ids)
+        yield SourceRecords(source, rows, RETRIES, first, attempts, identity, message_ids, batch)
         first += len(batch)

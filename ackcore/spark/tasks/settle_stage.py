@@ -19,6 +19,7 @@ from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
+    STATUS_NAMES,
     TASK_REPORT,
     TRAILER_RECEIPTS,
     result_batch,
@@ -78,7 +79,7 @@ class SettleStage:
         if len(roots):
             # Many fail alike when a service is down: each text goes to the driver once.
             texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
-            columns = [pa.array(roots), pa.array(tasks), pa.array(names, pa.string()), texts]
+            columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.RecordBatch.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
             found.append((NOT_ACKED, to_stream(table)))
         return found

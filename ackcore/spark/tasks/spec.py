@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ackcore.spark.tasks.exchange_format import SETTLE
+from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import Global
@@ -60,6 +61,10 @@ class TaskSpec:
         How long one call of a bolt may take.
     slots : int
         How many tasks Spark runs at once.
+    rules : Rules or None
+        By what a task judges records that fail while it has them; None if they are read again.
+    few_failures : int
+        So many of a task are read again in any case.
     trace_per_million : int
         Of how many roots in a million it is told where they were, and how long.
     make_executor : callable
@@ -82,6 +87,8 @@ class TaskSpec:
     isolates: bool = False
     timeout_s: int | None = None
     slots: int = 1
+    rules: Rules | None = None
+    few_failures: int = 0
     trace_per_million: int = 0
     make_executor: Callable[..., Executor] = executor_for
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,27 +16,15 @@ from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFileWriter
+from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.tuples import Identity, Reason
+from ackcore.topology.tuples import Reason
 
 _BEHIND = Reason.decode(BEHIND)
-
-
-class SourceRecords(NamedTuple):
-    """Records of one spout, one after the other: from place ``first`` of a partition."""
-
-    source: SpoutSpec
-    batch: pa.RecordBatch
-    partition: int
-    first: int
-    attempts: Any = 0
-    identity: Identity | None = None
-    #: Of records that were named before.
-    message_ids: pa.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +124,10 @@ class SpoutStage:
             reason = killed_worker(final=True)
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
         _deliver(task, source, rows, bad)
+        if task.failed_in_run is not None:
+            failures = task.ledger_rows.new_failures()
+            if failures:
+                task.failed_in_run.write(some, chunk.roots, failures)
         task.close(chunk)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:

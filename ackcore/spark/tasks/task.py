@@ -19,12 +19,14 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import origin_of
+from ackcore.spark.tasks.failed_in_run import FailedInRun
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.results import (
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
+    PICKED,
     TASK_REPORT,
     result_batch,
     to_stream,
@@ -81,6 +83,8 @@ class Task:
         Notes the way of a share of the roots.
     spilled : dict of str to RowFileWriter
         By spout, the rows that its source may not give again.
+    failed_in_run : FailedInRun or None
+        Writes records that fail; None if they are to be read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -90,6 +94,11 @@ class Task:
         self.spilled: dict[str, RowFileWriter] = {}
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox)
+        self.failed_in_run: FailedInRun | None = None
+        if spec.rules is not None:
+            self.failed_in_run = FailedInRun(
+                spec.directory, attempt.partition, spec.rules, spec.few_failures, spec.number
+            )
         self._isolation = AttemptIsolation(
             spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
         )
@@ -141,6 +150,11 @@ class Task:
         report["emitted"] = self._bolts.emitted
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
+        written = None
+        if self.failed_in_run is not None:
+            written = self.failed_in_run.finish(self.ledger_rows.new_failures())
+        if written is not None:
+            report["failed"] = written
         task_report = json.dumps(report, sort_keys=True).encode()
         if self.spec.layout.settles:
             self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)
@@ -149,6 +163,8 @@ class Task:
         rows = [(TASK_REPORT, task_report)]
         for number, tables in sorted(self.ledger_rows.failed.items()):
             rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
+        if written is not None and self.failed_in_run is not None:
+            rows += [(PICKED, to_stream(table)) for table in self.failed_in_run.found()]
         yield result_batch(rows)
 
     def __enter__(self) -> Self:
@@ -165,6 +181,6 @@ class Task:
 def _failed(reasons: pa.Table, number: int) -> pa.Table:
     n = len(reasons)
     tasks = pa.array(np.full(n, number, np.int32))
-    names = pa.array([Status.FAILED.name] * n, pa.string())
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [Status.FAILED.name])
     texts = reasons["text"].combine_chunks().dictionary_encode()
     return pa.table([reasons["root_id"], tasks, names, texts], schema=NOT_ACKED_SCHEMA)

@@ -1,0 +1,83 @@
+"""Records as stages get them from a source, and some of them as they are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.arrow import take_rows
+from ackcore.spark.tasks.failed_rows import READ_AGAIN
+from ackcore.spark.tasks.record_ids import SpoutSpec, stamps
+from ackcore.spark.tasks.row_files import among
+from ackcore.topology.tuples import Identity
+
+
+class SourceRecords(NamedTuple):
+    """Records of one spout, one after the other: from place ``first`` of a partition."""
+
+    source: SpoutSpec
+    batch: pa.RecordBatch
+    partition: int
+    first: int
+    attempts: Any = 0
+    identity: Identity | None = None
+    #: Of records that were due, and were named before.
+    message_ids: pa.Array | None = None
+    #: Of records that were due: the rows that waited, in `TRACKING` and the source's columns.
+    due: pa.RecordBatch | None = None
+
+
+def pick(
+    some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
+) -> pa.RecordBatch:
+    """Return the records of these roots, or of these claims, as `records_at` does."""
+    source = some.source
+    ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
+    wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))
+    repeated = claims.get(source.name)
+    if repeated is not None:
+        wanted |= among(source.claim_ids(some.batch), repeated)
+    return records_at(some, ids, np.flatnonzero(wanted), number)
+
+
+def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) -> pa.RecordBatch:
+    """Return some of the records in the columns of `READ_AGAIN` and of the source.
+
+    Parameters
+    ----------
+    some : SourceRecords
+    ids : numpy.ndarray of int64, shape (n,)
+        The roots of all of them.
+    places : numpy.ndarray of int64, shape (m,), m <= n
+        Which ones, by their places in the batch, in order.
+    number : int
+        The micro-batch.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The spout's name goes along in the metadata of the schema.
+    """
+    source = some.source
+    whole = len(places) == len(some.batch)
+    rows = some.batch if whole else take_rows(some.batch, places)
+    if some.message_ids is not None:
+        due_places = pa.array(places + some.first)
+        names = some.message_ids
+        message_ids = names if whole else names.take(pa.array(places))
+        attempts = np.asarray(some.attempts, np.int32)[places]
+    else:
+        due_places = pa.nulls(len(places), pa.int64())
+        if source.message_id:
+            message_ids = source.message_ids(rows, number, some.partition, 0)
+        else:
+            message_ids = stamps(number, some.partition, places + some.first)
+        attempts = source.first_attempts(rows)
+    columns = [pa.array(ids[places]), due_places, message_ids, pa.array(attempts), *rows.columns]
+    schema = pa.schema([*READ_AGAIN, *source.schema])
+    schema = schema.with_metadata({"spout": source.name})
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

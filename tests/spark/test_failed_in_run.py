@@ -1,0 +1,349 @@
+"""Records that fail while their task has them are written as if they were read again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from branching import ROWS, Branch, RowBranch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_stages import Hold, Simulation
+
+from ackcore.retry import Policy
+from ackcore.spark.base.checksummed import read_table
+from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.protocol.payloads import payloads_of
+from ackcore.spark.run.collect import ResultsTooLarge
+from ackcore.spark.run.types import WrittenFailures
+from ackcore.spark.tasks import failed_in_run, failed_writer
+from ackcore.spark.tasks.failed_rows import Rules, judge
+from ackcore.spark.tasks.record_ids import RETRIES
+from ackcore.spark.tasks.retry_stage import RetryStage, Slice
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
+from ackcore.spark.tasks.source_records import pick
+from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.testing import Source
+from ackcore.topology import Bolt, Reject, Retry, TopologyBuilder
+
+RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12)
+
+
+class Asks(Branch):
+    """Fails by turns for good, with a wait that it asks for, and as any."""
+
+    def process(self, batch, out):
+        for i, value in enumerate(batch.column("value").to_pylist()):
+            if self.fails(value):
+                kinds = [Reject("no"), Retry("later", after_s=5.0), ValueError(f"value {value}")]
+                out.fail([i], kinds[value % 3])
+
+
+class FailsTwice(Bolt):
+    """Fails each tuple; what it emitted before, its reader fails in flush."""
+
+    outputs = ROWS
+
+    def execute(self, tuple):
+        self.collector.emit((tuple["record"], tuple["value"]), anchors=tuple)
+        self.collector.fail(tuple, "first")
+
+
+class FailsLater(Bolt):
+    """Fails all in flush."""
+
+    def prepare(self, context):
+        self.open = []
+
+    def execute(self, tuple):
+        self.open.append(tuple)
+
+    def flush(self):
+        for tuple in self.open:
+            self.collector.fail(tuple, Reject("at last"))
+
+
+@st.composite
+def narrow(draw):
+    """A spout and bolts without an exchange, many of which fail."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    names = ["spout"]
+    for number in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from([Branch, Asks, RowBranch, Hold]))
+        declared = builder.bolt(f"b{number}", kind(number, draw(st.sampled_from([0, 2, 3, 7]))))
+        for source in draw(st.sets(st.sampled_from(names), min_size=1, max_size=2)):
+            declared.local_or_shuffle(source)
+        names.append(f"b{number}")
+    return builder.build(chunk_rows=draw(st.sampled_from([1, 4, 1000])))
+
+
+@pytest.fixture(scope="module")
+def simulate(tmp_path_factory):
+    def simulate(topology, few=-1, rules=RULES):
+        made = Simulation(topology, tmp_path_factory.mktemp("work"))
+        assert not made.layout.settles
+        made.work = dataclasses.replace(made.work, rules=rules, few_failures=few)
+        return made
+
+    return simulate
+
+
+def once(bolts, **settings):
+    """A spout, and bolts one after the other."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    before = "spout"
+    for name, bolt in bolts.items():
+        builder.bolt(name, bolt).local_or_shuffle(before)
+        before = name
+    return builder.build(**settings)
+
+
+def chunks_of(values, partitions=2, batch_rows=5):
+    """Batches by partition, as `Simulation.first` cuts them."""
+    cuts = [len(values) * i // partitions for i in range(partitions + 1)]
+    for partition in range(partitions):
+        some = range(cuts[partition], cuts[partition + 1])
+        yield (
+            partition,
+            [
+                pa.RecordBatch.from_pylist(
+                    [{"record": i, "value": values[i]} for i in some[start : start + batch_rows]],
+                    ROWS,
+                )
+                for start in range(0, len(some), batch_rows)
+            ],
+        )
+
+
+def written(done):
+    """What is in the files that count: what waits and what is dead, as rows."""
+    found = ([], [])
+    for file in done.written.files if done.written else ():
+        table = read_table(done.written.directory / file.name)
+        assert len(table) == file.rows
+        assert table[FIRST_MS].to_pylist()[0] == file.oldest_ms
+        if not file.dead:
+            due = table[DUE_MS].to_pylist()
+            assert due == sorted(due)
+            assert due[0] == file.next_due_ms
+        found[file.dead].extend(table.to_pylist())
+    return [sorted(map(repr, some)) for some in found]
+
+
+def read_again(simulation, done, values):
+    """What reading the written records again would have led to."""
+    roots = np.sort(done.written.root_ids())
+    failed = done.failed.take(pa.array(np.argsort(done.failed["root_id"].to_numpy())))
+    stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
+    found = ([], [])
+    uncounted = 0
+    for partition, batches in chunks_of(values):
+        for some in stage.records(iter(batches), partition):
+            lost = pa.Table.from_batches([pick(some, {"spout": roots}, {}, 0)])
+            at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
+            said = ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
+            n = len(lost)
+            told = judge(RULES, lost, said, np.full(n, RULES.now_ms), np.zeros(n, np.int32))
+            uncounted += told.uncounted
+            for rows, table in zip(found, (told.waits, told.dies), strict=True):
+                rows.extend(table.to_pylist())
+    assert uncounted == done.written.uncounted
+    return [sorted(map(repr, some)) for some in found]
+
+
+@given(
+    topology=narrow(),
+    values=st.lists(st.integers(0, 10**6), max_size=40),
+    file_bytes=st.sampled_from([1, 500, 1 << 26]),
+    sorted_bytes=st.sampled_from([1, 300, 1 << 22]),
+)
+def test_what_is_written_is_what_reading_again_would_have_led_to(
+    simulate, topology, values, file_bytes, sorted_bytes
+):
+    simulation = simulate(topology)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failed_writer, "_FILE_BYTES", file_bytes)
+        patch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
+        done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    without = simulate(topology, rules=None)
+    plain = without.rest(without.first(values), np.random.default_rng(0))
+    assert plain.written is None
+    assert done.failed.to_pylist() == plain.failed.to_pylist()
+    if done.written is not None:
+        roots = done.written.root_ids()
+        assert len(np.unique(roots)) == len(roots)
+        assert set(roots.tolist()) <= set(done.failed["root_id"].to_pylist())
+        assert written(done) == read_again(simulation, done, values)
+
+
+def test_all_that_fails_at_once_is_written(simulate):
+    values = [n * 3 for n in range(30)]  # which are rejected
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    assert sorted(done.written.root_ids()) == sorted(done.failed["root_id"].to_pylist())
+    assert [len(rows) for rows in written(done)] == [0, 30]
+    assert done.problems == ()
+
+
+@pytest.mark.parametrize("sorted_bytes", [1, 300, 1 << 22])
+def test_what_waits_is_sorted_by_when_it_is_due(simulate, monkeypatch, sorted_bytes):
+    monkeypatch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
+    values = [n * 3 + 2 for n in range(30)]
+    simulation = simulate(once({"asks": Asks(1, 1)}))
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    assert written(done) == read_again(simulation, done, values)
+    assert [len(rows) for rows in written(done)] == [30, 0]
+
+
+def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
+    """So nobody can tell in the run when it is over."""
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    assert [len(rows) for rows in written(done)] == [10, 10]
+    assert len(done.failed) == 30
+
+
+def test_what_fails_again_when_it_was_written_is_read_again(simulate):
+    """The second reason may go before the first one: here it is final."""
+    simulation = simulate(once({"twice": FailsTwice(), "later": FailsLater()}, chunk_rows=4))
+    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    assert len(done.failed) == 30
+    assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
+    assert done.written is None
+
+
+def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
+    simulation = simulate(once({"later": FailsLater()}, chunk_rows=4))
+    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    assert len(done.failed) == 30
+    assert done.written is None
+
+
+@pytest.mark.parametrize(("few", "tasks"), [(14, 2), (15, 0)])
+def test_of_few_a_task_writes_none(simulate, few, tasks):
+    simulation = simulate(once({"asks": Asks(1, 1)}), few=few)
+    done = simulation.rest(simulation.first([0] * 30), np.random.default_rng(0))
+    assert len(done.written.files if done.written else ()) == tasks
+    assert len(list(Path(simulation.directory).glob("failed/*"))) == tasks
+
+
+def test_of_few_that_are_large_it_writes_them(simulate, monkeypatch):
+    monkeypatch.setattr(failed_in_run, "_FEW_BYTES", 100)
+    simulation = simulate(once({"asks": Asks(1, 1)}), few=1000)
+    done = simulation.rest(simulation.first([0] * 30), np.random.default_rng(0))
+    assert len(done.written.files) == 2
+
+
+def test_a_task_that_runs_again_leaves_the_same_files(simulate):
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    one, two = (
+        simulation.rest(simulation.first([0, 2, 3] * 9), np.random.default_rng(0)).written
+        for _ in range(2)
+    )
+    assert one.files == two.files
+    assert {path.name for path in one.directory.iterdir()} == {file.name for file in one.files}
+
+
+def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
+    """When it was first seen, how often it was sent again, and its place among those due."""
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    n = 20
+    tracking = [
+        [f"id-{i}" for i in range(n)], [i % 2 for i in range(n)], [0] * n,
+        [500 + i for i in range(n)], [600] * n, ["-\x1fb\x1fE\x1fx"] * n, [i % 3 for i in range(n)],
+    ]  # fmt: skip
+    values = [2] * n
+    table = pa.table([*tracking, list(range(n)), values], schema=pa.schema([*TRACKING, *ROWS]))
+    file = RowFileWriter(str(tmp_path), table.schema, 0, 0)
+    for batch in table.to_batches(6):
+        file.write(batch)
+    name, rows, _ = file.finish()
+    slices = (
+        Slice("spout", RowFile(f"{tmp_path}/{name}", rows), 0, 8),
+        Slice("spout", RowFile(f"{tmp_path}/{name}", rows), 8, 12),
+    )
+    stage = RetryStage(simulation.work, {"spout": simulation.source}, None, slices)
+    sent = [simulation.task(stage, n, [pa.record_batch({"id": [n]})]) for n in range(len(slices))]
+    done = simulation.rest(sent, np.random.default_rng(0))
+    (found,) = done.written.found.values()
+    places = dict(zip(found[ROOT_ID].to_pylist(), found[PLACE].to_pylist(), strict=True))
+    assert places == {
+        int(simulation.source.roots(RETRIES, i, 1, np.array([i % 2]))[0]): i for i in range(n)
+    }
+    assert done.written.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
+    rows = []
+    for one in done.written.files:
+        part = read_table(done.written.directory / one.name)
+        assert one.dead == bool(part["_ackcore_attempt"].to_pylist()[0] == 2)
+        rows += part.select(["record", FIRST_MS, REPLAYED]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(i, 500 + i, i % 3) for i in range(n)]
+
+
+# -- what becomes of the others -------------------------------------------------------------------
+
+
+def failures(*roots):
+    return pa.table([list(roots), ["s"] * len(roots), ["-"] * len(roots)], schema=FAILED)
+
+
+def of_tasks(*roots):
+    found = pa.table(
+        {ROOT_ID: pa.array(roots, pa.int64()), PLACE: pa.nulls(len(roots), pa.int64())}
+    )
+    return WrittenFailures(Path("failed"), (), {"s": found}, {}, 0)
+
+
+def asked(written, few=10, write=True, fetch=lambda left: {"s": left}):
+    """What was asked for, and what came of it."""
+    calls = []
+
+    def fetched(left):
+        calls.append(("fetch", left["root_id"].to_pylist()))
+        return fetch(left)
+
+    def wrote(left):
+        calls.append(("write", left["root_id"].to_pylist()))
+        return of_tasks(*left["root_id"].to_pylist())
+
+    found = payloads_of(failures(3, 1, 2), written, fetched, wrote if write else None, few)
+    return calls, found
+
+
+def test_what_is_written_is_not_read_again():
+    calls, found = asked(of_tasks(1, 2, 3))
+    assert calls == []
+    assert sorted(found.root_ids()) == [1, 2, 3]
+    assert not found.tables
+
+
+def test_few_others_are_fetched():
+    calls, found = asked(of_tasks(1))
+    assert calls == [("fetch", [3, 2])]
+    assert found.tables["s"]["root_id"].to_pylist() == [3, 2]
+    assert found.root_ids().tolist() == [1]
+    assert asked(None) == ([("fetch", [3, 1, 2])], {"s": failures(3, 1, 2)})
+
+
+def test_many_others_are_written_by_other_tasks():
+    calls, found = asked(of_tasks(1), few=1)
+    assert calls == [("write", [3, 2])]
+    assert sorted(found.root_ids()) == [1, 2, 3]
+    assert asked(None, few=1, write=False)[0] == [("fetch", [3, 1, 2])]
+
+
+def test_what_spark_does_not_hand_over_is_written():
+    def refuse(left):
+        raise ResultsTooLarge
+
+    calls, found = asked(of_tasks(1), fetch=refuse)
+    assert calls == [("fetch", [3, 2]), ("write", [3, 2])]
+    assert sorted(found.root_ids()) == [1, 2, 3]
+    with pytest.raises(ResultsTooLarge):
+        asked(None, write=False, fetch=refuse)
