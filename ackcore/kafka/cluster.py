@@ -14,6 +14,7 @@ answers that it is one no more (`rd_kafka_handle_OffsetFetch`).
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
@@ -41,6 +42,8 @@ _DEFAULTS: dict[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "log.connection.close": False,
 }
+#: For how long a group is asked again whose coordinator moves, or is its first one just now.
+_MOVES_S = 5.0
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 #: Of a consumer's options, these an admin client does not know, or warns about.
 _CONSUMERS_OWN = re.compile(
@@ -276,7 +279,11 @@ class Cluster:
         return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
     def commit(
-        self, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]
+        self,
+        group: str,
+        offsets: Mapping[tuple[str, int], tuple[int, str]],
+        *,
+        patience_s: float = _MOVES_S,
     ) -> Answers[Committed]:
         """Commit offsets of a group that has no members, in one request if they fit into it.
 
@@ -286,6 +293,9 @@ class Cluster:
             Whose they are.
         offsets : mapping of (topic, partition)
             The offset, the next to read, and its metadata, as `ackcore.offsets.Commit` has them.
+        patience_s : float, default 5
+            A coordinator that moves, or does not answer, is asked again for so many seconds: all
+            takes 3 s more at most.
 
         Returns
         -------
@@ -301,7 +311,7 @@ class Cluster:
             metadata = {key: one.metadata for key, one in wanted.items() if key not in found}
             requests = list(commit_requests(group, metadata))
             for keys, (error, answered) in zip(
-                requests, self._commit(group, requests, wanted), strict=True
+                requests, self._commit(group, requests, wanted, patience_s), strict=True
             ):
                 if error is None:
                     answers = self._by_partition(
@@ -318,33 +328,36 @@ class Cluster:
                 failed.update({key: failure for key in keys if key not in found})
             return Answers(found, failed)
 
-        return self._until_it_stays(commit)
+        return self._until_it_stays(commit, patience_s)
 
     def _commit(
         self,
         group: str,
         requests: Sequence[Sequence[TopicPartition]],
         wanted: Mapping[TopicPartition, Committed],
+        patience_s: float,
     ) -> list[_Answer]:
         committer = self._committers.get(group)
         if committer is None:
             committer = self._committers[group] = _Committer(self._settings, group)
         answers = committer.commit(
             [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
-            min(self._timeout_s, _COMMIT_S),
+            min(self._timeout_s, _COMMIT_S, patience_s),
         )
         if committer.owes:
-            del self._committers[group]
+            self._committers.pop(group).give_up()
         return answers
 
-    def _until_it_stays(self, ask: Callable[[], Answers[Committed]]) -> Answers[Committed]:
+    def _until_it_stays(
+        self, ask: Callable[[], Answers[Committed]], patience_s: float = _MOVES_S
+    ) -> Answers[Committed]:
         """Ask of a group, and again for a while if its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
             asked += 1
             codes = {failure.code for failure in answers.failed.values()}
-            if not codes & _MOVING or time.monotonic() - began > _MOVES_S:
+            if not codes & _MOVING or time.monotonic() - began > patience_s:
                 return answers
             time.sleep(capped_doubling(20, asked, 500) / 1000)
 
@@ -414,11 +427,43 @@ class _Committer:
             "on_commit": lambda error, partitions: answers.append((error, partitions)),
         }
         self.owes = 0
+        self._has_coordinator = False
         self._answers = answers
         self._consumer = Consumer(settings.client(own, _DEFAULTS))
 
+    def give_up(self) -> None:
+        """Let go of the client, which waits for what it owes: up to its session's 45 s.
+
+        A thread waits for it that ends with the process, and nobody waits for that.
+        """
+        box = [self._consumer]
+        del self._consumer
+        name = "ackcore-kafka-given-up"
+        threading.Thread(target=box.clear, name=name, daemon=True).start()
+
+    def _find_coordinator(self, one: ClientPartition, timeout_s: float) -> KafkaError | None:
+        """Return why there is none yet, if so.
+
+        librdkafka 2.16 keeps a commit without one for its session's 45 s, and a client that is let
+        go meanwhile as long: a cluster's first, whose topic of offsets is being made meanwhile.
+        """
+        if self._has_coordinator:
+            return None
+        asked = [ClientPartition(one.topic, one.partition)]
+        try:
+            (answer,) = self._consumer.committed(asked, timeout_s)
+        except KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            return error
+        self._has_coordinator = answer.error is None
+        return answer.error
+
     def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[_Answer]:
         """Send requests, all before the first answer is waited for, and return their answers."""
+        until = time.monotonic() + timeout_s
+        error = self._find_coordinator(requests[0][0], timeout_s) if requests else None
+        if error is not None:
+            return [(error, [])] * len(requests)
         found: dict[tuple[str, int], _Answer] = {}
         for request in requests:
             try:
@@ -426,7 +471,6 @@ class _Committer:
                 self.owes += 1
             except KafkaException as raised:
                 found[request[0].topic, request[0].partition] = raised.args[0], []
-        until = time.monotonic() + timeout_s
         while self.owes and time.monotonic() < until:
             self._consumer.poll(_POLL_S)
             while self._answers:
@@ -439,7 +483,7 @@ class _Committer:
 
 #: A topic that is not there, or that we are not to know of.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
-#: A group has another coordinator, or its first one just now; for so long it is asked again.
+#: A group has another coordinator, or its first one just now.
 _MOVING = {
     "NOT_COORDINATOR",
     "COORDINATOR_NOT_AVAILABLE",
@@ -448,7 +492,6 @@ _MOVING = {
     "_TIMED_OUT",
     "_WAIT_COORD",
 }
-_MOVES_S = 5.0
 #: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
 _COMMIT_S = 3.0
 #: What is wrong with one partition, and not with its group.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 pytest.importorskip("confluent_kafka")
@@ -277,6 +280,25 @@ def test_a_coordinator_that_moves_takes_the_commit(mock_kafka):
         # From an admin client's request that answer ends the process: librdkafka 2.16 crashes.
         mock_kafka.fail_requests(mock_broker.OFFSET_FETCH, 16, 14, 15)
         assert cluster.committed(group, [(topic, 0)]) == answers
+
+
+def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka):
+    """A new cluster has none at first: librdkafka keeps a commit for 45 s then, and its client."""
+    topic, group = mock_kafka.new_topic(), mock_kafka.new_group()
+    cluster = cluster_of(mock_kafka)
+    mock_kafka.start_request_tracking()
+    mock_kafka.fail_requests(mock_broker.FIND_COORDINATOR, *[15] * 10_000)
+    began = time.monotonic()
+    answers = cluster.commit(group, {(topic, 0): (3, "")}, patience_s=0.3)
+    assert time.monotonic() - began < 20
+    assert answers.found == {}
+    assert answers.failed[topic, 0].retriable
+    assert mock_broker.OFFSET_COMMIT not in [api for _, api in mock_kafka.requests()]
+    # It was not asked for: no client waits for it still.
+    assert "ackcore-kafka-given-up" not in [thread.name for thread in threading.enumerate()]
+    mock_kafka.clear_request_errors(mock_broker.FIND_COORDINATOR)
+    assert cluster.commit(group, {(topic, 0): (3, "")}).found == {(topic, 0): (3, "")}
+    assert time.monotonic() - began < 40
 
 
 def test_all_partitions_of_a_group_are_committed_by_as_few_requests_as_can_be(mock_kafka):

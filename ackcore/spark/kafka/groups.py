@@ -13,6 +13,9 @@ from ackcore.spark.kafka.commits import CommitCache
 
 _log = logging.getLogger("ackcore")
 
+#: A commit that failed is repeated with the next micro-batch; one that took so long for it, when as
+#: many times that have passed, and no more than so long: micro-batches wait for it.
+_SLOW_S, _TIMES, _LONGEST_S = 1.0, 10.0, 30.0
 #: After so long the group is told what it was told before, too: brokers forget offsets in time.
 _REPEAT_S = 3600.0
 
@@ -38,7 +41,7 @@ class ToldGroup:
         self._cache = CommitCache(deployment)
         #: What it was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
-        self._repeat_at = 0.0
+        self._repeat_at = self._next_at = 0.0
         self._complained = False
 
     def tell(
@@ -62,9 +65,12 @@ class ToldGroup:
         now = time.monotonic()
         if now >= self._repeat_at:
             new, self._repeat_at = commits, now + _REPEAT_S
-        if new:
+        if new and now >= self._next_at:
             with asking:
                 answers = cluster.commit(self._group_id, new)
+            took_s = time.monotonic() - now
+            if answers.failed and took_s >= _SLOW_S:
+                self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)
             self._told.update({each: new[each] for each in answers.found})
             if answers.failed and not self._complained:
                 _log.warning(
