@@ -37,7 +37,11 @@ def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
     """Return failures by handle as columns."""
     if not failures:
         return []
-    return [Failure(np.array(list(failures), np.int64), list(failures.values()))]
+    reasons = list(failures.values())
+    if all(reason is reasons[0] for reason in reasons):
+        # What fails in columns fails for one reason: it need not be encoded for each row.
+        reasons = reasons[:1]
+    return [Failure(np.array(list(failures), np.int64), reasons)]
 
 
 def overrides_flush(component: object, base: type) -> bool:

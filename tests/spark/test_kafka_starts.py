@@ -21,7 +21,7 @@ from ackcore.kafka import KafkaSpout, OffsetRange
 from ackcore.kafka.cluster import Answers, ClusterFailed, Failure, Partition, UnknownTopics
 from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka import offsets
-from ackcore.spark.kafka.offsets import Intake, OffsetsRefused, SpoutOffsets
+from ackcore.spark.kafka.offsets import OffsetsRefused, SpoutOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.kafka.starts import Found, Start, decide, shares
@@ -138,57 +138,6 @@ def test_shares_are_even_and_leave_nobody_out(waiting, most):
     # Who has less than another has all of his.
     least = min((n for each, n in found.items() if n < there[each]), default=None)
     assert least is None or all(n <= least + 1 for n in found.values())
-
-
-def clocked(monkeypatch):
-    now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(offsets.time, "monotonic", lambda: now.s)
-    return now
-
-
-def test_a_slow_micro_batch_shrinks_the_next(monkeypatch):
-    now = clocked(monkeypatch)
-    intake = Intake(spout(target_batch_s=10))
-    assert intake.most == 100_000
-    intake.planned(100_000)
-    now.s += 100
-    intake.done(waiting=0)
-    assert intake.most == 10_000
-    for expected in (20_000, 40_000):
-        intake.planned(intake.most)
-        now.s += 1
-        intake.done(waiting=0)
-        assert intake.most == expected
-    # One that had less than it might have taken tells nothing of what it can take.
-    intake.planned(5)
-    now.s += 0.01
-    intake.done(waiting=0)
-    assert intake.most == 40_000
-
-
-@pytest.mark.parametrize(
-    ("fixed_s", "each_s", "batch_s"),
-    [(0, 1e-3, 10), (6, 1e-4, 12), (15, 1e-4, 30), (10.5, 1e-3, 21)],
-)
-def test_what_a_micro_batch_costs_by_itself_shrinks_nothing(monkeypatch, fixed_s, each_s, batch_s):
-    """It takes its time, or twice what it costs without a record: not one record for ever."""
-    now = clocked(monkeypatch)
-    intake = Intake(spout(target_batch_s=10))
-    for _ in range(60):
-        intake.planned(intake.most)
-        now.s += fixed_s + each_s * intake.most
-        intake.done(waiting=0)
-    assert fixed_s + each_s * intake.most == pytest.approx(batch_s, rel=0.1)
-
-
-def test_a_full_waiting_store_shrinks_what_is_taken():
-    intake = Intake(spout(max_records=1_000))
-    found = []
-    for waiting in (0, 0.5, 0.75, 1.0, 1.5):
-        intake.planned(1_000)
-        intake.done(waiting)
-        found.append(intake.most)
-    assert found == [1_000, 1_000, 500, 0, 0]
 
 
 class Cluster:
@@ -392,7 +341,8 @@ def test_a_replay_that_waits_for_its_turn_shrinks_nothing(of, max_waiting):
     spark = SimpleNamespace(createDataFrame=lambda *_: None)
     sources = KafkaSources({"s": one}, spark, False, max_waiting)
     waiting = SimpleNamespace(rows=lambda: 100, untried=100, tables=lambda _: [])
-    assert sources.done(plan, SimpleNamespace(waiting=waiting)) == {"s": 2}
+    decision = SimpleNamespace(waiting=waiting, counts={"retried": 0})
+    assert sources.done(plan, decision) == {"s": 2}
     assert one.intake.most == 3
 
 
@@ -493,7 +443,8 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
 
 
 def test_a_group_is_told_again_what_its_brokers_may_have_forgotten(of, monkeypatch):
-    now = clocked(monkeypatch)
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(offsets.time, "monotonic", lambda: now.s)
     cluster = Cluster((0, 5))
     it = of(cluster)
     plan = it.plan(None, 1, bounded=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackcore.spark.tasks.record_ids import SpoutSpec
 
@@ -40,6 +43,18 @@ def test_several_columns_are_a_list():
     batch = pa.record_batch([["t", "t"], [0, 1]], ["topic", "partition"])
     ids = source(batch.schema, "topic", "partition").message_ids(batch, 0, 0, 0)
     assert ids.to_pylist() == ['["t", 0]', '["t", 1]']
+
+
+@given(st.lists(st.text(), min_size=1, max_size=3), st.integers(-(2**63), 2**63 - 1))
+def test_many_rows_of_few_texts_are_called_as_each_alone(texts, first):
+    """Their JSON is put together in columns then, to the letter."""
+    n = 16 * len(texts)
+    numbers = [max(first - row, -(2**63)) for row in range(n)]
+    batch = pa.record_batch([texts * 16, pa.array(numbers, pa.int64())], ["topic", "offset"])
+    one = source(batch.schema, "topic", "offset")
+    expected = [json.dumps(row) for row in zip(texts * 16, numbers, strict=True)]
+    assert one.message_ids(batch, 0, 0, 0).to_pylist() == expected
+    assert one.message_ids(batch.slice(3, 1), 0, 0, 0).to_pylist() == expected[3:4]
 
 
 def test_positions_are_stamped():

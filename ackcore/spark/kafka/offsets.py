@@ -23,6 +23,7 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.starts import time_ms
 from ackcore.spark.kafka.commits import states
 from ackcore.spark.kafka.groups import Key, ToldGroup
+from ackcore.spark.kafka.intake import Intake
 from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import (
     OffsetPlan,
@@ -37,8 +38,6 @@ from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
-#: Offsets of the first micro-batch, before it is known how many a second go through.
-_FIRST = 100_000
 #: Offsets by topic and partition.
 Offsets = Mapping[Key, int]
 
@@ -408,66 +407,3 @@ def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
 def _position(before: OffsetPlan | None, of: Key) -> Position:
     assert before is not None  # without one each partition has a start
     return before.positions[of[0]][of[1]]
-
-
-class Intake:
-    """How many offsets a micro-batch takes: ``max_records``, or as many as go through in its time.
-
-    Parameters
-    ----------
-    spout : KafkaSpout
-        Whose settings say that.
-    """
-
-    def __init__(self, spout: KafkaSpout) -> None:
-        self._target_s = spout.target_batch_s
-        self._fixed = spout.max_records
-        self._most = float(_FIRST if spout.max_records is None else spout.max_records)
-        self._room = 1.0
-        #: Of a micro-batch before: how many it took, and how long that took.
-        self._before: tuple[int, float] | None = None
-        self._overhead_s = 0.0
-        self._taken = 0
-        self._began = 0.0
-
-    @property
-    def most(self) -> int:
-        """How many, at most, but for one of each partition."""
-        return int(self._most * self._room)
-
-    def planned(self, records: int) -> None:
-        """Note how many a micro-batch takes, and when it begins."""
-        self._taken, self._began = records, time.monotonic()
-
-    def done(self, waiting: float) -> None:
-        """Go by how long the micro-batch took, and by how full the waiting store is, 0 to 1."""
-        # From half full on it takes less, and at the end what it must.
-        self._room = min(1.0, max(0.0, 2 * (1 - waiting)))
-        if self._fixed is not None or not self._taken:
-            return
-        took_s = max(time.monotonic() - self._began, 1e-3)
-        over_s = self._overhead(took_s)
-        # Where most of the time goes whatever is taken, to take less would only be slower.
-        target_s = max(self._target_s, 2 * over_s)
-        allowed = self._taken * (target_s - over_s) / max(took_s - over_s, 1e-3)
-        # One that was slow counts at once; one that was quick doubles what is taken, at most, and
-        # if it was a small one tells nothing.
-        if took_s > target_s:
-            self._most = max(1.0, allowed)
-        elif self._taken >= self._most * self._room / 2:
-            self._most = min(allowed, 2 * self._most)
-        self._taken = 0
-
-    def _overhead(self, took_s: float) -> float:
-        """Return how many seconds a micro-batch takes whatever is in it: by this and one before."""
-        taken = self._taken
-        before, before_s = self._before or (taken, took_s)
-        if abs(taken - before) < max(taken, before) / 4:  # too much alike to tell
-            self._overhead_s = min(self._overhead_s, took_s)
-            if taken >= before:
-                self._before = taken, took_s
-            return self._overhead_s
-        each_s = max(0.0, (took_s - before_s) / (taken - before))
-        self._overhead_s = max(0.0, min(took_s, before_s) - each_s * min(taken, before))
-        self._before = taken, took_s
-        return self._overhead_s

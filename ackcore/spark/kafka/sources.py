@@ -99,6 +99,12 @@ class KafkaSources:
                 found[name] = one.plan(before, tasks, bounded=not self._once).body()
         return found
 
+    def most_retries(self) -> int | None:
+        """Return how many retries a micro-batch takes at most beside new records; None: any."""
+        bounds = [one.intake.most_retries for one in self._spouts.values()]
+        known = [bound for bound in bounds if bound is not None]
+        return None if self._once or len(known) < len(bounds) else sum(known)
+
     def mended(self, plan: Plan) -> Plan:
         """Return a plan that is not decided without the offsets that were deleted since.
 
@@ -151,7 +157,7 @@ class KafkaSources:
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             if body is not None:
-                one.intake.done(full)
+                one.intake.done(full, decision.counts.get("retried", 0))
                 found[name] = one.commit(OffsetPlan.of(body), decision.waiting.tables(name))
         return found
 

@@ -62,6 +62,9 @@ class OffsetSources(PlannedRows, Protocol):
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
         """Return what a micro-batch takes, given the plan before it: `Plan.offsets`."""
 
+    def most_retries(self) -> int | None:
+        """Return how many retries a micro-batch takes at most beside new records; None: any."""
+
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """Tell the sources what is done after a micro-batch; return each spout's lag."""
 
@@ -229,7 +232,7 @@ class Engine:
         # tasks left tell nothing, since they were cut off, too; but the driver may have died of
         # what it ran.
         if plan is None:
-            plan = self.state.make_plan(number, self.clock(), settings.max_retries_per_batch)
+            plan = self.state.make_plan(number, self.clock(), self._most_retries())
             if self._offsets is not None:
                 parent = None if plan.parent is None else self.state.plan(plan.parent)
                 plan = replace(plan, offsets=self._offsets.plan(number, parent))
@@ -245,6 +248,12 @@ class Engine:
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan
+
+    def _most_retries(self) -> int:
+        """Return how many retries a new plan takes: new records must not wait for them."""
+        most = self.topology.settings.max_retries_per_batch
+        bound = None if self._offsets is None else self._offsets.most_retries()
+        return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
         """Hold a plan on record to a bound that was lowered, perhaps since it was too much."""
