@@ -184,8 +184,8 @@ class ClientThread:
 
     def _keep_last(self, letters: list[DeadLetter]) -> None:
         """Keep what is dead before it ends, or a start after the other would meet the same."""
-        if self._dead_letters is None:
-            return
+        if self._dead_letters is None or not self.drain_s:
+            return  # a letter that is sent and not waited for is one of a record that is read again
         until = time.monotonic() + self.drain_s
         self._dead_letters.put(letters, now_ms())
         while True:
