@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -55,6 +55,9 @@ test-core: .venv/.built ## the kernel and all that stands below Spark, in a minu
 
 test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSION=4.0, K=..., ARGS=...)
 	@.ci/test-spark "$(VERSION)" $(if $(K),-k "$(K)") $(ARGS)
+
+test-thin-client: java .venv/.built ## PySpark's client without a JVM (VERSION=4.2), on a Spark Connect server of .venv's Spark
+	@.ci/test-thin-client "$(VERSION)"
 
 build: .venv/.built ## compile ackcore._native in place
 
@@ -132,7 +135,7 @@ test-arm64: sdist ## a wheel for aarch64, and the tests without Spark on it unde
 	@.ci/test-arm64 $(if $(K),-k "$(K)") $(ARGS)
 
 clean: ## remove all that the other targets made
-	rm -rf .venv .venv-spark-* build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
+	rm -rf .venv .venv-spark-* .venv-client-* build dist ackcore.egg-info ackcore/*.so .benchmarks .hypothesis spark-warehouse
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find ackcore tests bench -name __pycache__ -prune -exec rm -rf {} +
 

@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items):
     """Whatever asks for a Spark or a real Kafka broker is marked so."""
     for item in items:
         names = getattr(item, "fixturenames", ())
-        if "spark" in names:
+        if "spark" in names or "connect" in names:
             item.add_marker("spark")
         if "kafka_broker" in names or "own_kafka_broker" in names:
             item.add_marker("broker")
@@ -125,6 +125,8 @@ class LiveSpark:
         "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.sql.adaptive.enabled": "true",
         "spark.python.daemon.module": "warm_daemon",
+        # Any, of the Spark Connect server that a test may ask for.
+        "spark.connect.grpc.binding.port": "0",
     }
 
     def __init__(self, directory):
@@ -132,6 +134,7 @@ class LiveSpark:
         self._context = None
         self._session = None
         self._process = None
+        self._connect = None
         (directory / "warm_daemon.py").write_text(WARM_DAEMON)
 
     @property
@@ -156,6 +159,20 @@ class LiveSpark:
             self._context = spark_session(self.MASTER, self.CONF, self.log)
             self._session, _ = self._context.__enter__()
         self._process = self._session.sparkContext._gateway.proc
+        self._connect = None
+
+    @property
+    def connect(self):
+        """A session of a Spark Connect server in the same JVM, started where first needed."""
+        context = self.session.sparkContext
+        if self._connect is None:
+            name = "org.apache.spark.sql.connect.service.SparkConnectService"
+            context._jvm.java.lang.Class.forName(name)  # a version without one says so
+            service = context._jvm.java.lang.Class.forName(f"{name}$").getField("MODULE$").get(None)
+            service.start(context._jsc.sc())
+            self.connect_url = f"sc://127.0.0.1:{service.localPort()}"
+            self._connect = connect_module().SparkSession.builder.remote(self.connect_url).create()
+        return self._connect
 
     def is_alive(self):
         """Whether the JVM answers, with a session that is as good as new.
@@ -193,6 +210,9 @@ class LiveSpark:
 
     def close(self):
         """Stop the session and its JVM, whichever of them lives."""
+        if self._connect is not None:
+            self._connect.client.close()
+        self._connect = None
         context, self._context = self._context, None
         if context is not None:
             context.__exit__(None, None, None)
@@ -324,9 +344,59 @@ def live_spark(request, tmp_path_factory):
 
 
 @pytest.fixture
-def spark(live_spark):
-    """One Spark for all tests, as long as its JVM lives."""
-    return live_spark.session
+def needs_connect():
+    """The module of Spark Connect's sessions, or a skip where its packages are not."""
+    return connect_module()
+
+
+def connect_module():
+    """The same, by itself; in CI they must be there."""
+    if not os.environ.get("ACKCORE_REQUIRE_CONNECT"):
+        for package in ("grpc", "grpc_status", "zstandard"):
+            pytest.importorskip(package, reason=f"{package} is not installed: ackcore[connect]")
+        from ackcore.spark.base.versions import SPARK  # noqa: PLC0415
+
+        if SPARK < (4, 0):
+            pytest.skip("Spark Connect is supported from 4.0 on")
+    return importlib.import_module("pyspark.sql.connect.session")
+
+
+@contextmanager
+def _connect_session(live):
+    """A session of Spark Connect in the JVM that has the classic one, of which nothing is seen."""
+    connect_module()
+    session = live.connect
+    with pytest.MonkeyPatch.context() as patch:
+        # As `SparkSession.builder.remote` leaves it, in whose process there may be no classic one.
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        context = importlib.import_module("pyspark").SparkContext
+        patch.setattr(context, "_active_spark_context", None)
+        yield session
+
+
+@pytest.fixture
+def spark(live_spark, request):
+    """One Spark for all tests, as long as its JVM lives; `on_both_sessions` also by its Connect."""
+    if getattr(request, "param", "classic") == "classic":
+        yield live_spark.session
+        return
+    with _connect_session(live_spark) as session:
+        yield session
+
+
+@pytest.fixture
+def connect(live_spark):
+    """A session of Spark Connect, to the Spark of all tests."""
+    with _connect_session(live_spark) as session:
+        yield session
+
+
+@pytest.fixture
+def other_connect(live_spark, connect):
+    """One more, as of another client."""
+    session = type(connect).builder.remote(live_spark.connect_url).create()
+    yield session
+    session.stop()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ackcore.calls import CallSettings
 from ackcore.calls.settings import exception_classes
 from ackcore.flow import Limit
 from ackcore.spark.base.pickling import refuse_unpicklable
-from ackcore.spark.base.session import is_connect, refuse_frame
+from ackcore.spark.base.session import refuse_frame
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.call_arguments import (
@@ -90,7 +90,7 @@ def attempt(
         How many tasks of the frame run at once, for `rate_per_s`; by default the session's default
         parallelism, which is what the cores that it has can run.  A frame with fewer partitions
         stays below its rate by as much; a cluster that grows meanwhile goes beyond it.  On Spark
-        Connect, which does not tell, it must be given with a rate.
+        Connect, a small job asks for it, once for each session.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def attempt(
     ValueError
         If an output has the name of another column, or a setting is out of range.
     WorkerPythonError
-        If the workers' Python cannot run it; on Spark Connect the job tells.
+        If the workers' Python cannot run it.
 
     Notes
     -----
@@ -126,8 +126,7 @@ def attempt(
     >>> found = attempt(shops, geocode, "lat double, lon double", rate_per_s=50)
     >>> found.where("error is not null").select("address", "error.*").show()
     """
-    if not is_connect(frame):
-        refuse_frame(frame, "frame")
+    refuse_frame(frame, "frame")
     kind = kind_of(fn)
     columns, answers = read_outputs(outputs, frame)
     check_names(frame, columns, [ERROR_COLUMN])
@@ -148,8 +147,7 @@ def attempt(
         replace(settings, rate_per_s=share),
     )
     refuse_unpicklable("fn", fn, WHERE)
-    if not is_connect(frame):
-        check_workers(frame.sparkSession)
+    check_workers(frame.sparkSession)
     nullable = [StructField(each.name, each.dataType, True, each.metadata) for each in columns]
     error = from_arrow_schema(pa.schema([pa.field(ERROR_COLUMN, ERROR)]))
     return frame.mapInArrow(run, StructType([*frame.schema.fields, *nullable, *error.fields]))

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from ackcore import _columns
 from ackcore.flow import DelayTarget, Limit
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checks import arrow_schema, is_case_sensitive
 from ackcore.topology.functions import Kind
@@ -144,11 +144,5 @@ def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None)
             )
         return None
     if tasks is None:
-        if is_connect(frame):
-            raise ValueError(
-                "tasks must say how many tasks of frame run at once, by which rate_per_s is "
-                "divided, as Spark Connect does not tell; it is the number of the cluster's cores, "
-                "or of the frame's partitions if those are fewer"
-            )
-        tasks = max(1, frame.sparkSession.sparkContext.defaultParallelism)
+        tasks = task_slots(frame.sparkSession)
     return rate_per_s / tasks

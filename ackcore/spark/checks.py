@@ -15,7 +15,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
-from ackcore.spark.base.session import refuse_frame, refuse_session
+from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
 from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.streams import reads_kafka, streams_in
 from ackcore.spark.base.versions import to_arrow_schema
@@ -28,6 +28,15 @@ from ackcore.topology.parts import BoltSpec, Input, Spout
 TRIGGERS = (
     'a processing time such as "1 second", {"processingTime": "1 second"}, {"availableNow": True}, '
     "or None for micro-batches as soon as there is something new"
+)
+
+
+_START = "start() needs a classic session, whose JVM calls this process for each micro-batch"
+_INSTEAD = (
+    "use run_batch() with a source that ends, such as a KafkaSpout, which then reads to where its "
+    "topics end, or files that have come, with a checkpoint for each run; or run start() where "
+    "there is a classic session (SparkSession.builder.master(...)), as in a job on the cluster "
+    "itself. attempt() works on streams of Spark Connect, too"
 )
 
 
@@ -82,8 +91,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     Raises
     ------
     TypeError
-        If the session or a source is Spark Connect's, a type will not do, a bolt cannot be sent to
-        the workers, or a sink cannot take its stream.
+        If the session is Spark Connect's and the sources are streams or a sink needs a JVM, a type
+        will not do, a bolt cannot be sent to the workers, or a sink cannot take its stream.
     ValueError
         If a source is of the other kind, or there is no spout.
     WorkerPythonError
@@ -95,12 +104,14 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             "TopologyBuilder.build() makes one"
         )
     refuse_session(spark)
+    if streaming:
+        refuse_connect(spark, _START, _INSTEAD)
     if not topology.spouts:
         raise ValueError("topology must have a spout, and has none; declare one before build()")
     schemas = {}
     for name, spout in topology.spouts.items():
         if spout.kind is None:
-            _check_source(spout, streaming)
+            _check_source(spout, spark, streaming)
             _check_group(spout, streaming)
             kept = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
         else:
@@ -117,6 +128,12 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
                 _check_input(bolt, each, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
     for sink in topology.sinks.values():
+        if getattr(sink.writer, "needs_jvm", False):
+            refuse_connect(
+                spark,
+                f"sink {sink.name!r}, {sink.writer!r}, needs the JVM of a classic session",
+                "use to_postgres(), to_kafka(), to_parquet() or a function of (DataFrame, id)",
+            )
         found = schemas.get(sink.component)
         if found is None:
             found = topology.bolts[sink.component].schemas[sink.stream]
@@ -124,8 +141,10 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     check_workers(spark)
 
 
-def _check_source(spout: Spout, streaming: bool) -> None:
-    refuse_frame(spout.source, f"the source of spout {spout.name!r}")
+def _check_source(spout: Spout, spark: SparkSession, streaming: bool) -> None:
+    name = f"the source of spout {spout.name!r}"
+    refuse_frame(spout.source, name)
+    refuse_mixed(spout.source, name, spark, "spark")
     if spout.source.isStreaming and not streaming:
         raise ValueError(
             f"the source of spout {spout.name!r} is a stream, which never ends; "

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as sql
 from pyspark.sql.types import DataType, IntegerType, LongType
+from pyspark.sql.utils import is_remote
 
 from ackcore import _columns, ids
 from ackcore.arrow import integers, refuse_nulls
 from ackcore.spark.base.session import refuse_no_session
-from ackcore.spark.base.versions import arrow_udf
+from ackcore.spark.base.versions import active_context, arrow_udf
 from ackcore.spark.base.workers import use_drivers_python
 
 ColumnOrName = Column | str
@@ -198,7 +198,6 @@ def _call(
     name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
 ) -> Column:
     compute.__name__ = name  # what plans and unnamed columns show
-    context = SparkContext._active_spark_context
-    assert context is not None
-    use_drivers_python(context)
+    if not is_remote():
+        use_drivers_python(active_context())
     return arrow_udf(compute, returns)(*operands)

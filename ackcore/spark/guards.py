@@ -65,7 +65,7 @@ def guard(
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Bounded or streaming, of a classic session.
+        Bounded, or streaming and of a classic session.
     fn : callable
         As for `attempt`.  A row's ``attempt``, ``message_id`` and ``stable_id`` tell here which
         record it is; what is raised fails it, and it is tried again after a back-off.

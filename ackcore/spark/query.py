@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
@@ -99,8 +101,8 @@ def start(
     Raises
     ------
     TypeError
-        If the session or a source is Spark Connect's, a source has other types than a bolt asks
-        for, or a type that cannot be kept, or a sink cannot take its stream.
+        If the session is Spark Connect's, a source has other types than a bolt asks for, or a
+        type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If the session was stopped, a source is bounded or has columns that differ in case only,
         the topology has no spout, the trigger is none of Spark's, or `max_dead` is no such number.
@@ -165,7 +167,7 @@ def run_batch(
     topology : Topology
         What `TopologyBuilder.build` made.  The source of each spout is a bounded DataFrame.
     spark : SparkSession
-        A classic session.
+        A classic session or one of Spark Connect.
     checkpoint : path
         A directory of its own, on a file system that driver and executors share.  Run again with
         it after a crash, it goes on; run again after the end, it warns and returns the books, since
@@ -193,8 +195,8 @@ def run_batch(
     Raises
     ------
     TypeError
-        If the session or a source is Spark Connect's, a source has other types than a bolt asks
-        for, or a type that cannot be kept, or a sink cannot take its stream.
+        If a source has other types than a bolt asks for, or a type that cannot be kept, or a sink
+        cannot take its stream, or needs a classic session.
     ValueError
         If the session was stopped, a source is a stream or has columns that differ in case only,
         the topology has no spout, or `max_dead` is no such number.
@@ -246,7 +248,8 @@ def run_batch(
             if spout.kind is None
         ]
         stack.enter_context(told.of_run(engine))
-        if not run_to_end(engine, new, lambda: _nothing(topology, spark), wait, told):
+        patient = partial(_wait, spark, wait)
+        if not run_to_end(engine, new, lambda: _nothing(topology, spark), patient, told):
             _log.warning(
                 "%s is of a run that has ended, so nothing was run; what is new in the source "
                 "takes a checkpoint of its own",
@@ -304,6 +307,12 @@ def run_to_end(
         assert state.last_done is not None
         ran = True
         process(state.last_done + 1, nothing())
+
+
+def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) -> None:
+    """Wait, for a while at a time if a server ends sessions of which it hears nothing."""
+    wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
+    keep_alive(spark)
 
 
 def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:

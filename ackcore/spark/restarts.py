@@ -6,13 +6,12 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.versions import INTERRUPTED
+from ackcore.spark.base.versions import INTERRUPTED, Py4JError, Py4JJavaError
 from ackcore.spark.protocol.insist import Stopped
 
 #: What Python shows of what may pass: a source or a worker that could not be reached, a lost

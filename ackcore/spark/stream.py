@@ -17,7 +17,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
@@ -27,6 +26,7 @@ from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.heartbeat import (
     Beats,

@@ -39,11 +39,13 @@ _NOT_SETTINGS = frozenset(
         "HYPOTHESIS",
         "KAFKA_JARS",
         "REQUIRE_BROWSER",
+        "REQUIRE_CONNECT",
         "REQUIRE_KAFKA",
         "REQUIRE_NATIVE",
         "REQUIRE_POSTGRES",
         "SANITIZE",
         "SCREENSHOTS",
+        "THIN_CLIENT",
         "UI_TOKEN",
     )
 )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
-from importlib.util import find_spec
 
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
 from pyspark.sql import types as T
+from sessions import on_both_sessions
 
 from ackcore.spark import attempt
 from ackcore.spark.call_arguments import share_of_rate
@@ -53,6 +52,7 @@ EVERYTHING = """
 """
 
 
+@on_both_sessions
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_a_frame_gets_answers_and_errors_and_stays_what_it_was(spark, conf, ansi):
     """Behind an exchange that AQE plans anew, in a session whose zone is not this machine's."""
@@ -106,6 +106,7 @@ def double_batch(batch: pa.RecordBatch):
     return [pa.array([n * 2 for n in batch["id"].to_pylist()])]
 
 
+@on_both_sessions
 @pytest.mark.parametrize("fn", [double, double_batch])
 def test_a_stream_is_tried_as_it_comes(spark, tmp_path, fn):
     for n in range(3):
@@ -125,6 +126,7 @@ def test_a_stream_is_tried_as_it_comes(spark, tmp_path, fn):
     assert found == [(n, 2 * n, None) for n in range(30)]
 
 
+@on_both_sessions
 def test_outputs_may_be_written_in_three_ways(spark):
     frame = spark.range(1)
     text = "a int, b array<timestamp>, c decimal(10, 2), d timestamp_ntz"
@@ -264,59 +266,3 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
             attempt(frame, double, "d int", **settings)
     with pytest.raises(ValueError, match="max_concurrency must be left out for a function of"):
         attempt(frame, double_batch, "d int", max_concurrency=2)
-
-
-# -------------------------------------------------------------------------------- Spark Connect
-
-
-CONNECT = """
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from ackcore.spark import attempt, guard, run_batch, to_parquet
-
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-frame = spark.range(0, 20, 1, 2).selectExpr("id", "timestamp'2026-03-01 12:00:00' AS at")
-
-async def half(row):
-    if row["id"] == 3:
-        raise LookupError("no three")
-    return row["id"] / 2, row["at"]
-
-def half_batch(batch: pa.RecordBatch):
-    return {"half": [n / 2 for n in batch["id"].to_pylist()], "same": batch["at"]}
-
-for fn in (half, half_batch):
-    tried = attempt(frame, fn, "half double, same timestamp", rate_per_s=10_000, tasks=2)
-    rows = tried.selectExpr("id", "half", "same = at", "error").orderBy("id").collect()
-    failed = [(row[0], tuple(row[3])) for row in rows if row[3]]
-    print(len(rows), sum(row[2] or 0 for row in rows), sum(row[1] or 0 for row in rows), failed)
-for refused in (
-    lambda: attempt(frame, half, "half double, same timestamp", rate_per_s=10_000),
-    lambda: attempt(frame, half, "ID double"),
-    lambda: attempt(frame, half, "half dubble"),
-    lambda: guard(frame, half, "half double", print, "checkpoint"),
-):
-    try:
-        refused()
-    except Exception as error:
-        print(type(error).__name__, str(error).splitlines()[0])
-"""
-
-
-@pytest.mark.skipif(find_spec("grpc") is None, reason="Spark Connect needs pyspark[connect]: grpc")
-def test_a_frame_of_spark_connect_is_tried(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", CONNECT],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        cwd=tmp_path,
-    )
-    lines = done.stdout.splitlines()
-    assert lines[0] == "20 19 93.5 [(3, ('LookupError', 'no three', 1))]"
-    assert lines[1] == "20 20 95.0 []"
-    assert lines[2].startswith("ValueError tasks must say how many tasks of frame run at once")
-    assert lines[3].startswith("ValueError columns must have names of their own, got 'id' of frame")
-    assert lines[4].startswith("ValueError outputs must be a schema: 'label string, score double'")
-    assert lines[5].startswith("TypeError frame is a DataFrame of Spark Connect")

@@ -10,6 +10,7 @@ import threading
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from sessions import on_both_sessions
 
 from ackcore.spark import Query, attempt, dead_letters, guard, run_batch, to_parquet
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder
@@ -60,6 +61,7 @@ def frame_of(spark):
     return spark.range(0, ROWS, 1, 2).selectExpr(*columns)
 
 
+@on_both_sessions
 @pytest.mark.parametrize(
     ("fn", "settings"),
     [(price, {"max_concurrency": 3}), (price_async, {"journal": True}), (price_batch, {})],

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+from sessions import on_both_sessions
 
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet
@@ -50,6 +51,7 @@ def write(tmp_path):
     return write
 
 
+@on_both_sessions
 @pytest.mark.parametrize("columns", [3, 4, 5])
 def test_the_same_as_from_a_data_frame(spark, write, random_events, expected, found, columns):
     events = random_events(41, 800)
@@ -125,6 +127,7 @@ def test_shares_of_many_roots_take_several_passes(
     assert by_root == outcomes
 
 
+@on_both_sessions
 @pytest.mark.parametrize("columns", [3, 4, 5])
 def test_the_schema_is_the_same_whatever_crosses(spark, write, frame, columns):
     """All columns may be null, formally, as they were when each of them crossed."""
@@ -136,6 +139,7 @@ def test_the_schema_is_the_same_whatever_crosses(spark, write, frame, columns):
     assert ("last_ms" in crossed, "reason" in crossed) == (columns > 3, columns > 4)
 
 
+@on_both_sessions
 def test_files_that_spark_wrote(spark, frame, tmp_path, random_events, expected, found):
     events = random_events(42, 300)
     frame(events, 5).repartition(3).write.parquet(f"{tmp_path}/table")
@@ -309,6 +313,7 @@ def test_files_that_differ_are_refused(spark, write):
         settle_parquet(spark, directory / "a.parquet", timeout_ms=5)
 
 
+@on_both_sessions
 def test_what_only_the_workers_see(spark, write):
     """A file without statistics, and messages that are none."""
     nulls = [*EVENT * 150, (None, 5, 0, 1, None)]
@@ -322,6 +327,7 @@ def test_what_only_the_workers_see(spark, write):
         settle_parquet(spark, directory).collect()
 
 
+@on_both_sessions
 def test_files_that_change_before_the_action_are_noticed(spark, write):
     directory = write("a.parquet", EVENT)
     settled, other = settle_parquet(spark, directory), settle_parquet(spark, directory)
@@ -335,6 +341,7 @@ def test_files_that_change_before_the_action_are_noticed(spark, write):
         other.collect()
 
 
+@on_both_sessions
 def test_empty_files(spark, write, frame, found):
     directory = write("empty.parquet", [])
     assert found(settle_parquet(spark, directory)) == {}

@@ -128,17 +128,23 @@ def test_each_micro_batch_can_be_settled(spark, tmp_path, frame, expected):
 class Connect:
     """What stands in for a class of Spark Connect, whose packages need not be there."""
 
+    is_stopped = False
+
+    @property
+    def sparkSession(self):
+        return self
+
 
 Connect.__module__ = "pyspark.sql.connect.dataframe"
 
 
-def test_spark_connect_is_refused(table):
-    with pytest.raises(TypeError, match="events is a DataFrame of Spark Connect"):
-        settle(Connect())
-    with pytest.raises(TypeError, match="open_before is a DataFrame of Spark Connect"):
+def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.base.session.SPARK", (4, 3))
+    words = "open_before is of Spark Connect, and what it goes on with of a classic session"
+    with pytest.raises(TypeError, match=words):
         settle(table, open_before=Connect())
-    with pytest.raises(TypeError, match="spark is a session of Spark Connect"):
-        settle_parquet(Connect(), "somewhere")
+    with pytest.raises(TypeError, match="events must be a pyspark DataFrame, got SparkSession; "):
+        settle(table.sparkSession)
     with pytest.raises(TypeError, match="spark must be a SparkSession, got str"):
         settle_parquet("local[2]", "somewhere")
 

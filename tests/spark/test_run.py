@@ -15,6 +15,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
+from sessions import on_both_sessions
 
 from ackcore.spark.base.schemas import (
     ATTEMPT,
@@ -179,6 +180,7 @@ def expected_words(texts, without=("bad", "poison")):
     return words
 
 
+@on_both_sessions
 @pytest.mark.parametrize("message_id", [None, "id", ("id", "text")])
 def test_words_by_word(spark, execute, message_id):
     """Failed lines are named with reason and payload; a sink gets the words of the others."""
@@ -216,6 +218,7 @@ def test_nothing_crosses_a_narrow_topology(spark, execute):
     )
 
 
+@on_both_sessions
 @pytest.mark.parametrize("grouping", ["fields", "shuffle", "global_", "partial_key", "local"])
 def test_row_bolts_on_either_side_of_an_exchange(spark, execute, grouping):
     """Failing, forgetting and acking late look the same wherever a bolt runs."""
@@ -276,6 +279,7 @@ class Refuse(BasicBolt):
         collector.emit(tuple.values)
 
 
+@on_both_sessions
 def test_a_tuple_hangs_from_several_roots_across_an_exchange(spark, execute):
     texts = ["a b", "b c", "c", "d", "d e"]
     builder = TopologyBuilder()
@@ -321,6 +325,7 @@ def due(tmp_path):
     return due
 
 
+@on_both_sessions
 def test_records_that_are_due_run_beside_new_ones(spark, execute, due):
     retries = due([(f"old-{i}", i % 9, 100 + i, "bad" if i % 3 else "r s") for i in range(20)])
     result = execute(by_word(spark, ["a b", "bad"]), retries={"lines": retries})
@@ -337,6 +342,7 @@ def test_records_that_are_due_run_beside_new_ones(spark, execute, due):
     }
 
 
+@on_both_sessions
 def test_a_repeated_message_id_is_a_named_failure(spark, execute):
     frame = spark.createDataFrame([(1, "a"), (2, "b"), (1, "c"), (3, "d")], LINES)
     builder = TopologyBuilder()
@@ -380,6 +386,7 @@ def test_a_new_record_of_the_id_of_one_that_is_due_is_no_repetition(spark, execu
     assert result.rows["split", "default"] == {(7, "old"): 1, (7, "new"): 1}
 
 
+@on_both_sessions
 def test_untracked_rows_have_no_root(spark, execute):
     """They go all the way, and their failures fail no record."""
     result = execute(by_word(spark, TEXTS, tracked=False))
@@ -450,6 +457,7 @@ def test_all_copies_have_to_be_acked(spark, execute):
     )
 
 
+@on_both_sessions
 def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
     builder = TopologyBuilder()
     builder.spout("lines", lines(spark, TEXTS))
@@ -466,6 +474,7 @@ def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
     assert result.run.records == {"lines": len(TEXTS), "more": 2}
 
 
+@on_both_sessions
 def test_spouts_of_one_frame_in_struct_columns(spark, execute):
     """As a streaming query hands them over: a union, each spout a nullable struct."""
     one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,)], "n int")
@@ -628,6 +637,7 @@ def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
     assert result.run.spilled
 
 
+@on_both_sessions
 def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     """A row that hangs from several roots does not say whose they are."""
     builder = TopologyBuilder()
@@ -658,6 +668,7 @@ def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execut
     assert [(row["id"], row[PLACE]) for _, row in result.failed.values()] == [(5, 1)]
 
 
+@on_both_sessions
 def test_single_partitions_are_tasks_of_their_own(spark, execute, due):
     """Spark's union would have the first partitions of all its sides in one task."""
     ranged = spark.range(4, numPartitions=1).selectExpr("id", "if(id = 2, 'bad', 'a b') AS text")

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sql
+from sessions import on_both_sessions
 
 from ackcore.spark import combine, settle, settle_partitions
 from ackcore.spark.settle.wire import BLOB_DDL
@@ -31,7 +32,9 @@ DECIDED = {"ACKED", "FAILED", "ANOMALY"}
         (5, 0, {"EXPIRED", "ORPHAN"}),
     ],
 )
-@pytest.mark.parametrize("partitions", [1, 5])
+@pytest.mark.parametrize(
+    ("spark", "partitions"), [("classic", 1), ("classic", 5), ("connect", 5)], indirect=["spark"]
+)
 def test_random_trees(
     frame, random_events, expected, found, columns, timeout_ms, statuses, partitions
 ):
@@ -87,19 +90,22 @@ def test_any_number_of_shards(conf, frame, random_events, expected, found, shard
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("spark", "key", "value"),
     [
-        ("spark.sql.ansi.enabled", "false"),
-        ("spark.sql.ansi.enabled", "true"),
-        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
-        ("spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
-        ("spark.sql.execution.arrow.maxRecordsPerBatch", "7"),
-        ("spark.sql.execution.arrow.maxRecordsPerBatch", "0"),
-        ("spark.sql.execution.arrow.pyspark.validateSchema.enabled", "true"),
-        ("spark.sql.session.timeZone", "Asia/Kathmandu"),
-        ("spark.sql.shuffle.partitions", "1"),
-        ("spark.sql.caseSensitive", "true"),
+        ("connect", "spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
+        ("connect", "spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("classic", "spark.sql.ansi.enabled", "false"),
+        ("classic", "spark.sql.ansi.enabled", "true"),
+        ("classic", "spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("classic", "spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
+        ("classic", "spark.sql.execution.arrow.maxRecordsPerBatch", "7"),
+        ("classic", "spark.sql.execution.arrow.maxRecordsPerBatch", "0"),
+        ("classic", "spark.sql.execution.arrow.pyspark.validateSchema.enabled", "true"),
+        ("classic", "spark.sql.session.timeZone", "Asia/Kathmandu"),
+        ("classic", "spark.sql.shuffle.partitions", "1"),
+        ("classic", "spark.sql.caseSensitive", "true"),
     ],
+    indirect=["spark"],
 )
 def test_any_settings(conf, frame, random_events, expected, found, key, value):
     conf(key, value)
@@ -112,6 +118,7 @@ def test_any_settings(conf, frame, random_events, expected, found, key, value):
     assert found(settle(combine(frame(events, 5)), shards=2)) == expected(events)
 
 
+@on_both_sessions
 def test_cuts_lose_nothing(frame, random_events, expected, found):
     """A table cut into parts gives what it gives whole, if the INITs come last.
 
@@ -173,6 +180,7 @@ def test_a_table_delivered_twice_is_no_success(frame, found):
     assert {row.status for row in found(settle(table.union(table))).values()} == {"ANOMALY"}
 
 
+@on_both_sessions
 def test_the_earliest_reason_is_kept(frame, found):
     events = [
         (1, 5, 0, 9, None),
@@ -194,6 +202,7 @@ def test_the_earliest_reason_is_kept(frame, found):
     assert [found(settle(combined))[root].reason for root in (1, 3)] == ["first", "earlier"]
 
 
+@on_both_sessions
 def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expected, found):
     events = random_events(6, 300)
     table = frame(events, 5)
@@ -223,6 +232,7 @@ def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expe
     )
 
 
+@on_both_sessions
 def test_empty_tables_and_partitions(frame, found):
     nothing = frame([], 5)
     assert found(settle(nothing)) == {}
@@ -244,11 +254,13 @@ def test_columns_in_any_order(frame, random_events, expected, found):
     assert found(settle(frame([], 5), open_before=again)) == still_open
 
 
+@on_both_sessions
 def test_the_schema_is_as_documented(frame):
     settled = settle(frame([], 3))
     assert ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in settled.schema) == SETTLED_DDL
 
 
+@on_both_sessions
 def test_nothing_runs_before_an_action(spark, frame):
     """A job that would fail is not noticed until then."""
 
@@ -324,6 +336,7 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([(1, 2, 3, 4), (1, 2, 3, None)]))
 
 
+@on_both_sessions
 def test_sql_sees_the_same_trees(spark, frame, random_events, found):
     """Against Spark's own aggregation, for what it can express."""
     events = [event for event in random_events(11, 1000) if event[2] >= -1]

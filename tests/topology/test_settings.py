@@ -119,7 +119,7 @@ def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
     "variable",
     [
         *("BACKEND", "CPU", "REQUIRE_NATIVE", "REQUIRE_KAFKA", "KAFKA_JARS", "CHECKED"),
-        *("ANNOTATE", "SANITIZE", "FAILPOINTS", "REQUIRE_POSTGRES"),
+        *("ANNOTATE", "SANITIZE", "FAILPOINTS", "REQUIRE_POSTGRES", "REQUIRE_CONNECT"),
     ],
 )
 def test_what_others_read_is_no_setting(variable):

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame
 
+from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import MAP_IN_ARROW_NODE
 
 #: In the names of classes: scans of files, by data sources of version 2.
@@ -36,7 +37,7 @@ def has_fixed_rows(frame: DataFrame) -> bool:
 
     Not if it depends on the time or on chance, nor if Python code takes part, whose determinism is
     not known: functions, data sources, and RDDs, whatever computes them.  (That of a list is one,
-    too.)
+    too.)  Nor on Spark Connect, which shows no plan.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:
@@ -52,6 +53,8 @@ _HAVE_TABLES = ("StreamingRelationV2", "DataSourceV2Relation")
 
 
 def _computes_alike(frame: DataFrame) -> bool:
+    if is_connect(frame):
+        return False
     plan = frame._jdf.queryExecution().analyzed()
     jvm = frame.sparkSession._jvm
     assert jvm is not None
@@ -84,8 +87,11 @@ def has_fixed_order(frame: DataFrame) -> bool:
 
     True only of plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE,
     as the frames that ``foreachBatch`` is given are made of, and go row by row; a shuffle hands out
-    its rows as they come in, and of what is cached nothing is known.
+    its rows as they come in, and of what is cached nothing is known.  Nor of any plan on Spark
+    Connect, which shows none.
     """
+    if is_connect(frame):
+        return False
     for node in _nodes(frame._jdf.queryExecution().optimizedPlan()):
         name = node.nodeName()
         if name == "LogicalRDD":

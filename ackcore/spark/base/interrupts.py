@@ -19,13 +19,12 @@ from contextvars import copy_context
 from types import FrameType
 from typing import TypeVar
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import InheritableThread, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.versions import set_active
+from ackcore.spark.base.session import LOST, JobTag, activate, job_thread, session_lost
+from ackcore.spark.base.versions import Py4JError
 
 T = TypeVar("T")
 #: Of a signal: called with its number and what was running.
@@ -37,7 +36,7 @@ _PATIENCE_S, _AGAIN_S = 4.0, 0.2
 #: How long the handler of a signal may take that is no interrupt.
 _HANDLER_S = 0.5
 
-_CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|\bJob \d+ cancelled\b")
+_CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|\bJob \d+ cancelled\b")
 _FAILED = "Job aborted due to stage failure"
 _SHUT_DOWN = "SparkContext was shut down"
 
@@ -75,8 +74,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     """
     if session is None or threading.current_thread() is not threading.main_thread():
         return job()
-    context = session.sparkContext
-    tag = f"ackcore-{uuid.uuid4()}"
+    tag = JobTag(session, f"ackcore-{uuid.uuid4()}")
     results: list[T] = []
     errors: list[BaseException] = []
     ended = threading.Event()
@@ -84,20 +82,20 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            context.addJobTag(tag)
-            set_active(session)
+            tag.add()
+            activate(session)
             results.append(inside.run(job))
         except BaseException as error:
             errors.append(error)
         finally:
             ended.set()
 
-    thread = InheritableThread(target=run, name="ackcore-run", daemon=True)
+    thread = job_thread(session, run, "ackcore-run")
     try:
         thread.start()
         ended.wait()
     except BaseException:
-        _cancel(context, tag, ended)
+        _cancel(tag, ended)
         raise
     if errors:
         raise errors[0]
@@ -125,13 +123,12 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
     if session is None or threading.current_thread() is not threading.main_thread():
         yield raised
         return
-    context = session.sparkContext
-    tag = f"ackcore-{uuid.uuid4()}"
+    tag = JobTag(session, f"ackcore-{uuid.uuid4()}")
     over = threading.Event()
 
     def cancel(returned: threading.Event) -> None:
         if not returned.wait(_HANDLER_S) and not over.is_set():
-            _cancel(context, tag, over)
+            _cancel(tag, over)
 
     def watched(handler: Handler) -> Handler:
         def handle(number: int, frame: FrameType | None) -> None:
@@ -162,24 +159,24 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
             handlers[each] = handler, watched(handler)
             signal.signal(each, handlers[each][1])
     try:
-        context.addJobTag(tag)
+        tag.add()
         yield raised
     finally:
         over.set()
         for number, (handler, ours) in handlers.items():
             if signal.getsignal(number) is ours:
                 signal.signal(number, handler)
-        with suppress(Py4JError, PySparkException, OSError):  # of a Spark that is gone
+        with suppress(*LOST):  # of a Spark that is gone
             if raised:  # and perhaps without waiting for its job, which would run on
-                context.cancelJobsWithTag(tag)
-            context.removeJobTag(tag)
+                tag.cancel()
+            tag.remove()
 
 
-def _cancel(context: SparkContext, tag: str, ended: threading.Event) -> None:
+def _cancel(tag: JobTag, ended: threading.Event) -> None:
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
-            context.cancelJobsWithTag(tag)
-        except (Py4JError, PySparkException, OSError):
+            tag.cancel()
+        except LOST:
             return  # Spark is gone, and with it the job
         if ended.wait(_AGAIN_S):
             return
@@ -205,6 +202,9 @@ def raise_if_interrupted(
             raise KeyboardInterrupt(*one.args) from error
     if isinstance(error, RunCancelled):
         raise error
+    if session_lost(error):
+        message = f"{what} was given up, since {_LOST}: {one_line(error)}. {way_out}"
+        raise RunCancelled(message, shut_down=True) from error
     if not isinstance(error, Py4JError | PySparkException):
         return
     said = str(error)
@@ -216,6 +216,7 @@ def raise_if_interrupted(
     raise RunCancelled(message, shut_down) from error
 
 
+_LOST = "the session of Spark Connect is not there any more, or no server answers"
 _FROM_OUTSIDE = (
     "a job was cancelled from outside (cancelAllJobs, cancelJobGroup, or a kill link in Spark's UI)"
 )

@@ -1,7 +1,8 @@
 """What differs between the versions of Spark, each with the version from which it is needless.
 
 All else in `ackcore.spark` is written for Spark 4.3, and asks here for what an older one does
-otherwise or does not have.
+otherwise or does not have; and for what PySpark's thin client (pyspark-client) lacks, which has no
+Py4J and no SparkContext.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyspark
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
@@ -23,6 +23,17 @@ from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import DataType, StructType
 
 from ackcore._records import Int64s
+
+try:
+    from py4j import protocol as py4j_errors  # type: ignore[import-untyped]
+except ImportError:  # the thin client
+    py4j_errors = None
+
+#: What Py4J raises, and what Java does through it; without Py4J, what nothing raises.
+Py4JError: Any = py4j_errors.Py4JError if py4j_errors else type("Py4JError", (Exception,), {})
+Py4JJavaError: Any = (
+    py4j_errors.Py4JJavaError if py4j_errors else type("Py4JJavaError", (Py4JError,), {})
+)
 
 #: The versions that tests in tests/spark ran on; the README says which tests on which.
 TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
@@ -197,6 +208,12 @@ def _from_pandas(series: Any) -> pa.Array:
         # Nulls are refused, so it does no harm that a float has no room for all integers.
         return column.cast(kind, safe=False)
     return column
+
+
+def active_context() -> Any:
+    """Return the SparkContext of this process; None if there is none, as on the thin client."""
+    kind = getattr(pyspark, "SparkContext", None)
+    return None if kind is None else kind._active_spark_context
 
 
 def set_active(session: SparkSession) -> None:

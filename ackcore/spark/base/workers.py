@@ -1,7 +1,8 @@
 """The Python of Spark's workers: the driver's where nothing else is set, and looked at before use.
 
 What is sent to the workers refers to ackcore's modules.  Where those are missing, or are of
-another version, a job fails in its first task with a traceback of PySpark's.
+another version, a job fails in its first task with a traceback of PySpark's.  On Spark Connect the
+workers are the server's, whose settings are not to be seen here: they are asked, always.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 import ackcore
 from ackcore.spark.base.interrupts import interruptible
+from ackcore.spark.base.session import is_connect, task_slots
+from ackcore.spark.base.versions import Py4JError
 
 #: What PySpark takes where nothing is set.
 _UNSET = "python3"
@@ -37,8 +38,10 @@ _NO_START = re.compile(
     r'Cannot run program ".*|Python in worker has different version.*'
     r"|(?<=Error from python worker:)\s*(?:[^\n]*\n)*?[^\n]*(?:No module named|Error: )[^\n]*"
 )
-#: By session's context, the Python that was found fit.
-_FIT: WeakKeyDictionary[SparkContext, str] = WeakKeyDictionary()
+#: By session's context, or by session of Spark Connect, the Python that was found fit.
+_FIT: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+#: What stands there for that of a server.
+_SERVERS = "the server's"
 
 
 class WorkerPythonError(RuntimeError):
@@ -54,7 +57,7 @@ class Answer(NamedTuple):
     lacks: str | None
 
 
-def use_drivers_python(context: SparkContext) -> None:
+def use_drivers_python(context: Any) -> None:
     """Have workers of a local master run the driver's interpreter, where no other was set."""
     if (
         context.pythonExec == _UNSET
@@ -68,20 +71,22 @@ def use_drivers_python(context: SparkContext) -> None:
 def check_workers(spark: SparkSession) -> None:
     """Refuse a session whose workers cannot run what is sent to them.
 
-    Costs a small job, once for each SparkContext; none on a local master whose workers run the
-    driver's interpreter and have ackcore from where the driver has it.
+    Costs a small job, once for each SparkContext or session of Spark Connect; none on a local
+    master whose workers run the driver's interpreter and have ackcore from where the driver has it.
 
     Raises
     ------
     WorkerPythonError
         If their Python cannot be started, lacks something, or has another version of ackcore.
     """
-    context = spark.sparkContext
-    use_drivers_python(context)
-    python = context.pythonExec
+    connect = is_connect(spark)
+    context: Any = spark if connect else spark.sparkContext
+    if not connect:
+        use_drivers_python(context)
+    python = _SERVERS if connect else context.pythonExec
     if _FIT.get(context) == python:
         return
-    if not _is_drivers_own(context):
+    if connect or not _is_drivers_own(context):
         try:
             answers = interruptible(spark, lambda: ask(spark))
         except (Py4JError, PySparkException) as error:
@@ -89,16 +94,16 @@ def check_workers(spark: SparkSession) -> None:
             if found is None:
                 return  # it may pass, and what runs next will tell
             said = found[0].strip().splitlines()[-1].strip()
-            raise _unfit(f"Spark's workers are to run {python}: {said}") from error
-        judge(answers)
+            raise _unfit(f"Spark's workers are to run {python}: {said}", connect) from error
+        judge(answers, connect)
     _FIT[context] = python
 
 
-def _is_local(context: SparkContext) -> bool:
+def _is_local(context: Any) -> bool:
     return (context.master or "").startswith("local")
 
 
-def _is_drivers_own(context: SparkContext) -> bool:
+def _is_drivers_own(context: Any) -> bool:
     """Whether workers import ackcore from where the driver did, as far as can be told here."""
     if not (_is_local(context) and context.pythonExec == sys.executable):
         return False
@@ -129,28 +134,37 @@ def ask(spark: SparkSession) -> set[Answer]:
             lacks = f"{type(error).__name__}: {error}"
         return json.dumps([sys.executable, platform.python_version(), version, lacks])
 
-    context = spark.sparkContext
-    tasks = 1 if _is_local(context) else max(1, context.defaultParallelism)
+    one = not is_connect(spark) and _is_local(spark.sparkContext)
+    tasks = 1 if one else task_slots(spark)
     # Not Arrow's, which may be what they lack.
     asked = sql.udf(look, "string", useArrow=False)
     rows = spark.range(0, tasks, 1, tasks).select(asked("id")).collect()
     return {Answer(*json.loads(row[0])) for row in rows}
 
 
-def judge(answers: Iterable[Answer]) -> None:
+def judge(answers: Iterable[Answer], connect: bool = False) -> None:
     """Raise `WorkerPythonError` if one of the answers is not that of a fit Python."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"
         if one.lacks is not None:
-            raise _unfit(f"{who}, which cannot import ackcore.spark: {one.lacks}")
+            raise _unfit(f"{who}, which cannot import ackcore.spark: {one.lacks}", connect)
         if one.version != ackcore.__version__:
             raise _unfit(
                 f"{who} with ackcore {one.version}, and the driver has ackcore "
-                f"{ackcore.__version__}: they must be the same"
+                f"{ackcore.__version__}: they must be the same",
+                connect,
             )
 
 
-def _unfit(what: str) -> WorkerPythonError:
+def _unfit(what: str, connect: bool) -> WorkerPythonError:
+    if connect:
+        return WorkerPythonError(
+            f"{what}. Start the server of Spark Connect with PYSPARK_PYTHON, or "
+            "spark.pyspark.python, set to a Python "
+            f"{'.'.join(map(str, sys.version_info[:2]))}, as here, that has ackcore[spark] "
+            f"{ackcore.__version__} (in local mode: set it in this process, before the session is "
+            "made); on a cluster, install it on every worker"
+        )
     return WorkerPythonError(
         f"{what}. Set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has "
         f"ackcore[spark] {ackcore.__version__}, as {sys.executable} has here, before the session "

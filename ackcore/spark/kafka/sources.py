@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.kafka.ranges import RECORD_SCHEMA
+from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
@@ -89,7 +90,7 @@ class KafkaSources:
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
         """Return what a micro-batch takes, given the plan before it."""
         found = {}
-        tasks = max(1, self._spark.sparkContext.defaultParallelism)
+        tasks = task_slots(self._spark)
         for name, one in self._spouts.items():
             body = None if parent is None else parent.offsets.get(name)
             before = None if body is None else OffsetPlan.of(body)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
@@ -32,6 +31,7 @@ from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.decide import (
@@ -598,10 +598,11 @@ def _given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     if said.startswith(_NO_MODULE):
         way_out = (
             "the workers do not find what the driver does. A file of yours, which the driver has "
-            "from its script's directory: send it along with spark.sparkContext.addPyFile(), or "
-            "put its directory into PYTHONPATH. A package that is installed: point PYSPARK_PYTHON "
-            f"(or spark.pyspark.python) to a Python that has it, here {sys.executable}. Both "
-            f"before the session is made, but for addPyFile(); then {way_out}"
+            "from its script's directory: send it along with spark.sparkContext.addPyFile() (on "
+            "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
+            "workers' PYTHONPATH before the session is made. A package that is installed: point "
+            "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
+            f"that has it, here {sys.executable}; then {way_out}"
         )
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Hashable
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from ackcore.spark.base.versions import to_arrow
+from ackcore.spark.base.session import session_key
+from ackcore.spark.base.versions import Py4JError, to_arrow
 
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
 #: By session, how many jobs want its unions plain, and what the setting was before the first.
-_PLAIN: dict[int, tuple[int, str | None]] = {}
+_PLAIN: dict[Hashable, tuple[int, str | None]] = {}
 _LOCK = threading.Lock()
 
 
@@ -39,7 +40,7 @@ def collected(frame: DataFrame) -> pa.Table:
         What else Spark raises if the job fails.
     """
     session = frame.sparkSession
-    key = session._jsparkSession.hashCode()
+    key = session_key(session)
     with _LOCK:
         users, before = _PLAIN.get(key, (0, None))
         if not users:

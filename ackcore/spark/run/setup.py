@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from ackcore.ids import spout_key
 from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
+from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.run.types import InputFrame, RunPlan
@@ -165,7 +166,7 @@ def setup_on_spark(
     # Where rows may come in another order, a root of one attempt is not that of the next.
     isolates = not any(one.spills for one in rows.values())
     isolates &= spark.conf.get("spark.speculation", "false") != "true"
-    tasks = spark.sparkContext.defaultParallelism
+    tasks = task_slots(spark)
     return RunSetup(topology, layout, plan, rows, tasks, isolates, inputs)
 
 

@@ -108,7 +108,8 @@ def settle(
     Raises
     ------
     TypeError
-        If ``events`` is not a DataFrame of a classic session, or a column of another type.
+        If ``events`` is no DataFrame, or a column is of another type; if one of it and
+        ``open_before`` is Spark Connect's, and the other not.
     ValueError
         If it is streaming (settle each micro-batch in ``foreachBatch``), if a column is missing or
         not known, or if ``timeout_ms`` was given and there are no times.  Nulls, and tasks below
@@ -176,7 +177,7 @@ class Settling:
     ) -> None:
         self._timed = timed
         self._open_before = open_before
-        self._open_names = [] if open_before is None else check_open_before(open_before)
+        self._open_names = [] if open_before is None else check_open_before(open_before, spark)
         self.timeout_ms = None
         if timeout_ms is not None:
             self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, StringType
 
-from ackcore.spark.base.session import refuse_frame
+from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
 
 _LONG, _INT, _BYTE, _STRING = LongType(), IntegerType(), ByteType(), StringType()
 
@@ -69,9 +69,10 @@ def check_events(events: Any, name: str = "events") -> Columns:
     return Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
 
 
-def check_open_before(open_before: Any) -> list[str]:
-    """Return the columns of a table of open rows; refuse any other."""
+def check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
+    """Return the columns of a table of open rows; refuse any other, and one of another session."""
     refuse_frame(open_before, "open_before")
+    refuse_mixed(open_before, "open_before", spark, "what it goes on with")
     refuse_stream(open_before, "open_before")
     found = _types(open_before, "open_before")
     return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
@@ -119,7 +120,9 @@ def _check_types(
 
 
 def estimated_bytes(frame: DataFrame) -> int | None:
-    """Return Spark's estimate of a table's size, or None if it has none."""
+    """Return Spark's estimate of a table's size, or None if it has none or shows none."""
+    if is_connect(frame):
+        return None
     size = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
     return None if size >= _UNKNOWN_BYTES else size
 
@@ -130,7 +133,7 @@ def default_shards(spark: SparkSession, size: int | None) -> int:
     A shard for each core, if there is a MiB for each; more where a shard would have more than 32
     MiB; and so many that the cores have the same number.  If the size is unknown, two per core.
     """
-    cores = max(1, spark.sparkContext.defaultParallelism)
+    cores = task_slots(spark)
     if size is None:
         return 2 * cores
     if size < cores * _SHARD_BYTES:

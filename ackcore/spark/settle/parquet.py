@@ -26,7 +26,7 @@ from ackcore._row_arguments import MAX_SHARDS
 from ackcore._shuffle import split_by_shard, take_shard
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest
-from ackcore.spark.base.session import refuse_session
+from ackcore.spark.base.session import refuse_session, task_slots
 from ackcore.spark.settle.dataframes import Settling
 from ackcore.spark.settle.event_batches import read_events
 from ackcore.spark.settle.packing import HELD_ROOTS, CardinalityEstimate, Packer, new_ledger
@@ -79,7 +79,7 @@ def settle_parquet(
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        A classic one.
+        A classic one, or one of Spark Connect.
     paths : path or sequence of paths
         Files, directories (read with all below; names that begin with ``_`` or ``.`` are left
         out) and patterns (``*``, ``?``, ``[...]``, ``**/``).  A path is local, or a URI that
@@ -120,7 +120,7 @@ def settle_parquet(
         timeout_ms=timeout_ms,
         size=lambda: rows * (_EVENT_BYTES + timed * _TIME_BYTES),
     )
-    cores = spark.sparkContext.defaultParallelism
+    cores = task_slots(spark)
     if shards is None and open_before is None and _is_read_by_all(files, rows, cores):
         readers = min(cores, settling.shards)
         settle_share = settle_shares(

@@ -16,6 +16,7 @@ records go to the dead letters, and the query goes on.
 Before anything runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and
 of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.  When the query
 or `run_batch` has ended, its method ``release(sink, deployment)`` is called if it has one.
+One whose attribute ``needs_jvm`` is true is refused on Spark Connect.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from pyspark import SparkContext
 
-from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
@@ -82,6 +81,9 @@ def to_jdbc(
 class JdbcSink:
     """What `to_jdbc` returns."""
 
+    #: Spark Connect has none to go through.
+    needs_jvm = True
+
     def __init__(
         self,
         url: str,
@@ -122,7 +124,7 @@ class JdbcSink:
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
-        if SparkContext._active_spark_context is None:
+        if active_context() is None:
             return  # there is none to ask by, and nothing is run
         with JdbcConnection(self._server, self.table) as connection:
             columns = self._columns(connection, what)

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.versions import Py4JJavaError, active_context
 
 T = TypeVar("T")
 
@@ -117,7 +116,7 @@ class JdbcConnection:
     """
 
     def __init__(self, server: Server, table: str) -> None:
-        context = SparkContext._active_spark_context
+        context = active_context()
         if context is None:
             raise RuntimeError("to_jdbc() needs a Spark session in this process; start one first")
         assert context._jvm is not None

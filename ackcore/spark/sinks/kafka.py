@@ -16,6 +16,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.base.pickling import refuse_unpicklable
+from ackcore.spark.base.session import task_slots
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class KafkaSink:
             live.flush()
             return
         settings, files = self._settings, accepted.files
-        tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
+        tasks = min(len(files), task_slots(accepted.spark))
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kafka = _kafka()

@@ -22,6 +22,7 @@ from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_accepted
 from ackcore.spark.sinks.parquet_directory import (
@@ -124,7 +125,7 @@ class ParquetSink:
             all_rows = (batch for file in files for batch in read_accepted(file, nonacked))
             name = _write_part(stage, "part", compression, all_rows)
             return [] if name is None else [(name,)]
-        tasks = min(len(files), accepted.spark.sparkContext.defaultParallelism)
+        tasks = min(len(files), task_slots(accepted.spark))
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())

@@ -1,0 +1,97 @@
+"""Spark Connect's server or its client is killed in the midst of a run: the books hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
+
+import connect_client
+from connect_server import ConnectServer
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("needs_connect")]
+
+WHOLE = {"books": [200, 180, 20, 25, True], "rows": True, "dead": True}
+REST = {
+    "settle": ["ACKED", "OPEN"],
+    "combine": ["ACKED", "OPEN"],
+    "settle_parquet": ["ACKED", "OPEN"],
+    "attempt": ["ZeroDivisionError", None, None],
+    "guard": [3, 3],
+    "functions": 3,
+    "replay": {"numbers": 1},
+}
+
+
+def begin(server, directory, python=sys.executable):
+    directory.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [python, connect_client.__file__, server.url, str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answer_of(client):
+    said, _ = client.communicate(timeout=600)
+    assert client.returncode == 0
+    return json.loads(said.splitlines()[-1])
+
+
+def await_work(directory):
+    until = time.monotonic() + 120
+    while not (directory / "begun").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def whole(answer, python_is_thin=False):
+    assert {name: answer[name] for name in WHOLE} == WHOLE
+    assert {name: answer[name] for name in REST} == REST
+    assert answer["is_thin"] is python_is_thin
+
+
+def test_a_thin_client_runs_all_that_another_does(tmp_path):
+    """PySpark's pyspark-client, without a JVM and without Py4J: `make test-thin-client`."""
+    python = os.environ.get("ACKCORE_THIN_CLIENT")
+    if python is None:
+        pytest.skip("ACKCORE_THIN_CLIENT names no Python that has pyspark-client")
+    with ConnectServer(tmp_path / "server") as server:
+        whole(answer_of(begin(server, tmp_path / "work", python)), python_is_thin=True)
+
+
+def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "slow").touch()
+    with ConnectServer(tmp_path / "first") as server:
+        client = begin(server, work)
+        await_work(work)
+        server.kill()
+    with ConnectServer(tmp_path / "second", port=server.port) as again:
+        answer = answer_of(client)
+        assert answer["shut_down"], answer
+        assert "is not there any more, or no server answers" in answer["cancelled"]
+        (work / "slow").unlink()
+        whole(answer_of(begin(again, work)))
+
+
+def test_a_client_that_is_killed_loses_nothing(tmp_path):
+    """Its job runs on for a while: what that writes is of a run that counts no more."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "slow").touch()
+    with ConnectServer(tmp_path / "server") as server:
+        client = begin(server, work)
+        await_work(work)
+        client.kill()
+        client.communicate()
+        (work / "slow").unlink()
+        whole(answer_of(begin(server, work)))

@@ -1,0 +1,120 @@
+"""What a client of Spark Connect runs, as a process of its own; also with PySpark's thin client.
+
+    python connect_client.py sc://host:port directory [slow]
+
+Prints one line of JSON.  As long as the file ``slow`` is in the directory each record takes a
+while, and ``begun`` is there once the first has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from ackcore.spark import (
+    RunCancelled,
+    attempt,
+    combine,
+    dead_letters,
+    functions,
+    guard,
+    replay,
+    run_batch,
+    settle,
+    settle_parquet,
+    to_parquet,
+)
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+RECORDS = 200
+EVENTS = {"root_id": [1, 1, 2], "val": [5, 5, 3], "task": [0, -1, 0]}
+
+
+class Check(BasicBolt):
+    """Every tenth record is refused once and for all, every seventh fails the first time."""
+
+    outputs = pa.schema([("id", pa.int64())])
+
+    def __init__(self, directory):
+        self.slow, self.begun = f"{directory}/slow", f"{directory}/begun"
+
+    def execute(self, tuple, collector):
+        open(self.begun, "w").close()
+        if os.path.exists(self.slow):
+            time.sleep(0.1)
+        if tuple["id"] % 10 == 3:
+            raise Reject("no")
+        if tuple["id"] % 7 == 5 and tuple.attempt == 0:
+            raise TimeoutError("busy")
+        collector.emit((tuple["id"],))
+
+
+def run(spark, directory):
+    """Run a topology whose bolt fails; return what it came to."""
+    builder = TopologyBuilder()
+    builder.spout("numbers", spark.range(0, RECORDS, 1, 4))
+    builder.bolt("check", Check(directory)).fields("numbers", "id")
+    builder.sink("check", to_parquet(f"{directory}/out"))
+    try:
+        books = run_batch(builder.build(backoff_ms=1), spark, f"{directory}/cp")
+    except RunCancelled as error:
+        return {"cancelled": str(error), "shut_down": error.shut_down}
+    rows = sorted(row.id for row in spark.read.parquet(f"{directory}/out").collect())
+    dead = sorted(row.payload.id for row in dead_letters(f"{directory}/cp", spark).collect())
+    return {
+        "books": [books.records, books.acked, books.dead, books.retried, books.balanced],
+        "rows": rows == [n for n in range(RECORDS) if n % 10 != 3],
+        "dead": dead == [n for n in range(RECORDS) if n % 10 == 3],
+    }
+
+
+def try_all(spark, directory):
+    """Call everything else once."""
+    columns = [pa.array(EVENTS["root_id"]), pa.array(EVENTS["val"])]
+    table = pa.table([*columns, pa.array(EVENTS["task"], pa.int32())], names=list(EVENTS))
+    pq.write_table(table, f"{directory}/events.parquet")
+    rows = list(zip(*EVENTS.values(), strict=True))
+    events = spark.createDataFrame(rows, "root_id bigint, val bigint, task int")
+
+    def statuses(settled):
+        return [row.status for row in settled.orderBy("root_id").collect()]
+
+    tried = attempt(spark.range(3), lambda row: 1 / row["id"], "inverse double", rate_per_s=1000)
+    guarded = guard(
+        spark.range(3), lambda row: row["id"] * 2, "d long", to_parquet(f"{directory}/g"),
+        f"{directory}/gcp",
+    )  # fmt: skip
+    ids = spark.range(3).select(functions.root_id(7, 0, "id"), functions.acker_task("id", 3))
+    return {
+        "settle": statuses(settle(events)),
+        "combine": statuses(settle(combine(events))),
+        "settle_parquet": statuses(settle_parquet(spark, f"{directory}/events.parquet")),
+        "attempt": [row.error and row.error.type for row in tried.orderBy("id").collect()],
+        "guard": [guarded.records, guarded.acked],
+        "functions": len(ids.distinct().collect()),
+        "replay": replay(f"{directory}/cp", spark, where="payload.id = 3").records,
+        "is_thin": find_spec("py4j") is None,
+    }
+
+
+def main(url, directory):
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    answer = run(spark, directory)
+    if not Path(directory, "slow").exists():
+        answer |= try_all(spark, directory)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
