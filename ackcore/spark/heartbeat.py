@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -30,6 +29,7 @@ from pyspark.sql import functions as sql
 
 from ackcore._files.durable import sync_directory
 from ackcore.spark.base.atomic import remove, write_file, writing
+from ackcore.spark.base.attendant import Attendant
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.paths import numbered
 
@@ -204,7 +204,7 @@ def trim_log(log: Path) -> None:
                 (log / f".{number}{suffix}.crc").unlink(missing_ok=True)
 
 
-class Pacemaker:
+class Pacemaker(Attendant):
     """The thread that beats when something is due.
 
     Parameters
@@ -229,19 +229,13 @@ class Pacemaker:
         poll_ms: int = 200,
         called: Callable[[], bool] | None = None,
     ) -> None:
+        super().__init__("ackcore-heartbeat")
         self._advance = beat
         self._clock = clock
         self._poll_s = poll_ms / 1000
         self._called = called
         self._due_ms: int | None = None
         self._answered = False
-        self._stopped = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="ackcore-heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def schedule(self, due_ms: int | None) -> None:
         """Say when the first of the records that wait now is due; None if none waits."""
@@ -249,14 +243,6 @@ class Pacemaker:
             self._due_ms = due_ms
             self._answered = False
             self._changed.notify()
-
-    def stop(self) -> None:
-        """End the thread; waits for it."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
 
     def _run(self) -> None:
         look_at = 0.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from ackcore.retry import capped_doubling
+from ackcore.spark.base.attendant import Attendant
 
 _log = logging.getLogger("ackcore")
 
@@ -17,7 +17,7 @@ POLL_S, SHARE, LONGEST_S = 0.1, 20.0, 5.0
 BEAT_S = 30.0
 
 
-class Watch:
+class Watch(Attendant):
     """Asks Kafka whether there is something new, and beats for it: once, if that is not lost.
 
     Parameters
@@ -29,29 +29,16 @@ class Watch:
     """
 
     def __init__(self, look: Callable[[], bool], beat: Callable[[], object]) -> None:
+        super().__init__("ackcore-kafka")
         self._look = look
         self._beat = beat
-        self._asked = self._stopped = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="ackcore-kafka", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._asked = False
 
     def look_again(self) -> None:
         """Say that the micro-batch that was asked for has run, or will not."""
         with self._changed:
             self._asked = False
             self._changed.notify()
-
-    def stop(self) -> None:
-        """End the thread; waits for it."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
 
     def _run(self) -> None:
         failures = 0

@@ -22,6 +22,7 @@ from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
     from ackcore.kafka.producing import Deliveries, Transactions
+    from ackcore.kafka.settings import ClientSettings
 
 #: Up to so many rows and bytes the driver sends by itself: a Spark job takes longer to start.
 _DRIVER_ROWS = 1 << 15
@@ -91,16 +92,21 @@ def to_kafka(
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """
-    return KafkaSink(
-        topic,
-        bootstrap_servers,
-        key=key,
-        value=value,
-        headers=headers,
-        message_id=message_id,
-        transactional=transactional,
-        options=options,
-    )
+    from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
+    from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
+
+    kafka = _kafka()
+    kafka.check_topic(topic)
+    columns = {"key": key, "value": value, "headers": headers, "message_id": message_id}
+    for argument, column in columns.items():
+        if not isinstance(column, str | None):
+            raise TypeError(f"{argument} must be the name of a column, got {type(column).__name__}")
+    if not isinstance(transactional, bool):
+        raise TypeError(f"transactional must be True or False, got {transactional!r}")
+    settings = ClientSettings(bootstrap_servers, options)
+    kafka.check_options(settings)
+    of = MessageColumns(key, value, headers)
+    return KafkaSink(topic, settings, of, message_id, transactional)
 
 
 def _kafka() -> ModuleType:
@@ -111,38 +117,20 @@ def _kafka() -> ModuleType:
 
 
 class KafkaSink:
-    """What `to_kafka` returns."""
+    """What `to_kafka` returns, of arguments that it has checked."""
 
     def __init__(
         self,
         topic: str,
-        bootstrap_servers: str,
-        *,
-        key: str | None = None,
-        value: str | None = None,
-        headers: str | None = None,
-        message_id: str | None = None,
-        transactional: bool = False,
-        options: Mapping[str, Any] | None = None,
+        settings: ClientSettings,
+        columns: MessageColumns,
+        message_id: str | None,
+        transactional: bool,
     ) -> None:
-        from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
-        from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
-
-        kafka = _kafka()
-        kafka.check_topic(topic)
-        columns = {"key": key, "value": value, "headers": headers, "message_id": message_id}
-        for argument, column in columns.items():
-            if not isinstance(column, str | None):
-                raise TypeError(
-                    f"{argument} must be the name of a column, got {type(column).__name__}"
-                )
-        if not isinstance(transactional, bool):
-            raise TypeError(f"transactional must be True or False, got {transactional!r}")
         self.topic = topic
         self.transactional = transactional
-        self._settings = ClientSettings(bootstrap_servers, options)
-        kafka.check_options(self._settings)
-        self._columns: MessageColumns = MessageColumns(key, value, headers)
+        self._settings = settings
+        self._columns = columns
         self._message_id = message_id
         self.__setstate__({})
 
