@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from ackcore.spark.guards import guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.protocol.given_up import RunFailed
     from ackcore.spark.protocol.insist import SinkError
     from ackcore.spark.protocol.max_dead import TooManyDead
     from ackcore.spark.protocol.progress import Books, Progress
-    from ackcore.spark.protocol.runs import RunFailed
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet import settle_parquet
@@ -132,7 +132,7 @@ _MODULES = {
     "QueryListener": "listeners",
     "RecordTrace": "base.traces",
     "RunCancelled": "base.interrupts",
-    "RunFailed": "protocol.runs",
+    "RunFailed": "protocol.given_up",
     "SinkError": "protocol.insist",
     "SinkRejects": "sinks.rejects",
     "StateError": "base.errors",

@@ -41,10 +41,10 @@ from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.given_up import RunFailed
 from ackcore.spark.protocol.insist import Stopped
 from ackcore.spark.protocol.max_dead import DeathLimit, TooManyDead
 from ackcore.spark.protocol.progress import Progress
-from ackcore.spark.protocol.runs import RunFailed
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
 from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import release_sinks

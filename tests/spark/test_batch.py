@@ -16,8 +16,8 @@ from worlds import Killed, Source, Upper, World, fails
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
 from ackcore.spark.protocol import act, batch, insist, progress, runs
+from ackcore.spark.protocol.given_up import RunFailed
 from ackcore.spark.protocol.insist import SinkError
-from ackcore.spark.protocol.runs import RunFailed
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
 

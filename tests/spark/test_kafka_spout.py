@@ -297,6 +297,39 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
     assert (books.acked, books.dead) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("step", "few", "careful_after"),
+    [("planned", 10_000, 9), ("ran", 10_000, 9), ("ran", 0, 9), ("planned", 10_000, 0)],
+)
+def test_records_of_a_topic_made_anew_are_not_taken_for_those_that_were_planned(
+    spark, mock_kafka, checkpoint, kept, running, monkeypatch, step, few, careful_after
+):
+    """Neither when they are read nor when what failed is read again, by its offset alone."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"bad", b"b"])
+    done = []
+
+    def failpoint(name, n=None):
+        if name == step and not done:
+            mock_kafka.delete_topic("t")
+            mock_kafka.create_topic("t")
+            mock_kafka.produce("t", [b"new", b"newer", b"newest", b"flaky", b"last"])
+            done.append(n)
+
+    for module in (batch, runs):
+        monkeypatch.setattr(module, "failpoint", failpoint)
+    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    it = topology(source(mock_kafka, "t", refresh_s=0.1), kept, careful_after=careful_after)
+    on = running(it, spark, checkpoint)
+    until(lambda: done and on.books.acked >= 5, on)
+    assert kept.texts == ["flaky", "last", "new", "newer", "newest"]
+    assert (on.books.records, on.books.dead) == (6, 1)
+    (letter,) = dead_letters(checkpoint).collect()
+    assert (letter.error_type, letter.payload.value) == ("LostUpstream", None)
+    assert "offsets 0 to 2 of t-0" in letter.error_message
+    assert mock_kafka.committed("g", "t")[0] == 5
+
+
 # ------------------------------------------------------------------------------------------ start
 
 

@@ -277,6 +277,33 @@ class SpoutOffsets:
             self._report({(start.gone[0].topic, start.gone[0].partition): start})
         return without(plan, self.name, lost) if lost else plan
 
+    def replaced(self, plan: OffsetPlan) -> str | None:
+        """Return which topic of a plan was made anew since, None if none was or nobody says.
+
+        Its offsets are other records' now.
+        """
+        topics = {one.topic for some in plan.tasks for one in some}
+        if not topics:
+            return None
+        try:
+            with self._asking:
+                found = self._cluster.partitions(topics, missing_ok=True)
+        except ClusterFailed as error:
+            _log.warning(
+                "spout %s: Kafka does not say whether its topics are what they were: %s",
+                self.name,
+                error,
+            )
+            return None
+        for topic, now in sorted({one.topic: one.topic_id for one in found}.items()):
+            known = plan.topic_ids.get(topic)
+            if known is not None and now is not None and known != now:
+                return (
+                    f"topic {topic} of spout {self.name} was made anew since its offsets were "
+                    "planned, and other records have them"
+                )
+        return None
+
     def _carried(
         self, before: OffsetPlan | None, marks: Mapping[Key, Any]
     ) -> dict[str, dict[int, Position]]:

@@ -123,6 +123,15 @@ class KafkaSources:
         # Root ids go by a record's place in its task, so they are of other records now.
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
+    def replaced(self, plan: Plan) -> str | None:
+        """Return which offsets of a plan are other records now, None if none are."""
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            found = None if body is None else one.replaced(OffsetPlan.of(body))
+            if found is not None:
+                return found
+        return None
+
     def unread(self, error: Exception) -> str | None:
         """Return what a task could not read yet, if a run ended for that."""
         return unread_in(error)
@@ -145,7 +154,10 @@ class KafkaSources:
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
             tasks = len(planned.tasks) + bool(planned.lost)
             ids = self._spark.range(0, tasks, 1, max(1, tasks))
-            snapshot = Snapshot(ids, read, read)
+            # Where a topic has no id, only all rows of a task tell that they are what they were.
+            topics = {range_.topic for some in planned.tasks for range_ in some}
+            again = read if topics <= planned.topic_ids.keys() else None
+            snapshot = Snapshot(ids, read, again)
             found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
         return found
 

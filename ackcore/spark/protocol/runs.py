@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
@@ -31,7 +30,6 @@ from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.decide import (
@@ -45,7 +43,8 @@ from ackcore.spark.protocol.decide import (
     rules_of,
     with_rejection_reasons,
 )
-from ackcore.spark.protocol.insist import Pause, Stopped
+from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run
+from ackcore.spark.protocol.insist import Pause
 from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
 from ackcore.spark.protocol.payloads import payloads_of
@@ -78,17 +77,8 @@ _log = logging.getLogger("ackcore")
 #: Failed records that the driver reads and judges itself; of more, tasks do, and write them.
 FEW_FAILURES = 10_000
 
-#: What a run may end in that another run might not.
-_MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
-
-#: How a worker's error begins if it could not load its task.
-_NO_MODULE = "ModuleNotFoundError: "
-
-
-class RunFailed(RuntimeError):
-    """A micro-batch could not be run, again and again; nothing was decided about its records."""
 
 
 class PlannedRows(Protocol):
@@ -99,6 +89,9 @@ class PlannedRows(Protocol):
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return the rows that a plan on record names."""
+
+    def replaced(self, plan: Plan) -> str | None:
+        """Return which rows have been replaced by others since they were planned, None if none."""
 
     def unread(self, error: Exception) -> str | None:
         """Return what could not be read, if a run ended for that alone, which is no crash."""
@@ -269,9 +262,12 @@ class Runs:
             try:
                 rows = new
                 if plan.careful:
-                    plan, rows = self._use_snapshot(plan, new, on_record)
+                    plan, rows = self._use_snapshot(plan, new, on_record, offsets)
                     on_record = True
-                return self._run_once(plan, rows, work, watch), runs
+                outcome = self._run_once(plan, rows, work, watch)
+                if not plan.careful:
+                    _check_same_rows(plan, offsets)
+                return outcome, runs
             except Exception as error:
                 unread = None if offsets is None else offsets.unread(error)
                 if offsets is not None and unread is not None:
@@ -289,11 +285,11 @@ class Runs:
                 # To know more of which records crash is progress: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
                 if in_vain >= self._topology.settings.run_attempts:
-                    raise _given_up(plan, runs, error) from error
+                    raise given_up(plan, runs, error) from error
                 if in_vain:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
                     if self._pause(waits / 1000):
-                        raise _stopped(plan) from error
+                        raise stopped(plan) from error
         raise AssertionError("unreachable")
 
     def _outlast(
@@ -303,16 +299,16 @@ class Runs:
         try:
             stops = self._pause(0) or outage.wait(plan, unread)
         except RowsMissing as missing:
-            raise _given_up(plan, runs, missing) from error
+            raise given_up(plan, runs, missing) from error
         if stops:
-            raise _stopped(plan) from error
+            raise stopped(plan) from error
 
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
     ) -> Exception | None:
         """Raise what another run would not mend; return the damage to a file that a run met."""
         if self._pause(0):
-            raise _stopped(plan) from error
+            raise stopped(plan) from error
         damage = damage_in(error)
         if isinstance(error, StateError) and damage is None:
             raise error
@@ -326,8 +322,8 @@ class Runs:
         if isinstance(error, ResultsTooLarge):
             # No record's fault: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
-        if damage is None and not _may_pass(error):
-            raise _given_up(plan, runs, error) from error
+        if damage is None and not worth_another_run(error):
+            raise given_up(plan, runs, error) from error
         return damage
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame], offsets: PlannedRows) -> Plan:
@@ -343,7 +339,11 @@ class Runs:
         return mended
 
     def _use_snapshot(
-        self, plan: Plan, inputs: Sequence[InputFrame], on_record: bool
+        self,
+        plan: Plan,
+        inputs: Sequence[InputFrame],
+        on_record: bool,
+        offsets: PlannedRows | None,
     ) -> tuple[Plan, Sequence[InputFrame]]:
         """Have all runs from now on read the same rows, so that root ids name the same records."""
         directory = self._state.runs.snapshot(plan.number)
@@ -354,6 +354,11 @@ class Runs:
                 plan = plan.without_suspects()
                 self._state.write_plan(plan)
             rows = interruptible(self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory))
+            try:
+                _check_same_rows(plan, offsets)
+            except Disagreement:
+                remove(directory)
+                raise
         return plan, rows
 
     def _after_crash(self, plan: Plan, work: Path, error: Exception) -> Plan:
@@ -507,13 +512,16 @@ class Runs:
                 "then change it"
             )
         new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
+        kept = None
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
-            new = new if kept is None else kept
+        rows = new if kept is None else kept
         retries, run_plan = self._run_plan(plan, self._state.runs.of(decision))
         ran = RunResult.of_decided(decision.files, decision.reread)
-        payloads = self._fetched(new, run_plan, ran, failed)
+        payloads = self._fetched(rows, run_plan, ran, failed)
         check_payloads(failed, payloads)
+        if kept is None:
+            _check_same_rows(plan, offsets)
         return retries, payloads
 
     def _payloads(
@@ -555,6 +563,16 @@ class Runs:
         )
 
 
+def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:
+    """Raise `Disagreement` if what was read may not be what was planned.
+
+    Called after the last reading: what is in its place now was so at each one before, or is not.
+    """
+    replaced = None if offsets is None else offsets.replaced(plan)
+    if replaced is not None:
+        raise Disagreement(replaced)
+
+
 def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
     """Leave the rows that are due where the spout stages of a run read them."""
     files = {}
@@ -572,40 +590,3 @@ def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
 def _told(ordered_by: Mapping[str, Sequence[str]]) -> str:
     told = (f"{name!r} by {', '.join(columns)}" for name, columns in ordered_by.items())
     return "; ".join(told) or "none"
-
-
-def _may_pass(error: BaseException) -> bool:
-    if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
-        return False
-    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
-    return not one_line(error).startswith(_NO_MODULE)
-
-
-def _stopped(plan: Plan) -> Stopped:
-    return Stopped(f"stopped while micro-batch {plan.number} ran")
-
-
-def _given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
-    said = one_line(error)
-    way_out = "when the cause is gone, start again on the same checkpoint"
-    if isinstance(error, ResultsTooLarge):
-        way_out = (
-            "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
-            "spark.driver.memory with it, both before the session is made), or mend what they fail "
-            "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
-            "records, as by maxFilesPerTrigger, keeps later ones smaller"
-        )
-    if said.startswith(_NO_MODULE):
-        way_out = (
-            "the workers do not find what the driver does. A file of yours, which the driver has "
-            "from its script's directory: send it along with spark.sparkContext.addPyFile() (on "
-            "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
-            "workers' PYTHONPATH before the session is made. A package that is installed: point "
-            "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
-            f"that has it, here {sys.executable}; then {way_out}"
-        )
-    return RunFailed(
-        f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
-        f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
-        f"its records: {way_out}"
-    )

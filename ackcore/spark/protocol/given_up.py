@@ -1,0 +1,64 @@
+"""How the runs of a micro-batch end of which none is accepted: the error, and the way out."""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.errors import AnalysisException, PySparkException
+
+from ackcore.spark.base.errors import StateError, one_line
+from ackcore.spark.base.versions import Py4JError
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.protocol.decide import Disagreement
+from ackcore.spark.protocol.insist import Stopped
+from ackcore.spark.run.collect import ResultsTooLarge
+
+#: What a run may end in that another run might not.
+_MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
+
+#: How a worker's error begins if it could not load its task.
+_NO_MODULE = "ModuleNotFoundError: "
+
+
+class RunFailed(RuntimeError):
+    """A micro-batch could not be run, again and again; nothing was decided about its records."""
+
+
+def worth_another_run(error: BaseException) -> bool:
+    """Whether another run might not end in this."""
+    if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
+        return False
+    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
+    return not one_line(error).startswith(_NO_MODULE)
+
+
+def stopped(plan: Plan) -> Stopped:
+    """Return what ends a query that is told to stop while a micro-batch runs."""
+    return Stopped(f"stopped while micro-batch {plan.number} ran")
+
+
+def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
+    """Return what a micro-batch ends with that is not run again."""
+    said = one_line(error)
+    way_out = "when the cause is gone, start again on the same checkpoint"
+    if isinstance(error, ResultsTooLarge):
+        way_out = (
+            "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
+            "spark.driver.memory with it, both before the session is made), or mend what they fail "
+            "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
+            "records, as by maxFilesPerTrigger, keeps later ones smaller"
+        )
+    if said.startswith(_NO_MODULE):
+        way_out = (
+            "the workers do not find what the driver does. A file of yours, which the driver has "
+            "from its script's directory: send it along with spark.sparkContext.addPyFile() (on "
+            "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
+            "workers' PYTHONPATH before the session is made. A package that is installed: point "
+            "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
+            f"that has it, here {sys.executable}; then {way_out}"
+        )
+    return RunFailed(
+        f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
+        f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
+        f"its records: {way_out}"
+    )
