@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import reduce
+from types import SimpleNamespace
 
 import broker
 import pytest
 from connector import connector_spark
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame
 from streams import until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -19,7 +23,7 @@ from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.kafka.frame_groups import read_offsets
+from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
 from ackcore.spark.protocol import batch, runs
 from ackcore.topology import TopologyBuilder
 
@@ -109,6 +113,20 @@ def test_two_spouts_have_a_group_each_and_the_dead_are_done(
     assert found == {f'["{topic}", 0, 1]' for topic in topics}
 
 
+def test_two_spouts_of_one_dataframe_have_a_group_each(connected, kafka_broker, checkpoint, kept):
+    topic, groups = kafka_broker.new_topic(), [kafka_broker.new_group() for _ in range(2)]
+    kafka_broker.produce(topic, [b"a", b"bad", b"flaky"])
+    frame = lines(connected, kafka_broker, topic)
+    some = {
+        f"lines{i}": (frame, KafkaGroup(group, kafka_broker.bootstrap_servers))
+        for i, group in enumerate(groups)
+    }
+    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == ["a", "a", "flaky", "flaky"]
+    assert [kafka_broker.committed(group, topic)[0] for group in groups] == [3, 3]
+
+
 @pytest.mark.parametrize("step", ["planned", "decided", "marked"])
 def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
     connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
@@ -159,20 +177,63 @@ def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
     assert not checkpoint.exists()
 
 
+@pytest.mark.parametrize(("version", "noted"), [("1", 4), ("2", 2)])
+def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, noted):
+    """Spark has it in its log for each spout in format 1, and once in format 2."""
+    conf("spark.sql.streaming.offsetLog.formatVersion", version)
+    one, other = (spark.readStream.format("rate").load() for _ in range(2))
+    group = KafkaGroup("g", "nowhere:1")
+    frames = {
+        "a": (one, None),
+        "b": (one.where("value >= 0"), KafkaGroup("h", "nowhere:1")),
+        "c": (other, group),
+        "d": (one, group),
+    }
+    united = reduce(DataFrame.union, [frame for frame, _ in frames.values()])
+    query = united.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
+    query = query.start()
+    try:
+        query.processAllAvailable()
+        log = (tmp_path / "cp/offsets/0").read_text()
+    finally:
+        query.stop()
+    assert len(re.findall(r"^(?:\d+:)?\d+$", log, re.MULTILINE)) == noted, log
+    it = SimpleNamespace(
+        spouts={
+            name: SimpleNamespace(name=name, kind=None, source=frame, group=group)
+            for name, (frame, group) in frames.items()
+        }
+    )
+    groups = FrameGroups(it, 5, tmp_path)
+    try:
+        assert [(each.name, each.number) for each in groups._groups] == [
+            ("b", 0),
+            ("c", 1),
+            ("d", 0),
+        ]
+        assert groups._sources == [0, 0, 1, 0, 2]  # and the heartbeat
+    finally:
+        groups.close()
+    it.spouts["a"].group = group
+    with pytest.raises(ValueError, match=r"spouts 'a' and 'd' read the same .* group 'g'"):
+        FrameGroups(it, 5, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "sources", "found"),
     [
-        ('v1\n{}\n{"t":{"0":7,"1":2}}\n-', 2, {0: {("t", 0): 7, ("t", 1): 2}}),
-        ('v1\n{}\n{"logOffset":3}\n{"t":{"0":7}}\n{"logOffset":0}', 3, {1: {("t", 0): 7}}),
-        ('v1\n{}\n5\n{}\n-', 3, {1: {}}),
-        ('v2\n{}\n1:{"t":{"0":7}}\n2:{"logOffset":0}', 3, {1: {("t", 0): 7}}),
+        ('v1\n{}\n{"t":{"0":7,"1":2}}\n-', [0, 1], {0: {("t", 0): 7, ("t", 1): 2}}),
+        ('v1\n{}\n{"logOffset":3}\n{"t":{"0":7}}\n{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
+        ('v1\n{}\n5\n{}\n-', [0, 1, 2], {1: {}}),
+        ('v1\n{}\n{"t":{"0":7}}\n{"u":{"0":1}}\n{"t":{"0":7}}\n-', [0, 1, 0, 2],
+         {0: {("t", 0): 7}, 1: {("u", 0): 1}}),
+        ('v2\n{}\n1:{"t":{"0":7}}\n2:{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
     ],
 )  # fmt: skip
 def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
     assert read_offsets(text, sources) == found
 
 
-def test_a_log_of_another_number_of_sources_says_nothing():
-    """Two spouts that share a DataFrame are one source to Spark: the numbers would be others'."""
-    with pytest.raises(ValueError, match="2 sources are in it, and 3"):
-        read_offsets('v1\n{}\n{"t":{"0":7}}\n-', 3)
+def test_a_log_of_another_number_of_streams_says_nothing():
+    with pytest.raises(ValueError, match="2 streams are in it, and 3"):
+        read_offsets('v1\n{}\n{"t":{"0":7}}\n-', [0, 1, 2])

@@ -17,7 +17,9 @@ from test_kafka_spout import Kept, source, topology
 from ackcore import OffsetState
 from ackcore.kafka import ClientSettings, Cluster
 from ackcore.offsets import decode_metadata
+from ackcore.spark import run_batch
 from ackcore.spark.kafka.groups import ToldGroup
+from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
@@ -39,6 +41,27 @@ def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
     below = holes[holes < found.end]
     np.testing.assert_array_equal(found.hole_starts, below)
     np.testing.assert_array_equal(found.hole_ends, below + 1)
+
+
+def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):
+    """It would have what one of them has done."""
+    mock_kafka.create_topic("t", 2)
+    mock_kafka.create_topic("u")
+
+    def run(name, *spouts):
+        builder = TopologyBuilder()
+        for i, spout in enumerate(spouts):
+            builder.spout(f"lines{i}", spout)
+            builder.sink(f"lines{i}", lambda frame, number: None, name=f"sink{i}")
+        return run_batch(builder.build(), spark, tmp_path / name)
+
+    said = "spouts 'lines0' and 'lines1' read the same partitions and both tell group 'g'"
+    with pytest.raises(ValueError, match=said):
+        run("one", source(mock_kafka, ["t", "u"]), source(mock_kafka, "u"))
+    mock_kafka.produce("t", [b"a"])
+    mock_kafka.produce("u", [b"a"])
+    apart = source(mock_kafka, "t"), source(mock_kafka, "u"), source(mock_kafka, "u", group_id="h")
+    assert run("two", *apart).acked == 3
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):

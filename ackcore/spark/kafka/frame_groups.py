@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ackcore.spark.base.streams import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.commits import states
-from ackcore.spark.kafka.groups import Key, ToldGroup
+from ackcore.spark.kafka.groups import Key, Teller, ToldGroup, refuse_two_tellers
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import Spout
@@ -44,14 +44,19 @@ class FrameGroups:
     def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
         self._log = log
         self._groups: list[_FrameGroup] = []
-        #: Spark's sources have the numbers that they come in, and the heartbeat has the last.
-        number = 0
+        #: Spark's sources have the numbers that they come in, and the heartbeat has the last.  What
+        #: several spouts read, as of one DataFrame, is one source.
+        streams: list[Any] = []
+        self._sources: list[int] = []
         for spout in topology.spouts.values():
-            if spout.group is not None:
-                self._groups.append(_FrameGroup(spout, number, deployment))
-            if spout.kind is None:
-                number += len(streams_in(spout.source))
-        self._sources = number + 1
+            for stream in streams_in(spout.source) if spout.kind is None else ():
+                if stream not in streams:
+                    streams.append(stream)
+                self._sources.append(streams.index(stream))
+                if spout.group is not None:
+                    self._groups.append(_FrameGroup(spout, self._sources[-1], deployment))
+        self._sources.append(len(streams))
+        refuse_two_tellers(one.teller for one in self._groups)
         self._complained = False
 
     def recall(self, state: State) -> None:
@@ -91,6 +96,8 @@ class _FrameGroup:
         self.cluster = Cluster(spout.group.client)
         self._group = ToldGroup(spout.name, spout.group.group_id, deployment)
         self._asking = threading.Lock()
+        servers = spout.group.client.bootstrap_servers
+        self.teller = Teller(spout.name, spout.group.group_id, servers, [number])
         #: Where it was not told yet what is done.
         self._untold: dict[Key, int] = {}
 
@@ -116,29 +123,29 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
     return found
 
 
-def read_offsets(text: str, sources: int) -> dict[int, dict[Key, int]]:
+def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
     """Return up to where a micro-batch goes, by number of source: of those that read Kafka.
 
     Parameters
     ----------
     text : str
         What Spark has noted of it.
-    sources : int
-        How many there are.
+    sources : sequence of int
+        Of each stream in the plan of the query, in order, the number of its source.
 
     Raises
     ------
     ValueError
-        If it is noted of another number, so that it is unknown which is which.
+        If it is noted of other streams, so that it is unknown which is which.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":
-        if len(lines) != sources:
+        # A line for each stream in the plan, those of one source alike.
+        if len(lines) != len(sources):
             raise ValueError(
-                f"{len(lines)} sources are in it, and {sources} in the plan of the query: "
-                "each spout must have a DataFrame of its own"
+                f"{len(lines)} streams are in it, and {len(sources)} in the plan of the query"
             )
-        noted = dict(enumerate(lines))
+        noted = dict(zip(sources, lines, strict=True))
     else:
         # Format 2 has the number before each offset, and no line for a source without one.
         named = (line.partition(":") for line in lines)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from itertools import combinations
+from typing import NamedTuple
 
 from ackcore import OffsetState
 from ackcore.kafka.cluster import Cluster
@@ -20,6 +22,30 @@ _SLOW_S, _TIMES, _LONGEST_S = 1.0, 10.0, 30.0
 _REPEAT_S = 3600.0
 
 Key = tuple[str, int]
+
+
+class Teller(NamedTuple):
+    """A spout, the group that it tells, at which brokers, and what of: partitions or sources."""
+
+    spout: str
+    group_id: str
+    bootstrap_servers: str
+    of: Collection[Hashable]
+
+
+def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
+    """Raise ValueError if two spouts tell one group of the same.
+
+    Whoever begins with that group would leave out what one has done and the other has not.
+    """
+    for one, other in combinations(tellers, 2):
+        if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
+            raise ValueError(
+                f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both tell "
+                f"group {one.group_id!r} what is done of them, so that it would have what only one "
+                "of them has done; give each a group of its own, or read them by one spout, to "
+                "which several bolts may subscribe"
+            )
 
 
 class ToldGroup:

@@ -57,6 +57,11 @@ class SpoutOffsets:
         Its source.
     deployment : int
         Which checkpoint the commits are of.
+
+    Attributes
+    ----------
+    partitions : list of TopicPartition
+        Those that there are, in order, as they were last asked for.
     """
 
     def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
@@ -67,8 +72,8 @@ class SpoutOffsets:
         self._cluster = Cluster(spout.client)
         #: Where it ends, if it does.
         self._until: dict[Key, int] | None = None
-        #: The partitions in order, the ids of their topics, and when that is to be asked again.
-        self._partitions: list[TopicPartition] = []
+        self.partitions: list[TopicPartition] = []
+        #: The ids of their topics, and when all that is to be asked again.
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
         self._was_read = False
@@ -99,18 +104,18 @@ class SpoutOffsets:
                 self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
             )
         self._was_read = True
-        self._partitions = [one.key for one in found]
+        self.partitions = [one.key for one in found]
         self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
         self._refresh_at = time.monotonic() + self.spout.refresh_s
 
     def _tell_of_tasks(self) -> None:
         tasks = self.spout.tasks
-        if tasks is not None and tasks > len(self._partitions):
+        if tasks is not None and tasks > len(self.partitions):
             _log.warning(
                 "spout %s has %d tasks and %d partitions: some tasks have none",
                 self.name,
                 tasks,
-                len(self._partitions),
+                len(self.partitions),
             )
 
     def _marks(self, *, all_of_them: bool = False) -> dict[Key, tuple[int, int]]:
@@ -124,12 +129,12 @@ class SpoutOffsets:
             self._refresh_at = 0.0
             raise
         with self._asking:
-            answers = self._cluster.watermarks(self._partitions)
+            answers = self._cluster.watermarks(self.partitions)
         if answers.failed:
             self._refresh_at = 0.0  # a topic may be gone, or a leader have changed
             if all_of_them or not answers.found:
                 raise _unanswered("where partitions begin and end", answers.failed)
-        return {each: answers.found[each] for each in self._partitions if each in answers.found}
+        return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
         """Return the end of each partition."""
@@ -209,7 +214,7 @@ class SpoutOffsets:
         }
         stops = {each: high for each, (_, high) in marks.items()}
         if self._until is not None:
-            there_are = {*marks, *self._partitions}
+            there_are = {*marks, *self.partitions}
             # Nor is what it was truncated by waited for.
             self._until = {
                 each: min(end, marks[each][1]) if each in marks else end

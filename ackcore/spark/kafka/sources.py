@@ -14,6 +14,7 @@ from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.kafka.groups import Teller, refuse_two_tellers
 from ackcore.spark.kafka.offsets import SpoutOffsets
 from ackcore.spark.kafka.outages import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan
@@ -71,6 +72,11 @@ class KafkaSources:
                     one = spouts[name] = SpoutOffsets(name, spout.source, state.deployment_key)
                     if ends and not (once and body is not None):
                         one.end_here()
+            refuse_two_tellers(
+                Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
+                for name, one in spouts.items()
+                if one.spout.group_id is not None
+            )
             sources._commit_last(state)
         except BaseException:
             sources.close()
