@@ -365,6 +365,43 @@ def test_a_cluster_that_is_away_silences_no_other(of, caplog):
     assert sources.has_new()
 
 
+@pytest.mark.parametrize(("topic_id", "taken_then"), [("one", []), ("two", [(0, 0, 98)])])
+def test_a_partition_that_ends_below_what_was_read_has_a_micro_batch(of, topic_id, taken_then):
+    """Not only when it is as long again, and what came first would be passed over."""
+    cluster = Cluster((0, 100))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    it.commit(first, [])
+    assert not it.has_new()
+    cluster.marks["t", 0] = (0, 98)
+    cluster.topic_id = topic_id
+    it._refresh_at = 0
+    assert it.has_new()
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == taken_then
+    it.commit(second, [])
+    assert not it.has_new()
+    cluster.marks["t", 0] = (0, 130)
+    assert it.has_new()
+    assert taken(it.plan(second, 1, bounded=True)) == [(0, 98, 130)]
+
+
+def test_a_topic_made_anew_of_the_same_length_has_a_micro_batch(of):
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    it.commit(first, [])
+    cluster.topic_id = "two"
+    it._refresh_at = 0
+    ends = it.ends()
+    assert it.has_new()
+    assert not it.reaching(ends)()
+    second = it.plan(first, 1, bounded=True)
+    it.commit(second, [])
+    assert it.reaching(ends)()
+    assert not it.has_new()
+
+
 def test_a_truncated_partition_goes_on_at_its_end(of):
     cluster = Cluster((0, 100))
     it = of(cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -147,7 +147,19 @@ class SpoutOffsets:
 
     def has_new(self) -> bool:
         """Whether there is something that no micro-batch is done with."""
-        return not self.reaching(self.ends())()
+        ends = self.ends()
+        if self._done is None or self._is_of_others(self._done, {topic for topic, _ in ends}):
+            return True
+        # One that ends below was truncated or made anew.  Were it left until it is as long again,
+        # what has come by then would be taken for what was read.
+        return any(_next(self._done, of, -1) != end for of, end in ends.items())
+
+    def _is_of_others(self, plan: OffsetPlan, topics: Collection[str]) -> bool:
+        """Whether one of these topics is another than that of a plan, as far as is known."""
+        known, now = plan.topic_ids, self._topic_ids
+        return any(
+            topic in known and now.get(topic, known[topic]) != known[topic] for topic in topics
+        )
 
     @property
     def is_through(self) -> bool:
@@ -160,8 +172,9 @@ class SpoutOffsets:
         def reached() -> bool:
             if self._done is None:
                 return False
-            at = {(topic, partition): each.next for topic, partition, each in self._done.each()}
-            return all(at.get(of, -1) >= end for of, end in ends.items())
+            if self._is_of_others(self._done, {topic for topic, _ in ends}):
+                return False
+            return all(_next(self._done, of, -1) >= end for of, end in ends.items())
 
         return reached
 
