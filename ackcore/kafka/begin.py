@@ -2,14 +2,15 @@
 
 "group" is where it was committed; "earliest", "latest", "timestamp" and "explicit" are as ``start``
 says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
-beginning of a topic that has the name of the one that was read.
+beginning of a topic that has the name of the one that was read, "new partition" that of one which
+came to a topic while it was read: its end, or what is of a time, may be behind its first records.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 #: How long the broker may take to say what was committed, and which offsets are of a time.
 _REQUEST_S = 30.0
 _PAUSE_S = 0.1
-MADE_ANEW = "topic made anew"
+MADE_ANEW, NEW_PARTITION = "topic made anew", "new partition"
 _WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
 
 
@@ -48,6 +49,7 @@ def begin(
     partitions: Sequence[TopicPartition],
     ids: Mapping[str, str | None],
     seen: Mapping[str, str],
+    is_new: Callable[[Key], bool],
 ) -> list[Begun]:
     """Decide where partitions begin.
 
@@ -59,6 +61,8 @@ def begin(
         The ids of their topics, as far as they are known.
     seen : mapping from str to str
         The ids that topics had when this consumer read them last.
+    is_new : callable
+        Whether a partition has come to its topic since this consumer began to read that.
 
     Raises
     ------
@@ -80,7 +84,10 @@ def begin(
         if kept is None:
             low, high = marks[key]
             offset, why = first_offset(settings.start, key, low, high, times.get(key))
-            why = why if each.offset < 0 else f"forced, {why}"
+            if each.offset >= 0:
+                why = f"forced, {why}"
+            elif why in ("latest", "timestamp") and is_new(key):
+                offset, why = low, NEW_PARTITION
             kept = decode_metadata(*key, offset, None), why
         restored, why = kept
         offset = restored.state.committable

@@ -202,7 +202,8 @@ class ClientThread:
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Take in partitions where they begin; return them with the offsets to read from."""
         ids = self._topics.ids({each.topic for each in partitions})
-        begun = begin(self._client, self.settings, partitions, ids, self._seen)
+        is_new = self._topics.is_new
+        begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)
         self._seen.update({topic: found for topic, found in ids.items() if found is not None})
         self._reading.begin(begun)
         self._next_commit_ms = 0  # where they begin, if it is not committed

@@ -79,8 +79,9 @@ class Consumer:
     start : {"earliest", "latest"}, datetime or mapping, default "earliest"
         Where to begin a partition of which nothing is committed: at the first record that there
         is, at the end, at the first record of a time (with its zone), or at offsets by (topic,
-        partition), those without one at the earliest.  So does a partition that is new: of what
-        it got before it was assigned "latest" passes over all, a time nothing.
+        partition), those without one at the earliest.  A partition that comes to a topic while
+        this member reads that begins at its first record; to one that has not read the topic
+        before, it is as any other, so that "latest" passes over what it got until then.
     force_from_start : str, optional
         The name of a deployment.  A partition that was committed under another name, or none,
         begins as ``start`` says all the same, once for each name.  Give all members of the group

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -42,6 +43,8 @@ class TopicWatch:
         self._cluster = Cluster(ClientSettings(settings.client.bootstrap_servers, quiet))
         self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
+        #: How many partitions each topic had when it was asked for first.
+        self._first: dict[str, int] = {}
         self._complained = False
         names = [name for name in settings.topics if not name.startswith("^")]
         patterns = [name for name in settings.topics if name.startswith("^")]
@@ -70,6 +73,11 @@ class TopicWatch:
         """
         return ids_of(self._answer(lambda: self._of(topics)))
 
+    def is_new(self, key: tuple[str, int]) -> bool:
+        """Whether a partition was not there yet when its topic was asked for first."""
+        topic, partition = key
+        return partition >= self._first.get(topic, partition + 1)
+
     def _answer(self, question: Callable[[], list[Partition]]) -> list[Partition]:
         try:
             return self._ask(question).result()
@@ -82,7 +90,10 @@ class TopicWatch:
         def run() -> None:
             with self._one_at_a_time:
                 try:
-                    future.set_result(question())
+                    found = question()
+                    for topic, partitions in Counter(one.topic for one in found).items():
+                        self._first.setdefault(topic, partitions)
+                    future.set_result(found)
                 except BaseException as error:
                     future.set_exception(error)
 

@@ -56,6 +56,9 @@ class Topics:
     def soon(self, now_ms):
         pass
 
+    def is_new(self, key):
+        return False
+
     def close(self):
         pass
 

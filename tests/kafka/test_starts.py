@@ -263,6 +263,26 @@ def test_tasks_read_new_partitions_and_those_of_a_pattern(kafka_broker, tmp_path
         wait_until(lambda: books.committed()[0][0] == 5, "what was held before goes on")
 
 
+@pytest.mark.parametrize("by", ["group", "tasks"])
+@pytest.mark.parametrize("start", ["latest", datetime(2100, 1, 1, tzinfo=UTC)])
+def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
+    kafka_broker, tmp_path, caplog, by, start
+):
+    """Though its topic was begun at its end: that is of the partitions that there were then."""
+    caplog.set_level(logging.INFO)
+    books = books_of(kafka_broker, tmp_path, partitions=2)
+    books.produce(4)
+    how = {"tasks": 1, "task": 0} if by == "tasks" else {}
+    options = {"topic.metadata.refresh.interval.ms": 200}
+    with consuming(books, start=start, refresh_s=0.2, options=options, **how) as consumer:
+        wait_until(lambda: partitions_of(consumer) == {0, 1}, "it begins")
+        wait_until(lambda: not books.lag(), "it has committed where")
+        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(books.topic, 3)]))
+        kafka_broker.produce(books.topic, [b"first", b"second"], 2)
+        assert [one.value for one in take(consumer, 2)] == [b"first", b"second"]
+    assert "0, new partition" in begun(caplog)
+
+
 def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
     """Of two topics a partition that is new moves those behind it."""
     books = books_of(kafka_broker, tmp_path, partitions=1)
