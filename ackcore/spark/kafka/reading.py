@@ -21,8 +21,9 @@ _ROWS = 1 << 14
 BATCH_BYTES = 1 << 22
 #: For how long nothing may come, in seconds: the driver waits for what is away longer.
 SILENT_S = 15.0
-#: Records that are read along with those on either side of them: a reader has to begin anew else.
-_NEAR = 1_000
+#: Records that are read along with those on either side of them: to begin anew takes a reader as
+#: long as so many do.
+_NEAR = 2_000
 
 
 class ReadOffsets:
