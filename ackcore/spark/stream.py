@@ -54,6 +54,8 @@ _log = logging.getLogger("ackcore")
 
 #: How long Spark may take to note that a micro-batch has ended.
 _COMMIT_S, _CHECKSUM_S = 10.0, 0.5
+#: How long its query may take to be stopped, once we are told to: a call to the JVM.
+_STOP_S = 30.0
 #: How many micro-batches `Query.recent_progress` goes back.
 _RECENT = 100
 
@@ -211,6 +213,7 @@ class Stream:
 
     def _each(self, frame: DataFrame, number: int) -> None:
         """What Spark calls with each micro-batch."""
+        ended: Exception | None = None
         with self._changed:
             self._at_work = threading.current_thread()
         try:
@@ -241,12 +244,27 @@ class Stream:
             # answer, were the thread that called us to end.
             if not isinstance(error, Exception):
                 error = RuntimeError(f"{type(error).__name__} was raised: {error}")
-            self.error = error
-            raise for_spark(error) from None
+            self.error = ended = error
         finally:
             with self._changed:
                 self._at_work = None
                 self._changed.notify_all()
+        if ended is not None:
+            if isinstance(ended, Stopped):
+                self._wait_for_sparks_stop()
+            raise for_spark(ended) from None
+
+    def _wait_for_sparks_stop(self) -> None:
+        """Wait until Spark's query is being stopped: before, it takes an interruption for an error.
+
+        It is just after we are told to stop.
+        """
+        until = time.monotonic() + _STOP_S
+        while time.monotonic() < until and not self.ended.is_set():
+            spark_query = self.spark_query  # None while it is being started
+            if spark_query is not None and not is_active(spark_query):
+                return
+            self.ended.wait(0.01)
 
     def _pause(self, seconds: float) -> bool:
         """Wait; True if the query, or Spark's own, is being stopped."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
 from streams import LINE, Count, Folder, Split, Store, until, word_count
 
 from ackcore.spark import query
@@ -470,6 +471,31 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.books.acked == 1, on)
     assert query.Query is type(on)
+
+
+def test_a_stop_that_the_sink_hears_of_before_spark_is_no_error_to_spark(
+    spark, tmp_path, folder, running, monkeypatch
+):
+    """Whoever is told first: until Spark's query is being stopped, an interruption is an error."""
+    store = Store()
+    store.down = 10**9
+    folder.add("a")
+    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: store.down < 10**9, on)
+    sparks_stop, ended = StreamingQuery.stop, []
+
+    def stop_late(query):
+        with on._stream._changed:
+            on._stream._changed.wait_for(lambda: on._stream._at_work is None, 60)
+        # True, or an error, if it has ended by itself.
+        ended.append(query.awaitTermination(1))
+        sparks_stop(query)
+
+    monkeypatch.setattr(StreamingQuery, "stop", stop_late)
+    on.stop()
+    assert ended == [False]
+    assert (on.exception, on.spark_query.exception()) == (None, None)
 
 
 def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, store):
