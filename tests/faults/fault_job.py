@@ -223,6 +223,14 @@ class Split(BatchBolt):
         )
 
 
+class SplitValues(Split):
+    """The same, of lines that are JSON in records of Kafka."""
+
+    def process(self, batch, out):
+        lines = [json.loads(value.as_py()) for value in batch["value"]]
+        super().process(pa.RecordBatch.from_pylist(lines), out)
+
+
 class EnrichBatch(BatchBolt):
     """Hands words on; fails some of them by itself, and raises for others."""
 
@@ -359,22 +367,31 @@ class Sink:
         frame.write.mode(self.mode).parquet(place)
 
 
-def topology_of(spark, config):
-    """The topology, its source and sink where the configuration says."""
-    directory, rules = config["directory"], config.get("rules", {})
-    marks = f"{directory}/marks"
-    builder = TopologyBuilder()
+def source_of(spark, config):
+    """The lines: of files, or of a topic."""
+    if "kafka" in config:
+        from ackcore.kafka import KafkaSpout  # noqa: PLC0415
+
+        return KafkaSpout(**config["kafka"])
     schema = "id bigint, text string"
     if config.get("mode", "stream") == "stream":
         source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     else:
         source = spark.read.schema(schema)
-    frame = source.parquet(f"{directory}/in")
+    frame = source.parquet(f"{config['directory']}/in")
     if config.get("slow_source"):
         frame = frame.mapInArrow(Slowly(config["slow_source"]), schema)
     if config.get("shuffled"):
         frame = frame.repartition(2).mapInArrow(in_any_order, schema)
-    builder.spout("lines", frame, message_id=config.get("message_id"))
+    return frame
+
+
+def topology_of(spark, config):
+    """The topology, its source and sink where the configuration says."""
+    directory, rules = config["directory"], config.get("rules", {})
+    marks = f"{directory}/marks"
+    builder = TopologyBuilder()
+    builder.spout("lines", source_of(spark, config), message_id=config.get("message_id"))
     trouble = Trouble("enrich", rules.get("enrich", {}), marks)
     if config.get("server"):
         kind = EnrichAsync if config.get("enrich") == "async" else EnrichCalls
@@ -382,7 +399,7 @@ def topology_of(spark, config):
     else:
         kind = {"row": EnrichRows, "batch": EnrichBatch}[config.get("enrich", "row")]
         enrich = kind(trouble, config.get("otherwise", False))
-    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("split", SplitValues() if "kafka" in config else Split()).shuffle("lines")
     builder.bolt("enrich", enrich).shuffle("split")
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"

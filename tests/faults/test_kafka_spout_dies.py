@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 
+import fault_job
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import run_batch, start, to_parquet
+from ackcore.spark import Books, run_batch, start, to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.faults
+
+CLUSTER = "local-cluster[2,1,1024]"
 
 
 class Take(BasicBolt):
@@ -119,3 +124,40 @@ def test_workers_are_killed(spark, kafka_broker, tmp_path):
     assert written(spark, sink) == list(range(100))
     assert (books.records, books.acked, books.dead) == (100, 100, 0)
     assert [kafka_broker.committed(f"of-{topic}", topic, p)[0] for p in (0, 1)] == [50, 50]
+
+
+def test_executors_workers_and_drivers_are_killed(job, kafka_broker):
+    """In a cluster of two executors; the next driver goes on with the offsets on record."""
+    records = fault_job.lines(90)
+    topic, group = kafka_broker.new_topic(3), kafka_broker.new_group()
+    for partition in range(3):
+        values = [json.dumps(records[n]).encode() for n in range(partition, 90, 3)]
+        kafka_broker.produce(topic, values, partition)
+    it = job(
+        records,
+        rules={
+            # While its task reads, and behind an exchange.
+            "enrich": {"executor_once": [14], "kill_once": [35], "until": {3: 2, 77: 1}},
+            "count": {"executor_once": [52]},
+        },
+        kafka={
+            "topics": topic,
+            "bootstrap_servers": kafka_broker.bootstrap_servers,
+            "group_id": group,
+            "start": "earliest",
+            "max_records": 45,
+        },
+    )
+    ended = [it.run(master=CLUSTER, failpoints=step) for step in ("ran:0", "decided:1")]
+    assert all(one.killed for one in ended), [one.log[-3000:] for one in ended if not one.killed]
+    last = it.run(master=CLUSTER)
+    assert last.error is None, last.error
+    assert len(it.marks("*-executor-once-*")) == 2
+    assert len(it.marks("enrich-kill-*")) == 1
+    rows = pa.concat_tables(pq.read_table(path) for path in it.directory.glob("sink/batch_id=*"))
+    found = sorted(zip(*(rows[name].to_pylist() for name in ("id", "at", "word")), strict=True))
+    said = [row for record in records.values() for row in fault_job.rows_of(record)]
+    assert found == [(row["id"], row["at"], row["word"]) for row in said]
+    books = Books.from_json(last.said["books"])
+    assert (books.records, books.acked, books.dead) == (90, 90, 0)
+    assert [kafka_broker.committed(group, topic, p)[0] for p in range(3)] == [30, 30, 30]

@@ -16,6 +16,8 @@ from streams import Folder, until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+from confluent_kafka import Producer
+
 from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, dead_letters, replay, run_batch, start
@@ -471,6 +473,29 @@ def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, k
     on = start(it, spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
     assert on.books.records == 4
+
+
+def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
+    spark, kafka_broker, checkpoint, kept
+):
+    """A range may have nothing else, and what failed is told by its place among what is there."""
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    producer = Producer(kafka_broker.conf(transactional_id=group))
+    producer.init_transactions(30)
+    for n, values in enumerate([["a", "bad", "b"], ["no"] * 5, ["flaky", "c"], ["no", "bad"]]):
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value)
+        producer.flush()
+        (producer.abort_transaction if n % 2 else producer.commit_transaction)(30)
+    spout = source(kafka_broker, topic, group_id=group, max_records=3)
+    on = start(topology(spout, kept), spark, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == ["a", "b", "c", "flaky"]
+    assert (on.books.records, on.books.dead) == (5, 1)
+    assert [row.message_id for row in dead_letters(checkpoint).collect()] == [f'["{topic}", 0, 1]']
+    assert kafka_broker.committed(group, topic)[0] == 16
+    assert on.progress.lag == {"lines": 0}
 
 
 def test_kafka_beside_files(spark, mock_kafka, checkpoint, kept, running, tmp_path):
