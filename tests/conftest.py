@@ -445,7 +445,7 @@ def run_readme():
                 r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
             )
             if ">>>" in fence
-            and ("spark." in fence or "ackcore.testing" in fence) is on_spark
+            and bool(re.search(r"\bspark[.,]|ackcore\.testing", fence)) is on_spark
             and ("ackcore.kafka" in fence) is on_kafka
         ]
         assert sessions
