@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +62,10 @@ class BatchExecutor:
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         calls, types = 0, Counter[str]()
-
-        def process(start: int, stop: int) -> None:
-            nonlocal calls
+        # No function that calls itself: it would keep the batch until Python looks for cycles.
+        spans = [(0, rows)]
+        while spans:
+            start, stop = spans.pop()
             part, part_identity = batch, identity
             if stop - start < rows:
                 part = batch.slice(start, stop - start)
@@ -77,24 +79,25 @@ class BatchExecutor:
                 stream,
                 part_identity,
             )
-            error = self._call(lambda: self.component.process(part, out), out, part.schema.names)
+            process = partial(self._process, part, out)
+            error = self._call(process, out, part.schema.names)
             if error is None:
                 more, failed = out._close()
                 emitted.extend(more)
                 failures.update(failed)
-                return
+                continue
             calls += 1
             if stop - start == 1:
                 failures[first + start] = error
                 types[error.type] += 1
             else:
                 middle = (start + stop) // 2
-                process(start, middle)
-                process(middle, stop)
-
-        process(0, rows)
+                spans += [(middle, stop), (start, middle)]
         results = self._results(emitted, failures)
         return results._replace(raised=Raised(calls, types.total(), types)) if calls else results
+
+    def _process(self, part: pa.RecordBatch, out: BatchCollector) -> object:
+        return self.component.process(part, out)  # type: ignore[func-returns-value]
 
     def flush(self) -> Results:
         """Flush the bolt."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import types
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -32,7 +34,7 @@ from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing import Source
-from ackcore.topology import Layout, TopologyBuilder
+from ackcore.topology import BatchBolt, Layout, TopologyBuilder
 from ackcore.topology.tuples import Raised, Reason
 
 
@@ -187,6 +189,51 @@ def test_a_tuple_too_large_for_a_shuffle_fails_with_its_size(simulate, monkeypat
     reason = Reason.decode(text)
     assert (reason.component, reason.type) == ("spout", "TupleTooLarge")
     assert "has 16 bytes, and no more than 15 cross a shuffle" in reason.message
+
+
+class Count(BatchBolt):
+    """Counts, and has all its input open until it is flushed."""
+
+    outputs = pa.schema([("n", pa.int64())])
+
+    def prepare(self, context):
+        self.n = 0
+
+    def process(self, batch, out):
+        self.n += len(batch)
+
+    def flush(self, out):
+        out.emit([[self.n]], parents=None)
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_what_rows_hold_is_let_go_when_a_bolt_has_had_them(simulate, decodes):
+    """A bolt that flushes has every row of its task open: not also what is in them."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("count", Count()).local_or_shuffle("spout")
+    builder.bolt("next", Count()).local_or_shuffle("count")
+    simulation = simulate(builder.build())
+    if decodes:
+        source = dataclasses.replace(simulation.source, decode=lambda batch: (batch, {}))
+        simulation.source = source
+    memory, alive = [], []
+
+    def batches():
+        for _ in range(10):
+            values = np.arange(5)
+            memory.append(weakref.ref(values))
+            yield pa.record_batch([pa.array(values)] * 2, schema=ROWS)
+            del values
+            alive.append(sum(ref() is not None for ref in memory))
+
+    stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
+    with called_as(0, 1):
+        rows = [row for batch in stage(batches()) for row in batch.to_pylist()]
+    done = simulation.read(rows)
+    assert done.records["spout"] == 50
+    assert done.emitted["count"] == {"default": 1}
+    assert max(alive) <= 2  # the last one, and what a generator has in hand
 
 
 @given(topology=topologies(), values=VALUES, batch_rows=st.integers(1, 9))

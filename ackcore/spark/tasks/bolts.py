@@ -28,7 +28,13 @@ from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracing import Tracer
-from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, running_counts
+from ackcore.spark.tasks.tracking import (
+    NO_COLUMNS,
+    AnchoredRows,
+    Chunks,
+    Owners,
+    running_counts,
+)
 from ackcore.topology.answers import Answers, context_of
 from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor
@@ -36,7 +42,10 @@ from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised
 
 
 class OpenRows(NamedTuple):
-    """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it."""
+    """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it.
+
+    They are without their columns.
+    """
 
     first: int
     rows: AnchoredRows
@@ -187,7 +196,8 @@ class Bolts:
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
-        bolt.open_rows.append(OpenRows(bolt.next, rows))
+        # A bolt may have all rows of a task open: what they hold is its own to keep.
+        bolt.open_rows.append(OpenRows(bolt.next, rows.without_columns()))
         bolt.next += len(rows)
         started_ns = time.time_ns() if self.tracer is not None else 0
         with self._time_limit.on(target):
@@ -301,10 +311,9 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
     """All open rows as one, without their columns, and the handle of the first."""
-    empty = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
-        return AnchoredRows(empty, Owners(np.empty(0, np.int64)), none), 0
+        return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0
     owners = [part.rows.owners for part in parts]
     if all(own.offsets is None for own in owners):
         together = Owners(np.concatenate([own.ids for own in owners]))
@@ -325,4 +334,4 @@ def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
             np.concatenate([one.attempts for one in found]),
             np.concatenate([one.stable_ids for one in found]),
         )
-    return AnchoredRows(empty, together, identity), parts[0].first
+    return AnchoredRows(NO_COLUMNS, together, identity), parts[0].first

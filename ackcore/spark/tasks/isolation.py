@@ -261,7 +261,8 @@ class IsolatedBolts:
         """Return what a spout emits of its source's rows; the others fail."""
         with self._isolation.time_limit.on(source):
             batch, undecodable = decode(rows.batch)
-        decoded = AnchoredRows(batch, lambda: rows.owners, rows.identity, rows.only_chunk)
+        bare = rows.without_columns()
+        decoded = AnchoredRows(batch, lambda: bare.owners, rows.identity, rows.only_chunk)
         return self._ledger_rows.fail_some(decoded, undecodable, source)
 
     def process(self, sub: Subscription, rows: AnchoredRows) -> None:

@@ -93,14 +93,15 @@ class SpoutStage:
             identity = source.identity(some.batch, spec.number, some.partition, some.first)
         bad = {} if some.partition == RETRIES else source.refusals(some.batch)
         if not source.tracked:
-            owners = Owners(np.full(n, NONE, np.int64))
-            rows = AnchoredRows(some.batch, owners, identity)
+            loose = Owners(np.full(n, NONE, np.int64))
+            rows = AnchoredRows(some.batch, loose, identity)
             _deliver(task, source, rows, bad)
             return
 
+        of = some.partition, some.first, n, some.attempts  # the rows themselves are let go
+
         def load() -> tuple[Int64s, Int64s]:
-            roots = source.roots(some.partition, some.first, n, some.attempts)
-            return roots, np.zeros(n, np.int64)
+            return source.roots(*of), np.zeros(n, np.int64)
 
         chunk = task.chunks.add(n, load, source.number)
         if task.tracer is not None:
@@ -108,7 +109,11 @@ class SpoutStage:
         # Two records of one id are the source's mistake; that a retry meets one is ours.
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
-        owners = Owners(np.arange(chunk.first, chunk.first + n, dtype=np.int64))
+        first = chunk.first
+
+        def owners() -> Owners:
+            return Owners(np.arange(first, first + n, dtype=np.int64))
+
         rows = AnchoredRows(some.batch, owners, identity, chunk)
         nameless = source.nameless(some.batch)
         if nameless is not None:

@@ -80,7 +80,7 @@ class AnchoredRows:
         The chunk that all of them hang from, one group each, if that is so.
     """
 
-    __slots__ = ("_owners", "batch", "identity", "only_chunk")
+    __slots__ = ("_owners", "_rows", "batch", "identity", "only_chunk")
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class AnchoredRows:
         only_chunk: Chunk | None = None,
     ) -> None:
         self.batch = batch
+        self._rows = len(batch)
         self.identity = identity
         self.only_chunk = only_chunk
         self._owners = owners
@@ -102,7 +103,17 @@ class AnchoredRows:
         return self._owners
 
     def __len__(self) -> int:
-        return len(self.batch)
+        return self._rows
+
+    def without_columns(self) -> AnchoredRows:
+        """Return as many rows that hang from the same, for whoever outlasts what they hold."""
+        found = AnchoredRows(NO_COLUMNS, self._owners, self.identity, self.only_chunk)
+        found._rows = self._rows
+        return found
+
+
+#: The columns of rows of which only is kept what they hang from.
+NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
