@@ -233,3 +233,22 @@ class OffsetState(NamedTuple):
     hole_ends: Int64s
     failed: Int64s  # those not done that failed, in order ...
     attempts: Int32s  # ... and how often
+
+
+class BinaryColumn(NamedTuple):
+    """A column of bytes as Arrow lays it out, but for ``valid``, which has a byte for each row."""
+
+    offsets: Int32s  # shape (n + 1,): value i is data[offsets[i]:offsets[i + 1]]
+    data: UInt8s
+    valid: UInt8s | None  # shape (n,): 0 where there is no value; None if there is one everywhere
+
+
+class GatheredRecords(NamedTuple):
+    """The n records that a `RecordBuffers` had."""
+
+    keys: BinaryColumn
+    values: BinaryColumn
+    headers: list[list[tuple[str, bytes | None]] | None] | None  # of each record; None if all are
+    offsets: Int64s  # shape (n,)
+    times_ms: Int64s  # shape (n,): since 1970
+    timed: UInt8s | None  # shape (n,): 0 where a record has no time; None if all have one

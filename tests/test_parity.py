@@ -33,7 +33,7 @@ def test_the_native_module_has_what_the_reference_has(native, reference):
     assert public(native) == set(reference.__all__)
 
 
-@pytest.mark.parametrize("cls", ["Ledger", "IdSource", "OffsetTracker"])
+@pytest.mark.parametrize("cls", ["Ledger", "IdSource", "OffsetTracker", "RecordBuffers"])
 def test_classes_have_the_same_members(native, reference, cls):
     native_class, reference_class = getattr(native, cls), getattr(reference, cls)
     assert names_of(native_class) == names_of(reference_class)
@@ -95,7 +95,12 @@ def test_the_protocol_has_every_method(Ledger, reference):
 
 def test_all_that_is_public_has_words(native, reference):
     for module in (native, reference):
-        for cls in (module.Ledger, module.IdSource, module.OffsetTracker):
+        for cls in (
+            module.Ledger,
+            module.IdSource,
+            module.OffsetTracker,
+            module.RecordBuffers,
+        ):
             methods = [name for name in names_of(cls) if callable(getattr(cls, name))]
             silent = [name for name in methods if not inspect.getdoc(getattr(cls, name))]
             assert silent == []

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import Message
 
+from ackcore._backend import implementation
+from ackcore._records import BinaryColumn, UInt8s
 from ackcore.kafka.ranges import RECORD_SCHEMA
+
+if TYPE_CHECKING:
+    from ackcore._reference import RecordBuffers
+else:
+    RecordBuffers = implementation.RecordBuffers
 
 _HEADERS = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP = RECORD_SCHEMA.field("timestamp").type
-
-_time_of = itemgetter(1)
-_kind_of = itemgetter(0)
+#: Bytes of a value, beside its own: where it begins.
+_OFFSET_BYTES = 4
 
 
 class RecordColumns:
     """The columns of records that were read of one partition and not handed out yet.
 
-    Of messages nothing is kept but what they hold, in Arrow's memory: what becomes of theirs is
-    that the next ones lie in it, while it is in the processor's caches.
+    Of messages nothing is kept but what they hold: what becomes of theirs is that the next ones
+    lie in it, while it is in the processor's caches.
 
     Parameters
     ----------
@@ -35,76 +40,81 @@ class RecordColumns:
     def __init__(self, topic: str, partition: int) -> None:
         self._topic = pa.scalar(topic, pa.string())
         self._partition = pa.scalar(partition, pa.int32())
-        self._columns: list[list[pa.Array]] = [[] for _ in range(5)]
-        self.rows = 0
-        #: Of keys and values.
-        self.bytes = 0
+        self._buffers = RecordBuffers()
+        #: Of topic and partition, for as many rows as the last batch had.
+        self._constants = self._constant(0)
 
-    def add(self, messages: Sequence[Message]) -> None:
-        """Append messages, none of which is an event."""
-        keys = _binary(list(map(Message.key, messages)))
-        values = _binary(list(map(Message.value, messages)))
-        headers = _headers(messages)
-        found = (keys, values, headers, _offsets(messages), _timestamps(messages))
-        for column, part in zip(self._columns, found, strict=True):
-            column.append(part)
-        self.rows += len(messages)
-        self.bytes += keys.nbytes + values.nbytes
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self._buffers.rows
 
-    def taken(self) -> list[pa.RecordBatch]:
-        """Return them as one batch, or more where an array of one would not hold them."""
-        if not self.rows:
-            return []
-        keys, values, headers, offsets, timestamps = map(pa.chunked_array, self._columns)
-        topics = pa.repeat(self._topic, self.rows)
-        partitions = pa.repeat(self._partition, self.rows)
-        columns = [keys, values, headers, topics, partitions, offsets, timestamps]
-        self._columns = [[] for _ in range(5)]
-        self.rows = self.bytes = 0
-        return joined(pa.Table.from_arrays(columns, schema=RECORD_SCHEMA))
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
+    def add(self, messages: Sequence[Message], first: int, stop: int) -> int:
+        """Append the records of messages from a place on, up to an event or an offset.
 
-def joined(table: pa.Table) -> list[pa.RecordBatch]:
-    """Return the rows of a table in as few batches as hold them."""
-    found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
-    return found
+        Returns
+        -------
+        int
+            The place of the first one that was not: an event, a record at or above ``stop``, or one
+            that does not fit in a batch with those before it.
+        """
+        return self._buffers.add(messages, first, stop)
 
+    def taken(self) -> pa.RecordBatch | None:
+        """Return them as one batch; None if there are none."""
+        found = self._buffers.taken()
+        if found is None:
+            return None
+        n = len(found.offsets)
+        if len(self._constants[0]) != n:
+            self._constants = self._constant(n)
+        columns = [
+            _binary(found.keys),
+            _binary(found.values),
+            _headers(found.headers, n),
+            *self._constants,
+            pa.array(found.offsets),
+            _timestamps(found.times_ms, found.timed),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
-def _binary(values: list[Any]) -> pa.Array:
-    if values.count(None) == len(values):
-        return pa.nulls(len(values), pa.binary())
-    return pa.array(values, pa.binary())
-
-
-def _offsets(messages: Sequence[Message]) -> pa.Array:
-    n = len(messages)
-    first, last = messages[0].offset(), messages[-1].offset()
-    if first is not None and last == first + n - 1:  # they rise: none is missing between them
-        return pa.array(np.arange(first, first + n))
-    return pa.array(np.fromiter(map(Message.offset, messages), np.int64, n))
+    def _constant(self, n: int) -> tuple[pa.Array, pa.Array]:
+        return pa.repeat(self._topic, n), pa.repeat(self._partition, n)
 
 
-def _timestamps(messages: Sequence[Message]) -> pa.Array:
-    n = len(messages)
-    times = np.fromiter(map(_time_of, map(Message.timestamp, messages)), np.int64, n)
-    if times.min() > 0:
-        return pa.array(times).view(_TIMESTAMP)
-    kinds = np.fromiter(map(_kind_of, map(Message.timestamp, messages)), np.int64, n)
-    return pa.array(times, mask=kinds == TIMESTAMP_NOT_AVAILABLE).view(_TIMESTAMP)
+def _binary(column: BinaryColumn) -> pa.Array:
+    n = len(column.offsets) - 1
+    if column.valid is not None and not column.valid.any():
+        return pa.nulls(n, pa.binary())
+    buffers = [_bitmap(column.valid), pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), n, buffers)
 
 
-def _headers(messages: Sequence[Message]) -> pa.Array:
-    n = len(messages)
-    if not any(map(Message.headers, messages)):
+def _bitmap(valid: UInt8s | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _timestamps(times_ms: Any, timed: UInt8s | None) -> pa.Array:
+    buffers = [_bitmap(timed), pa.py_buffer(times_ms)]
+    return pa.Array.from_buffers(_TIMESTAMP, len(times_ms), buffers)
+
+
+def _headers(headers: Sequence[Any] | None, n: int) -> pa.Array:
+    if headers is None:
         return pa.nulls(n, _HEADERS)
-    headers = list(map(Message.headers, messages))
     pairs = list(chain.from_iterable(filter(None, headers)))
     keys, values = [list(column) for column in zip(*pairs, strict=True)]
     lengths = np.fromiter((len(each) if each else 0 for each in headers), np.int32, n)
     offsets = np.zeros(n + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     inner = pa.StructArray.from_arrays(
-        [pa.array(keys, pa.string()), _binary(values)], fields=list(_HEADERS.value_type)
+        [pa.array(keys, pa.string()), pa.array(values, pa.binary())],
+        fields=list(_HEADERS.value_type),
     )
     nulls = pa.array(lengths == 0)
     return pa.ListArray.from_arrays(pa.array(offsets), inner, type=_HEADERS, mask=nulls)

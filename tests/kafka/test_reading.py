@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
@@ -25,8 +25,9 @@ from ackcore.kafka import (
     ReadTimedOut,
     read_range,
     reading,
+    record_columns,
 )
-from ackcore.kafka.record_columns import joined
+from ackcore.kafka.record_columns import RecordBuffers
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
 SMALL_FETCHES = {
@@ -149,11 +150,17 @@ def test_a_range_begins_at_an_offset_and_not_at_a_word_for_one(start):
         assert [*reader.read(OffsetRange("t", 0, 5, 4))] == []
 
 
-def test_batches_that_do_not_fit_into_one_are_all_handed_out():
-    parts = [pa.record_batch([pa.array([n])], names=["n"]) for n in range(3)]
-    # combine_chunks leaves several chunks where one would be larger than that.
-    two_gib = SimpleNamespace(combine_chunks=lambda: pa.Table.from_batches(parts))
-    assert joined(two_gib) == parts
+def test_records_that_do_not_fit_into_one_batch_are_all_handed_out(mock_kafka, monkeypatch):
+    topic = mock_kafka.new_topic()
+    values = [b"x" * (n % 7) for n in range(100)]
+    mock_kafka.produce(topic, values)
+    # Without a bound an Arrow array has 2 GiB.
+    monkeypatch.setattr(record_columns, "RecordBuffers", partial(RecordBuffers, 10))
+    batches = [*read_range(settings_of(mock_kafka), OffsetRange(topic, 0, 0, 100))]
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == values
+    assert offsets_of(batches) == [*range(100)]
+    sizes = [sum(map(len, batch.column("value").to_pylist())) for batch in batches]
+    assert max(sizes) == 10
     with pytest.raises(ValueError, match=f"batch_bytes must be in 1..{1 << 30}, got"):
         RangeReader(ClientSettings("h:1"), batch_bytes=1 << 31)
 

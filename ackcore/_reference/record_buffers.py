@@ -1,0 +1,104 @@
+"""The messages of Kafka's client as columns, by Python's own lists: the twin of record_buffers.pxi.
+
+Arguments, results and errors are documented there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ackcore._columns import as_count
+from ackcore._records import BinaryColumn, GatheredRecords
+
+#: More would have no offsets in 32 bits.
+_MOST_BYTES = 2**31 - 1
+
+
+class RecordBuffers:
+    """Records of one partition, gathered from messages into columns."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = as_count(most_bytes, "most_bytes", 0, _MOST_BYTES)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._headers: list[Any] = []
+        self._offsets: list[int] = []
+        self._timestamps: list[tuple[int, int]] = []
+        self._key_bytes = self._value_bytes = 0
+
+    @property
+    def rows(self) -> int:
+        """Records that were added and not taken yet."""
+        return len(self._offsets)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their keys and values."""
+        return self._key_bytes + self._value_bytes
+
+    def add(self, messages: Sequence[Any], first: int = 0, stop: int = 2**63 - 1) -> int:
+        """Add the records that messages are, from a place on."""
+        found = []
+        key_bytes, value_bytes = self._key_bytes, self._value_bytes
+        for place, message in enumerate(messages[first:], first):
+            if message.error() is not None:
+                break
+            offset = message.offset()
+            if offset >= stop:
+                break
+            key, value = message.key(), message.value()
+            key_bytes += _size(key, "key", place)
+            value_bytes += _size(value, "value", place)
+            if max(key_bytes, value_bytes) > self._most_bytes:
+                break
+            kind, ms = message.timestamp()
+            found.append((key, value, message.headers() or None, offset, (kind, ms)))
+        for key, value, headers, offset, timestamp in found:
+            self._key_bytes += len(key or b"")
+            self._value_bytes += len(value or b"")
+            self._keys.append(key)
+            self._values.append(value)
+            self._headers.append(headers)
+            self._offsets.append(offset)
+            self._timestamps.append(timestamp)
+        return first + len(found)
+
+    def taken(self) -> GatheredRecords | None:
+        """Hand over the records, and begin anew with none."""
+        if not self._offsets:
+            return None
+        timed = np.array([kind != 0 for kind, _ in self._timestamps], np.uint8)
+        found = GatheredRecords(
+            _column(self._keys),
+            _column(self._values),
+            self._headers if any(self._headers) else None,
+            np.array(self._offsets, np.int64),
+            np.array([ms for _, ms in self._timestamps], np.int64),
+            None if timed.all() else timed,
+        )
+        self._begin()
+        return found
+
+
+def _size(value: Any, name: str, place: int) -> int:
+    if value is None:
+        return 0
+    if type(value) is not bytes:
+        raise TypeError(
+            f"the {name} of message {place} must be bytes or None, got {type(value).__name__}"
+        )
+    return len(value)
+
+
+def _column(values: list[bytes | None]) -> BinaryColumn:
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value or b"") for value in values], out=offsets[1:])
+    valid = np.array([value is not None for value in values], np.uint8)
+    data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
+    return BinaryColumn(offsets, data, None if valid.all() else valid)

@@ -1,0 +1,262 @@
+# The messages of Kafka's client as columns.  Included by _native.pyx, whose helpers it uses.
+#
+# A message is an object with methods, and has no call for many of them: here each is called once,
+# and what it answers is copied to the end of its column, so that neither messages nor their
+# bytes outlast the call.  Nothing is taken for granted of a message's layout in memory.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from libc.string cimport memcpy
+
+#: Bytes that a column is given before there is anything to be put into it.
+cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
+
+
+cdef cnp.ndarray with_room(cnp.ndarray column, Py_ssize_t used, Py_ssize_t needed, int typenum):
+    """A column with room for so many items: the same, or a larger one that begins alike."""
+    cdef Py_ssize_t room = 0 if column is None else rows(column)
+    cdef cnp.ndarray larger
+    if column is not None and needed <= room:
+        return column
+    larger = new_column(max(needed, room + room // 2), typenum)
+    if used:
+        memcpy(
+            cnp.PyArray_DATA(larger), cnp.PyArray_DATA(column), used * cnp.PyArray_ITEMSIZE(larger)
+        )
+    return larger
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class _BinaryRows:
+    """A column of bytes that grows: one value behind the other, and where each ends."""
+
+    cdef cnp.ndarray offsets, data, valid
+    cdef Py_ssize_t size, nulls, at_once
+
+    cdef int reserve(self, Py_ssize_t used, Py_ssize_t needed, Py_ssize_t more) except -1:
+        """Make room for so many rows in all, and for so many bytes more."""
+        if not used:
+            more = max(more, self.at_once)
+        self.valid = with_room(self.valid, used, needed, cnp.NPY_UINT8)
+        self.data = with_room(self.data, self.size, self.size + more, cnp.NPY_UINT8)
+        self.offsets = with_room(self.offsets, used + 1 if used else 0, needed + 1, cnp.NPY_INT32)
+        if not used:
+            (<int32_t *>cnp.PyArray_DATA(self.offsets))[0] = 0
+        return 0
+
+    cdef void append(self, Py_ssize_t used, list values, Py_ssize_t n):
+        """Copy values, each of which is bytes or None, into room that there is."""
+        cdef int32_t *ends = <int32_t *>cnp.PyArray_DATA(self.offsets) + used + 1
+        cdef uint8_t *valid = <uint8_t *>cnp.PyArray_DATA(self.valid) + used
+        cdef char *data = <char *>cnp.PyArray_DATA(self.data)
+        cdef Py_ssize_t i, length, size = self.size
+        for i in range(n):
+            value = values[i]
+            valid[i] = value is not None
+            if value is None:
+                self.nulls += 1
+            else:
+                length = PyBytes_GET_SIZE(value)
+                memcpy(data + size, PyBytes_AS_STRING(value), length)
+                size += length
+            ends[i] = <int32_t>size
+        self.size = size
+
+    cdef object taken(self, Py_ssize_t n):
+        """Hand over the column, and begin a new one."""
+        cdef object valid = self.valid[:n] if self.nulls else None
+        found = _records.BinaryColumn(self.offsets[:n + 1], self.data[:self.size], valid)
+        # The next one is likely to be as large, and to grow a column is most of what it costs.
+        self.at_once = min(self.size + self.size // 16, MOST_AT_ONCE)
+        self.offsets = self.data = self.valid = None
+        self.size = self.nulls = 0
+        return found
+
+
+cdef int64_t checked_size(object value, str name, Py_ssize_t place) except -1:
+    """The bytes of a key or value."""
+    if value is None:
+        return 0
+    if not PyBytes_CheckExact(value):
+        raise TypeError(
+            f"the {name} of message {place} must be bytes or None, got {type(value).__name__}"
+        )
+    return PyBytes_GET_SIZE(value)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class RecordBuffers:
+    """Records of one partition, gathered from messages into columns.
+
+    Parameters
+    ----------
+    most_bytes : int, default 2**31 - 1
+        Of all keys, and of all values; more would have no offsets in 32 bits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If that is no integer, or not in 0..2**31 - 1.
+    """
+
+    cdef _BinaryRows keys, values
+    cdef cnp.ndarray offsets, times, timed
+    cdef list headers
+    cdef Py_ssize_t n, untimed, rows_at_once
+    cdef int64_t most_bytes
+
+    def __cinit__(self, most_bytes=INT32_MAX):
+        self.most_bytes = as_count(most_bytes, "most_bytes", 0, INT32_MAX)
+        self.keys = _BinaryRows()
+        self.values = _BinaryRows()
+
+    @property
+    def rows(self):
+        """Records that were added and not taken yet."""
+        return self.n
+
+    @property
+    def bytes(self):
+        """Bytes of their keys and values."""
+        return self.keys.size + self.values.size
+
+    def add(self, messages, first=0, stop=INT64_MAX):
+        """Add the records that messages are, from a place on.
+
+        Parameters
+        ----------
+        messages : sequence of confluent_kafka.Message
+            Of one partition and one class, in the order of their offsets.
+        first : int, default 0
+            The place in ``messages`` where to begin.
+        stop : int, optional
+            An offset: records at or above it are not added.
+
+        Returns
+        -------
+        int
+            The place of the first message that was not added: an event (its ``error()`` is not
+            None), a record at or above ``stop``, or one with which keys or values would have more
+            than ``most_bytes``; ``len(messages)`` if there is none.
+
+        Raises
+        ------
+        TypeError
+            If a message's answers are not of the types that confluent-kafka's are.
+
+        On any error nothing has been added.
+        """
+        cdef int64_t until = stop
+        cdef list some = list(messages[first:])
+        cdef Py_ssize_t i, n = 0, taken = 0
+        cdef int64_t begin, of_key, of_value, key_size, value_size, ms
+        cdef long kind
+        cdef bint is_dense
+        if not some:
+            return first
+        # Looked up once for all: to find a method takes as long as these methods do.
+        cdef object of = type(some[0])
+        error_of, offset_of, timestamp_of = of.error, of.offset, of.timestamp
+        key_of, value_of, headers_of = of.key, of.value, of.headers
+        while n < len(some) and error_of(some[n]) is None:
+            n += 1
+        if n == 0:
+            return first
+        cdef cnp.ndarray offsets = new_column(n, cnp.NPY_INT64)
+        cdef int64_t *offset = <int64_t *>cnp.PyArray_DATA(offsets)
+        begin = offset_of(some[0])
+        offset[n - 1] = offset_of(some[n - 1])
+        # They rise: where the last is as far away as there are records, none is missing between.
+        is_dense = offset[n - 1] - begin == n - 1
+        cdef cnp.ndarray times = new_column(n, cnp.NPY_INT64)
+        cdef int64_t *time = <int64_t *>cnp.PyArray_DATA(times)
+        cdef cnp.ndarray timed = new_column(n, cnp.NPY_UINT8)
+        cdef uint8_t *is_timed = <uint8_t *>cnp.PyArray_DATA(timed)
+        cdef list keys = [], values = [], headers = None
+        cdef Py_ssize_t untimed = 0
+        key_size = value_size = 0
+        for i in range(n):
+            message = some[i]
+            offset[i] = begin + i if is_dense else offset_of(message)
+            if offset[i] >= until:
+                break
+            key, value = key_of(message), value_of(message)
+            of_key = checked_size(key, "key", first + i)
+            of_value = checked_size(value, "value", first + i)
+            if of_key > self.most_bytes - self.keys.size - key_size:
+                break
+            if of_value > self.most_bytes - self.values.size - value_size:
+                break
+            key_size += of_key
+            value_size += of_value
+            keys.append(key)
+            values.append(value)
+            kind, ms = timestamp_of(message)
+            time[i] = ms
+            is_timed[i] = kind != 0
+            untimed += kind == 0
+            found = headers_of(message) or None
+            if found is not None and headers is None:
+                headers = [None] * i
+            if headers is not None:
+                headers.append(found)
+            taken += 1
+        if taken:
+            with cython.critical_section(self):
+                self.append(
+                    keys, values, headers, offset, time, is_timed, taken, key_size, value_size
+                )
+                self.untimed += untimed
+        return first + taken
+
+    cdef int append(
+        self, list keys, list values, list headers, int64_t *offset, int64_t *time,
+        uint8_t *is_timed, Py_ssize_t n, int64_t key_size, int64_t value_size,
+    ) except -1:
+        cdef Py_ssize_t used = self.n, needed = used + n
+        if not used:
+            needed = max(needed, self.rows_at_once)
+        cdef cnp.ndarray offsets = with_room(self.offsets, used, needed, cnp.NPY_INT64)
+        cdef cnp.ndarray times = with_room(self.times, used, needed, cnp.NPY_INT64)
+        cdef cnp.ndarray timed = with_room(self.timed, used, needed, cnp.NPY_UINT8)
+        self.keys.reserve(used, needed, key_size)
+        self.values.reserve(used, needed, value_size)
+        # Nothing fails from here on but for want of memory for pointers.
+        if headers is not None or self.headers is not None:
+            if self.headers is None:
+                self.headers = [None] * used
+            self.headers += headers if headers is not None else [None] * n
+        self.offsets, self.times, self.timed = offsets, times, timed
+        memcpy(<int64_t *>cnp.PyArray_DATA(offsets) + used, offset, n * sizeof(int64_t))
+        memcpy(<int64_t *>cnp.PyArray_DATA(times) + used, time, n * sizeof(int64_t))
+        memcpy(<uint8_t *>cnp.PyArray_DATA(timed) + used, is_timed, n)
+        self.keys.append(used, keys, n)
+        self.values.append(used, values, n)
+        self.n = used + n
+        return 0
+
+    def taken(self):
+        """Hand over the records, and begin anew with none.
+
+        Returns
+        -------
+        ackcore._records.GatheredRecords or None
+            None if there are none.
+        """
+        with cython.critical_section(self):
+            return self.take()
+
+    cdef object take(self):
+        cdef Py_ssize_t n = self.n
+        if not n:
+            return None
+        timed = self.timed[:n] if self.untimed else None
+        found = _records.GatheredRecords(
+            self.keys.taken(n), self.values.taken(n), self.headers, self.offsets[:n],
+            self.times[:n], timed,
+        )
+        self.rows_at_once = n
+        self.offsets = self.times = self.timed = self.headers = None
+        self.n = self.untimed = 0
+        return found
