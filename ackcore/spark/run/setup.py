@@ -112,7 +112,8 @@ class RunSetup:
             slots=max(1, tasks),
             # What an exchange is behind may fail for a reason that counts for more.
             rules=None if layout.settles else plan.rules,
-            few_failures=plan.few_failures,
+            # From afar a few are read again no sooner than many.
+            few_failures=0 if _reads_afar(self.sources) else plan.few_failures,
             trace_per_million=settings.trace_per_million,
         )
 
@@ -130,6 +131,10 @@ class RunSetup:
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
+
+
+def _reads_afar(sources: Mapping[str, SpoutSpec]) -> bool:
+    return any(source.by_tasks for source in sources.values())
 
 
 def setup_on_spark(
