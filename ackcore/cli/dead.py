@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,17 +28,65 @@ from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 Place = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
 ]
-Spout = Annotated[str | None, typer.Option(help="Of this spout only.")]
-Component = Annotated[str | None, typer.Option(help="That this component failed.")]
-Error = Annotated[str | None, typer.Option(help="With this error's name, such as ValueError.")]
-Message = Annotated[str | None, typer.Option(help="With this in the error's message.")]
 _TIME = "2026-11-23T10:00, or 30min, 2h or 7d ago"
-Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"That died since {_TIME}.")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help=f"That died before {_TIME}.")]
+#: The options that choose letters, by the parameters of `_filter`.
+_OPTIONS: dict[str, Any] = {
+    "spout": Annotated[str | None, typer.Option(help="Of this spout only.")],
+    "component": Annotated[str | None, typer.Option(help="That this component failed.")],
+    "error": Annotated[
+        str | None, typer.Option(help="With this error's name, such as ValueError.")
+    ],
+    "message": Annotated[str | None, typer.Option(help="With this in the error's message.")],
+    "since": Annotated[str | None, typer.Option(metavar="TIME", help=f"That died since {_TIME}.")],
+    "until": Annotated[str | None, typer.Option(metavar="TIME", help=f"That died before {_TIME}.")],
+    "sent": Annotated[
+        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
+    ],
+}
+Named = Annotated[
+    list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
+]
+All = Annotated[bool, typer.Option("--all", help="All there are, where nothing else says which.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def choosing(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that choose letters in the place of its parameter ``wanted``.
+
+    Parameters
+    ----------
+    *without : str
+        Options that it does not have.
+    """
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        names = [name for name in _OPTIONS if name not in without]
+
+        def run(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in names}
+            command(wanted=_filter(_ids(given.get("letters") or ()), **chosen), **given)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found: list[inspect.Parameter] = []
+        for one in inspect.signature(command, eval_str=True).parameters.values():
+            found += (
+                [
+                    inspect.Parameter(each, kind, default=None, annotation=_OPTIONS[each])
+                    for each in names
+                ]
+                if one.name == "wanted"
+                else [one.replace(kind=kind)]
+            )
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # Typer reads both.
+        run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in found}
+        return run
+
+    return with_options
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,17 +99,10 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(letters, name="dead")
 
 
+@choosing()
 def listed(
     checkpoint: Place,
-    spout: Spout = None,
-    component: Component = None,
-    error: Error = None,
-    message: Message = None,
-    since: Since = None,
-    until: Until = None,
-    sent: Annotated[
-        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
-    ] = None,
+    wanted: LetterFilter,
     limit: Annotated[int, typer.Option(min=0, help="How many at most; 0 for all.")] = 50,
     payload: Annotated[bool, typer.Option("--payload", help="Show the records as well.")] = False,
     as_json: Json = False,
@@ -70,8 +112,7 @@ def listed(
     Replays: how often the record had been sent again when it died; sent: how often it was since.
     """
     store = store_of(checkpoint)
-    check_spout(store, spout)
-    wanted = _filter((), spout, component, error, message, since, until, sent)
+    check_spout(store, wanted.spout)
     found = list_letters(store, wanted, limit or None, payload=payload)
     if as_json:
         for letter in found:
@@ -130,20 +171,12 @@ def show(
             typer.echo(f"{'' if at else name.removesuffix('_ms'):<14}{plain(line)}")
 
 
+@choosing("sent")
 def replayed(
     checkpoint: Place,
-    letters: Annotated[
-        list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
-    ] = None,
-    spout: Spout = None,
-    component: Component = None,
-    error: Error = None,
-    message: Message = None,
-    since: Since = None,
-    until: Until = None,
-    all_of_them: Annotated[
-        bool, typer.Option("--all", help="All there are, where nothing else says which.")
-    ] = False,
+    wanted: LetterFilter,
+    letters: Named = None,
+    all_of_them: All = False,
     again: Annotated[bool, typer.Option("--again", help="Also those sent already.")] = False,
     max_replays: Annotated[
         int, typer.Option(min=0, help="Not those that were sent again so often; 0 for all.")
@@ -160,13 +193,11 @@ def replayed(
 
     Exits with 1 if some are named and none of them is sent.
     """
-    wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, None)
-    if wanted == LetterFilter() and not all_of_them:
-        raise typer.BadParameter("say which letters, or --all")
+    _refuse_all(wanted, all_of_them)
     done = replay(
         checkpoint,
         where=wanted,
-        spout=spout,
+        spout=wanted.spout,
         again=again,
         max_replays=max_replays or None,
         request=request,
@@ -196,23 +227,12 @@ def _tell(done: Replay, max_replays: int, dry_run: bool) -> None:
         typer.echo(f"{many:,} dead letters are sent again ({of}), request {done.request}")
 
 
+@choosing()
 def dropped(
     checkpoint: Place,
-    letters: Annotated[
-        list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
-    ] = None,
-    spout: Spout = None,
-    component: Component = None,
-    error: Error = None,
-    message: Message = None,
-    since: Since = None,
-    until: Until = None,
-    sent: Annotated[
-        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
-    ] = None,
-    all_of_them: Annotated[
-        bool, typer.Option("--all", help="All there are, where nothing else says which.")
-    ] = False,
+    wanted: LetterFilter,
+    letters: Named = None,
+    all_of_them: All = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell how many would be dropped.")
     ] = False,
@@ -222,9 +242,7 @@ def dropped(
 
     Exits with 1 if some are named and none of them is there.
     """
-    wanted = _filter(_ids(letters or ()), spout, component, error, message, since, until, sent)
-    if wanted == LetterFilter() and not all_of_them:
-        raise typer.BadParameter("say which letters, or --all")
+    _refuse_all(wanted, all_of_them)
     done = drop(checkpoint, wanted, dry_run=dry_run)
     if as_json:
         print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
@@ -244,16 +262,22 @@ def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:
 
 def _filter(
     ids: Sequence[LetterId],
+    *,
     spout: str | None,
     component: str | None,
     error: str | None,
     message: str | None,
     since: str | None,
     until: str | None,
-    sent: bool | None,
+    sent: bool | None = None,
 ) -> LetterFilter:
     since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
     return LetterFilter(ids, spout, component, error, message, since_ms, until_ms, sent)
+
+
+def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
+    if wanted == LetterFilter() and not all_of_them:
+        raise typer.BadParameter("say which letters, or --all")
 
 
 def time_in(text: str) -> int:

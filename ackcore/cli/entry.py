@@ -34,16 +34,30 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("pandas is not used here", name=fullname)
 
 
+def _loads(name: str) -> bool:
+    """Return whether a command has all that it needs; if not, that is said."""
+    try:
+        import_module(f"ackcore.cli.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "ackcore").partition(".")[0] == "ackcore":
+            raise
+        if error.name not in ("typer", "rich"):  # without which there is no help either
+            way_out = f"pip install 'ackcore[cli,{COMMANDS[name]}]'"
+            print(f"ackcore: {name} needs {error.name}; {way_out}", file=sys.stderr)
+        return False
+    return True
+
+
 def main() -> None:
     """Run the command that is asked for."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    names = [asked] if asked in COMMANDS else list(COMMANDS)
+    names = [asked] if asked in COMMANDS else list(filter(_loads, COMMANDS))
     if asked in _ARROW_ONLY:
         sys.meta_path.insert(0, _NoPandas())
     extra = "cli"
     try:
         app = import_module("ackcore.cli.app")
-        extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])])
+        extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])]) if names else extra
         command = app.app_of(names)
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -14,13 +15,15 @@ import typer
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ackcore.cli.activity import Quiet, described
 from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json
 from ackcore.cli.status import rendered
-from ackcore.cli.topologies import add_path, check_name, load_topology
+from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
-from ackcore.spark.inspect.status import read_batches, read_status
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.inspect.status import Activity, read_activity, read_batches, read_status
 from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
@@ -109,6 +112,7 @@ def run(
         "accept_changes": accept_changes,
     }
     add_path()
+    find_named(topology)  # a wrong name is told before Spark has been started for it
     check_java()
     with spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
@@ -117,7 +121,7 @@ def run(
         else:
             timing = {"availableNow": True} if available_now else trigger
             query = start(found, spark, checkpoint, trigger=timing, **options)
-            books = _attend(query, checkpoint, watch, as_json)
+            books = _attend(query, spark, checkpoint, watch, as_json)
     if as_json:
         print_json({"books": books.to_json()})
     else:
@@ -146,7 +150,9 @@ def _run_batch(
         return run_batch(topology, spark, checkpoint, **options)
 
 
-def _attend(query: Query, checkpoint: Path, watch: bool, as_json: bool) -> Books:
+def _attend(
+    query: Query, spark: SparkSession, checkpoint: Path, watch: bool, as_json: bool
+) -> Books:
     """Wait for a stream to end, or for a signal, which lets the micro-batch that runs end."""
     stopping = Event()
 
@@ -157,7 +163,7 @@ def _attend(query: Query, checkpoint: Path, watch: bool, as_json: bool) -> Books
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _shown(checkpoint, None, watch, as_json):
+        with _shown(checkpoint, spark, watch, as_json):
             while not query.await_termination(_LOOK_S):
                 if stopping.is_set():
                     query.stop(finish=True)
@@ -175,9 +181,7 @@ def _attend(query: Query, checkpoint: Path, watch: bool, as_json: bool) -> Books
 
 
 @contextmanager
-def _shown(
-    checkpoint: Path, spark: SparkSession | None, watch: bool, as_json: bool
-) -> Iterator[None]:
+def _shown(checkpoint: Path, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
     """Show how it goes, read from the checkpoint by a thread, while what is within runs."""
     root, done = checkpoint / "ackcore", Event()
     before = {each.progress.batch_id for each in read_batches(root, _MANY)}
@@ -188,15 +192,16 @@ def _shown(
             bar = None
         else:
             bar = Progress(
+                SpinnerColumn(),
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(20),
                 TimeElapsedColumn(),
                 console=console(),
                 transient=True,
             )
         with Live(console=console(), screen=True) if watch else bar or nullcontext() as live:
-            task = bar.add_task("starting", total=None) if bar else None
-            ended = False
+            task = bar.add_task(described(None), total=None) if bar else None
+            quiet, ended = Quiet(time.monotonic()), False
             while not ended:
                 ended = done.wait(_LOOK_S)
                 for each in read_batches(root, _MANY):
@@ -206,8 +211,14 @@ def _shown(
                             print_json(each.to_json())
                         elif bar:
                             bar.console.print(cell(each.progress), soft_wrap=True)
-                if bar and task is not None and spark is not None:
-                    bar.update(task, **_tasks(spark))
+                            quiet.printed(time.monotonic())
+                if bar and task is not None:
+                    tasks = _tasks(spark)
+                    text = described(_activity(root), tasks.pop("description"))
+                    bar.update(task, description=text, **tasks)
+                    line = quiet.line(time.monotonic(), text)
+                    if line is not None and not bar.console.is_terminal and not ended:
+                        bar.console.print(cell(line), soft_wrap=True)
                 if isinstance(live, Live) and (root / "meta.json").exists():
                     live.update(rendered(read_status(checkpoint)))
 
@@ -218,6 +229,13 @@ def _shown(
     finally:
         done.set()
         thread.join()
+
+
+def _activity(root: Path) -> Activity | None:
+    try:
+        return read_activity(root)
+    except (StateError, OSError):  # the run itself says what is wrong
+        return None
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
@@ -231,5 +249,5 @@ def _tasks(spark: SparkSession) -> dict[str, Any]:
                 ended += info.numCompletedTasks
                 total += info.numTasks
     if not total:
-        return {"description": "between stages", "total": None}
+        return {"description": "", "total": None}
     return {"description": f"task {ended} of {total}", "completed": ended, "total": total}

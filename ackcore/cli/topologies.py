@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -56,6 +57,25 @@ def load_topology(name: str, spark: Any) -> Topology:
     typer.BadParameter
         If there is none of that name.
     """
+    found = find_named(name)
+    if callable(found) and not isinstance(found, Topology):
+        found = found(spark) if inspect.signature(found).parameters else found()
+    if not isinstance(found, Topology):
+        raise typer.BadParameter(
+            f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
+            f"does, got {type(found).__name__}"
+        )
+    return found
+
+
+def find_named(name: str) -> Any:
+    """Return what a name means: it is imported and not called.
+
+    Raises
+    ------
+    typer.BadParameter
+        If there is nothing of that name.
+    """
     module, _, path = name.partition(":")
     try:
         found: Any = import_module(module)
@@ -65,13 +85,12 @@ def load_topology(name: str, spark: Any) -> Topology:
         raise typer.BadParameter(f"there is no module {error.name} in {os.getcwd()}") from None
     for part in path.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"{module} has no {path}")
+            raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")
         found = getattr(found, part)
-    if callable(found) and not isinstance(found, Topology):
-        found = found(spark) if inspect.signature(found).parameters else found()
-    if not isinstance(found, Topology):
-        raise typer.BadParameter(
-            f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
-            f"does, got {type(found).__name__}"
-        )
     return found
+
+
+def _like(path: str, found: Any) -> str:
+    """Return what there is that a name may have meant."""
+    near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
+    return f"; it has {' and '.join(near)}" if near else ""

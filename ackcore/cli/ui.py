@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ackcore.cli.reporting import print_json
 from ackcore.ui.server import Server
 
 
@@ -34,13 +36,21 @@ def ui(
             "else a new one, which is printed.",
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print where it is, and a new token, as one JSON object.")
+    ] = False,
 ) -> None:
     """Serve a page with books, throughput, what waits, latency, the topology and dead letters."""
     token = None
     if allow_replay:
         token = os.environ.get("ACKCORE_UI_TOKEN") or secrets.token_urlsafe(24)
     with Server(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
-        typer.echo(f"{server.url} (Ctrl-C ends it)")
-        if token is not None and "ACKCORE_UI_TOKEN" not in os.environ:
-            typer.echo(f"the token for replays: {token}")
+        new = token if "ACKCORE_UI_TOKEN" not in os.environ else None
+        if as_json:
+            print_json({"url": server.url, "token": new})
+            sys.stdout.flush()  # it waits from now on, and who reads may be behind a pipe
+        else:
+            typer.echo(f"{server.url} (Ctrl-C ends it)")
+            if new is not None:
+                typer.echo(f"the token for replays: {new}")
         server.wait()

@@ -30,22 +30,30 @@ const moment = (ms) => {
 
 const table = (id, head, rows) => {
   const body = make("tbody"), top = make("tr");
-  for (const [name, kind] of head) top.append(make("th", name, kind));
+  for (const [name, kind] of head) top.append(as("columnheader", make("th", name, kind)));
   for (const row of rows) {
-    const line = make("tr");
-    row.cells.forEach((value, n) => line.append(value instanceof Node ? value : make("td", value, head[n][1])));
+    const line = as("row", make("tr"));
+    row.cells.forEach((value, n) => {
+      const cell = as("cell", value instanceof Node ? value : make("td", value, head[n][1]));
+      cell.dataset.label = head[n][0];
+      line.append(cell);
+    });
     if (row.act) {
       line.className = "link";
-      line.tabIndex = 0;
       line.addEventListener("click", row.act);
-      line.addEventListener("keydown", (event) => { if (event.key === "Enter") row.act(event); });
+      // What a mouse finds anywhere in the row, a keyboard and a screen reader find in a button.
+      const button = make("button", line.firstChild.textContent, "plain");
+      button.title = "show these letters";
+      line.firstChild.replaceChildren(button);
     }
     body.append(line);
   }
-  const header = make("thead");
-  header.append(top);
-  byId(id).replaceChildren(header, body);
+  const header = as("rowgroup", make("thead"));
+  header.append(as("row", top));
+  byId(id).replaceChildren(header, as("rowgroup", body));
 };
+// On a narrow screen the rows are cards, and no table by their style: their roles stay.
+const as = (role, node) => { node.setAttribute("role", role); return node; };
 
 const ask = async (path, options) => {
   const answer = await fetch(path, options);
@@ -85,6 +93,7 @@ const showTiles = (s) => {
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
+  if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
   if (s.requests) tiles.push(["replays asked for", number(s.requests)]);
   if (!s.books.balanced) tiles.push(["books", "do not balance"]);
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
@@ -104,9 +113,9 @@ const showBooks = (s) => {
 
 const H = 170, LEFT = 68, RIGHT = 10, TOP = 8, BOTTOM = 22;
 let W = 640;
-const frame = (id, top, label) => {
+const frame = (id, name, top, label) => {
   W = Math.max(300, byId(id).clientWidth);
-  const svg = shape("svg", { viewBox: `0 0 ${W} ${H}`, role: "img" });
+  const svg = shape("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}, up to ${label(top)}` });
   for (const part of [0, 0.5, 1]) {
     const y = TOP + (H - TOP - BOTTOM) * (1 - part);
     svg.append(shape("line", { x1: LEFT, x2: W - RIGHT, y1: y, y2: y }));
@@ -129,7 +138,7 @@ const short = (n) => n >= 1e6 ? `${+(n / 1e6).toFixed(1)} M` : n >= 1e3 ? `${+(n
 const showThroughput = (batches) => {
   if (!batches.length) return empty("throughput");
   const top = Math.max(1, ...batches.map((b) => b.records_per_s));
-  const svg = frame("throughput", top, short), wide = (W - LEFT - RIGHT) / batches.length;
+  const svg = frame("throughput", "records per second of the last micro-batches", top, short), wide = (W - LEFT - RIGHT) / batches.length;
   batches.forEach((b, n) => {
     const high = (H - TOP - BOTTOM) * b.records_per_s / top;
     svg.append(shape("rect", { class: "c0", x: LEFT + n * wide + wide * 0.1, width: Math.min(wide * 0.8, 40), y: H - BOTTOM - high, height: Math.max(high, 0.5) },
@@ -143,7 +152,7 @@ const showLatency = (batches) => {
   if (!batches.length) return empty("latency");
   const names = ["p50", "p95", "p99"];
   const top = Math.max(1, ...batches.map((b) => b.latency_ms.p99));
-  const svg = frame("latency", top, span);
+  const svg = frame("latency", "latency of acked records in the last micro-batches", top, span);
   const x = (n) => batches.length < 2 ? (LEFT + W - RIGHT) / 2 : LEFT + (W - LEFT - RIGHT) * n / (batches.length - 1);
   names.forEach((name, n) => {
     const points = batches.flatMap((b, i) => b.acked ? [`${x(i).toFixed(1)},${(H - BOTTOM - (H - TOP - BOTTOM) * b.latency_ms[name] / top).toFixed(1)}`] : []);
@@ -168,7 +177,7 @@ const showTimeline = (all) => {
   const wide = Math.max(300, byId("timeline").clientWidth), row = 14, high = batches.length * row + BOTTOM + 4;
   const from = Math.min(...batches.map((b) => b.at_ms - b.duration_ms)), to = Math.max(...batches.map((b) => b.at_ms));
   const scale = (wide - LEFT - RIGHT) / Math.max(1, to - from);
-  const svg = shape("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img" });
+  const svg = shape("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "the last micro-batches, each from its plan to its mark" });
   batches.forEach((b, n) => {
     const y = 2 + n * row;
     const label = shape("text", { x: LEFT - 6, y: y + 10, "text-anchor": "end" });
@@ -203,7 +212,7 @@ const showWaiting = (s) => {
     meter.setAttribute("aria-label", label);
     return [make("span", label, "quiet"), meter, make("b", number(s.waiting.ages[n]))];
   }));
-  table("waiting", [["component", "text"], ["error", ""], ["records", "number"], ["oldest", "number"], ["for example", "text"]],
+  table("waiting", [["component", ""], ["error", ""], ["records", "number"], ["oldest", "number"], ["for example", "text"]],
     s.waiting.reasons.slice(0, 12).map((r) => ({ cells: [r.component, r.error_type, number(r.records), span(Math.max(0, s.at_ms - r.oldest_ms)), r.message.slice(0, 200)] })));
   table("dead", [["spout", ""], ["component", ""], ["error", ""], ["letters", "number"], ["last died", "time"], ["for example", "text"]],
     s.dead.reasons.slice(0, 20).map((r) => ({
@@ -226,7 +235,7 @@ const showLetters = async () => {
   const query = new URLSearchParams(new FormData(byId("search")));
   try {
     const found = await ask(`api/${at}/letters?${query}`);
-    table("letters", [["", ""], ["letter", ""], ["died", "time"], ["component", ""], ["error", ""], ["attempts", "number"], ["sent", "number"], ["message and record", "text"]],
+    table("letters", [["choose", ""], ["letter", ""], ["died", "time"], ["component", ""], ["error", ""], ["attempts", "number"], ["replays", "number"], ["sent", "number"], ["message and record", "text"]],
       found.letters.map((letter) => {
         const box = make("input");
         box.type = "checkbox";
@@ -237,7 +246,7 @@ const showLetters = async () => {
         const record = make("td", null, "text"), more = make("details");
         more.append(make("summary", letter.error_message.slice(0, 160) || "(no message)"), make("pre", letter.error_message), make("pre", pretty(letter.payload)));
         record.append(more);
-        return { cells: [choice, letter.id, moment(letter.last_ms), letter.component, letter.error_type, letter.attempts, letter.sent, record] };
+        return { cells: [choice, letter.id, moment(letter.last_ms), letter.component, letter.error_type, letter.attempts, letter.replays, letter.sent, record] };
       }));
     const many = found.letters.length;
     byId("found").textContent = many === found.limit ? `the newest ${many}` : many ? `${many} letters` : "no dead letter is like that";
@@ -282,6 +291,13 @@ const refresh = async () => {
   timer = setTimeout(refresh, EVERY_MS);
 };
 
+// As large as there is room for, up to twice its size; where it must be small, it can be scrolled.
+const sizeTopology = () => {
+  const drawing = byId("topology");
+  const natural = drawing.naturalWidth;
+  drawing.style.width = `${Math.min(2 * natural, Math.max(0.75 * natural, drawing.parentNode.clientWidth))}px`;
+};
+
 const begin = async () => {
   const { checkpoints, replay } = await ask("api/checkpoints");
   const choice = byId("checkpoint");
@@ -292,7 +308,8 @@ const begin = async () => {
   byId("search").addEventListener("submit", (event) => { event.preventDefault(); showLetters(); });
   byId("replay").addEventListener("submit", send);
   document.addEventListener("visibilitychange", refresh);
-  window.addEventListener("resize", () => state && showCharts(state.batches));
+  window.addEventListener("resize", () => { sizeTopology(); if (state) showCharts(state.batches); });
+  byId("topology").addEventListener("load", sizeTopology);
   await Promise.all([refresh(), showLetters()]);
 };
 begin().catch(trouble);

@@ -76,6 +76,7 @@ def test_what_is_no_topology_is_refused(tmp_path, monkeypatch):
         ("some_jobs:seven", "must be a Topology or a function that returns one.*got int"),
         ("some_jobs:eight", "got int"),
         ("some_jobs:nine", "some_jobs has no nine"),
+        ("some_jobs:sevn", "some_jobs has no sevn; it has seven"),
         ("no_jobs:nine", "there is no module no_jobs"),
     ]:
         with pytest.raises(typer.BadParameter, match=said):

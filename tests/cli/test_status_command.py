@@ -91,6 +91,30 @@ def test_what_is_not_installed_is_said_in_one_line(checkpoint):
         assert done.stderr.count("\n") == 1
 
 
+def test_help_is_there_where_some_commands_cannot_be():
+    code = (
+        "import sys\n"
+        "sys.modules['pyspark'] = sys.modules['uvicorn'] = None\n"
+        "sys.argv = ['ackcore', '--help']\n"
+        "from ackcore.cli.entry import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "status" in done.stdout
+    assert "ackcore: ui needs uvicorn; pip install 'ackcore[cli,spark,ui]'\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_path_beside_a_checkpoint_is_put_right(ackcore, checkpoint):
+    said = ackcore("status", checkpoint / "ackcore", code=3).stderr
+    assert said.endswith(f"it is within a checkpoint, {checkpoint}\n")
+    for words in (("status",), ("dead", "list")):
+        said = ackcore(*words, checkpoint.parent, code=3).stderr
+        assert said.endswith(f"below it there is {checkpoint}\n")
+        said = ackcore(*words, checkpoint / "no", code=3).stderr
+        assert said.endswith(f"{checkpoint / 'no'} is not there\n")
+
+
 def test_help_and_version(ackcore):
     assert "Exit codes: 0 done" in ackcore("--help").stdout
     assert ackcore("--version").stdout.startswith("ackcore ")

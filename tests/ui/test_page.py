@@ -23,6 +23,50 @@ def chromium(tmp_path_factory):
     made.close()
 
 
+#: Tables of which a part is out of sight.
+CUT = """[...document.querySelectorAll('table')].map((one) => one.parentNode)
+  .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.firstChild.id)"""
+DRAWN = """(() => { const one = document.querySelector('#topology');
+  return [one.width, one.naturalWidth, one.parentNode.clientWidth]; })()"""
+#: Texts whose contrast with what is behind them is less than 4.5 (WCAG 2.2, 1.4.3), and borders of
+#: what can be filled in, less than 3 (1.4.11).
+FAINT = """(() => {
+  const parts = (colour) => colour.match(/[0-9.]+/g).map(Number);
+  const light = (colour) => parts(colour).slice(0, 3).map((c) => c / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const contrast = (a, b) => {
+    const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if ((parts(colour)[3] ?? 1) > 0) return colour;
+    }
+  };
+  const found = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(node);
+    const text = [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
+    if (text && node.getClientRects().length && node.namespaceURI.endsWith('xhtml')) {
+      const much = contrast(style.color, behind(node));
+      if (much < 4.5) found.push([node.tagName, node.textContent.slice(0, 20), much]);
+    }
+    if (['INPUT', 'SELECT'].includes(node.tagName) && node.type !== 'checkbox') {
+      const much = contrast(style.borderTopColor, behind(node.parentElement));
+      if (much < 3) found.push([node.tagName, node.name, much]);
+    }
+  }
+  return found;
+})()"""
+#: What is used by hand and has no name that a screen reader could say; images without a text.
+NAMELESS = """[
+  ...document.querySelectorAll('input, select, button, meter, img, svg')].filter((one) =>
+  !(one.labels?.[0]?.textContent.trim() || one.getAttribute('aria-label') || one.alt
+    || (one.tagName === 'BUTTON' && one.textContent.trim()))).map((one) => one.outerHTML)"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
 def test_it_fits_and_says_no_error(chromium, server, tmp_path, width, scheme):
@@ -36,6 +80,12 @@ def test_it_fits_and_says_no_error(chromium, server, tmp_path, width, scheme):
     assert chromium.run("document.querySelectorAll('#timeline rect').length") == 150
     background = chromium.run("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) > 384) == (scheme == "light")
+    # No table is cut, the drawing is as large as there is room for, up to twice its size.
+    assert chromium.run(CUT) == []
+    drawn, natural, room = chromium.run(DRAWN)
+    assert abs(drawn - min(2 * natural, max(0.75 * natural, room))) <= 2
+    assert chromium.run(FAINT) == []
+    assert chromium.run(NAMELESS) == []
     # To be looked at: ACKCORE_SCREENSHOTS names a directory.
     kept = Path(os.environ.get("ACKCORE_SCREENSHOTS", tmp_path))
     chromium.screenshot(kept / f"page-{width}-{scheme}.png")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from xml.etree import ElementTree
@@ -162,3 +166,18 @@ def test_a_query_serves_its_page(checkpoint):
     query = Query(None, checkpoint)
     with query.serve(token="abc") as server:
         assert asked(server.url, "api/0/status")[1]["checkpoint"] == str(checkpoint)
+
+
+def test_the_command_says_where_it_is_as_json(checkpoint):
+    command = [sys.executable, "-m", "ackcore.cli.entry", "ui", str(checkpoint), "--port", "0"]
+    env = {name: value for name, value in os.environ.items() if name != "ACKCORE_UI_TOKEN"}
+    with subprocess.Popen(
+        [*command, "--allow-replay", "--json"], stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        try:
+            said = json.loads(process.stdout.readline())
+            assert asked(said["url"], "api/checkpoints")[1]["replay"]
+            assert len(said["token"]) > 20
+        finally:
+            process.terminate()
+    assert process.returncode == -signal.SIGTERM

@@ -21,6 +21,20 @@ def remembered(root: Path) -> Path:
     return root / "dead_letters" if pointer is None else Path(pointer["path"])
 
 
+def what_is_at(given: Path) -> str:
+    """Say what is wrong with a path that is no checkpoint, and where one is, if it is near."""
+    if not given.exists():
+        return f"{given} is not there"
+    lacks = f"{given} has no ackcore/meta.json in it"
+    if (given / "meta.json").is_file():
+        return f"{lacks}: it is within a checkpoint, {given.parent}"
+    below = sorted(each.parents[1] for each in given.glob("*/ackcore/meta.json"))
+    if below:
+        names = ", ".join(str(each) for each in below[:3])
+        return f"{lacks}: below it there is {names}{', …' if len(below) > 3 else ''}"
+    return lacks
+
+
 def store_of(path: str | os.PathLike[str]) -> Path:
     """Return the store that a path means: the path, or the one of that checkpoint.
 
@@ -41,8 +55,8 @@ def store_of(path: str | os.PathLike[str]) -> Path:
         return given
     if not (given / "ackcore" / "meta.json").is_file():
         raise FileNotFoundError(
-            f"path must be a checkpoint or a store of dead letters, and {given} is neither: it "
-            f"has no ackcore/meta.json and no {OWNER} in it"
+            f"path must be a checkpoint or a store of dead letters, with an {OWNER}, and "
+            f"{what_is_at(given)}"
         )
     return remembered(given / "ackcore")
 

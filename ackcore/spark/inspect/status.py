@@ -24,7 +24,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.record_files import RecordFiles
 from ackcore.spark.checkpoint.refusals import Refusals
-from ackcore.spark.dead_letters.store_of_checkpoint import remembered
+from ackcore.spark.dead_letters.store_of_checkpoint import remembered, what_is_at
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.protocol.progress import Books, Progress
 
@@ -63,6 +63,28 @@ class UnderWay:
     due: int
     decided: bool
     crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a query is at.
+
+    Attributes
+    ----------
+    at_ms : int
+        When this was read.
+    under_way : UnderWay or None
+        The micro-batch that is not done.
+    waiting : int
+        Records that wait for a retry.
+    next_due_ms : int or None
+        When the first of them is due.
+    """
+
+    at_ms: int
+    under_way: UnderWay | None
+    waiting: int
+    next_due_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +177,8 @@ def checkpoint_root(path: str | os.PathLike[str]) -> Path:
     root = given / "ackcore"
     if not (root / "meta.json").is_file():
         raise FileNotFoundError(
-            f"checkpoint must be the directory that start() or run_batch() was given, and {given} "
-            "has no ackcore/meta.json in it"
+            "checkpoint must be the directory that start() or run_batch() was given, and "
+            f"{what_is_at(given)}"
         )
     return root
 
@@ -215,6 +237,26 @@ def read_batches(root: Path, most: int) -> tuple[Logged, ...]:
         Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
         for line in read_progress(root, most)
     )
+
+
+def read_activity(root: Path, clock: Clock = wall_clock_ms) -> Activity | None:
+    """Tell what a query is at, None if it has begun nothing; only records are read, no table.
+
+    Parameters
+    ----------
+    root : Path
+        ``<checkpoint>/ackcore``; there may be none yet.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+
+    Raises
+    ------
+    CheckpointCorrupt, CheckpointNewer, StateError
+        If it cannot be read.
+    """
+    if not (root / "meta.json").is_file():
+        return None
+    return _steady(root, lambda: _read_activity(root, clock()))
 
 
 def read_waiting(
@@ -278,6 +320,25 @@ def _read(root: Path, now_ms: int) -> dict[str, Any]:
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
     }
+
+
+def _read_activity(root: Path, now_ms: int) -> Activity | None:
+    meta = read_record(root / "meta.json", "meta.json")
+    if meta is None:
+        raise StateError(f"{root / 'meta.json'} is not there any more")
+    records = RecordFiles(root, meta["deployment_key"])
+    plans, dones, _ = _names(root)
+    if not plans:
+        return None
+    last_done = max(dones, default=None)
+    cache = TableCache(root / "state", check=False)
+    waiting = None if last_done is None else _decision(records, cache, last_done).waiting
+    return Activity(
+        now_ms,
+        _under_way(records, cache, max(plans), last_done),
+        0 if waiting is None else waiting.rows(),
+        None if waiting is None else waiting.next_due_ms,
+    )
 
 
 def _read_waiting(
