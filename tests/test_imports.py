@@ -61,7 +61,7 @@ PACKAGES: dict[str, set[str]] = {
     "tasks": {"base", "settle"},
     "run": {"base", "settle", "tasks"},
     "sinks": {"base", "stores", "settle", "tasks"},
-    "checkpoint": {"base"},
+    "checkpoint": {"base", "stores"},
     "dead_letters": {"base", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
     "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},

@@ -323,7 +323,7 @@ def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
 def _claim_sinks(topology: Topology, state: State) -> None:
     writers, deployment = _writers(topology, state)
     for name, writer in writers.items():
-        claim_sink(name, writer, deployment, str(state.path.parent))
+        claim_sink(name, writer, deployment, state.url)
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:

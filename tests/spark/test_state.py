@@ -26,7 +26,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.base.schemas import TRACKING, SinkFile
-from ackcore.spark.checkpoint import record_files
+from ackcore.spark.checkpoint import records as record_files
 
 # -- what is written is read ------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ def test_a_table_without_its_columns_is_refused(checkpoint, table, words):
         state.write_decision(decision(0))
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a", "hdfs://host/a", "dbfs:/a", "S3A://b/c"])
+@pytest.mark.parametrize("uri", ["hdfs://host/a", "dbfs:/a", "wasb://b/c"])
 def test_a_store_that_cannot_rename_is_refused(uri):
     with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared file sys"):
         OPEN(uri)
@@ -313,7 +313,7 @@ def test_paths_of_every_writing_lead_to_the_same_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("c", tmp_path / "c", f"file:{tmp_path}/c", f"file://{tmp_path}/c"):
         with OPEN(path) as state:
-            assert state.path == tmp_path / "c/ackcore"
+            assert state.url == str(tmp_path / "c")
     for wrong, words in (("", "must be a path"), ("file://host/c", "must name no host")):
         with pytest.raises(ValueError, match=words):
             OPEN(wrong)
@@ -484,13 +484,13 @@ def test_pruning_minds_damage_only_where_it_may_matter(checkpoint, number):
     with OPEN(checkpoint) as state:
         for each in range(3):
             run_one(state, each)
-        (state.path / f"batches/{number}.plan").write_bytes(b"x")
+        (checkpoint / f"ackcore/batches/{number}.plan").write_bytes(b"x")
         if number:
             with pytest.raises(CheckpointCorrupt, match=r"batches/1\.plan is damaged"):
                 state.prune(2)
         else:
             state.prune(2)
-            assert not (state.path / "batches/0.plan").exists()
+            assert not (checkpoint / "ackcore/batches/0.plan").exists()
 
 
 def test_what_is_left_without_its_meta_is_no_new_checkpoint(checkpoint):

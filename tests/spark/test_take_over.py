@@ -313,13 +313,13 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
     """A second key would make all that is recorded foreign."""
     write_meta, keys = State.open.__globals__["compatibility"].write_meta, []
 
-    def late(root, meta, **more):
+    def late(records, meta, **more):
         if not keys:
             keys.append(meta["deployment_key"])
-            (root / "lock").unlink()
+            (checkpoint / "ackcore/lock").unlink()
             with OPEN(checkpoint) as second:
                 keys.append(f"{second.deployment_key:016x}")
-        write_meta(root, meta, **more)
+        write_meta(records, meta, **more)
 
     monkeypatch.setattr("ackcore.spark.checkpoint.compatibility.write_meta", late)
     with pytest.raises(CheckpointInUse, match="was taken over"):

@@ -28,7 +28,7 @@ import pyarrow as pa
 from ackcore._files.durable import sync_directory
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import write_file, writing
+from ackcore.spark.base.atomic import make_directory, write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
 #: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout
@@ -53,10 +53,15 @@ def write_record(
     made_in: Path | None = None,
 ) -> None:
     """Write a record that calls itself ``name``, as `write_file` does."""
+    said = record_bytes(name, body)
+    write_file(path, lambda file: file.write(said), once=once, made_in=made_in)
+
+
+def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
+    """Return a record that calls itself ``name`` as it is written."""
     whole = {"file": name, "format": FORMAT, **body}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-    said = b"%s\nblake2b %s\n" % (line, _digest(line).encode())
-    write_file(path, lambda file: file.write(said), once=once, made_in=made_in)
+    return b"%s\nblake2b %s\n" % (line, _digest(line).encode())
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:
@@ -75,6 +80,11 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    return record_in(data, path, name)
+
+
+def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """Return the record that a file holds; raises as `read_record` does."""
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % _digest(line).encode():
         raise corrupt(
@@ -179,8 +189,12 @@ def write_batches(
     *,
     staged: bool = False,
     large: bool = False,
+    synced: bool = True,
 ) -> str:
-    """Write a table batch by batch, as `write_table` does; a ``large`` one with a fingerprint."""
+    """Write a table batch by batch, as `write_table` does; a ``large`` one with a fingerprint.
+
+    One that is not ``synced`` may be gone when the machine stops.
+    """
     checksum = _Fingerprint() if large else _Digest()
     temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
     with writing(directory / name):
@@ -191,13 +205,15 @@ def write_batches(
                     for batch in batches:
                         writer.write_batch(batch)
                 file.flush()
-                os.fsync(file.fileno())
+                if synced:
+                    os.fsync(file.fileno())
         except Exception:
             temporary.unlink(missing_ok=True)
             raise
         whole = f"{name}.{checksum.hex()}.arrow" + ".staged" * staged
         os.replace(temporary, directory / whole)
-        sync_directory(directory)
+        if synced:
+            sync_directory(directory)
     return whole
 
 
@@ -212,6 +228,32 @@ def _reading(path: Path, way_out: str) -> Iterator[None]:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}") from error
+
+
+def table_in(data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = True) -> pa.Table:
+    """Return the table that an object holds, by the name of which it is checked.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If it is not as it was written.
+    """
+    named = _NAMED.search(os.fspath(path))
+    if named is None:
+        raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
+    if check:
+        checksum = _Digest() if len(named[1]) == 32 else _Fingerprint()
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE):
+            checksum.update(view[start : start + _PIECE])
+        if checksum.hex() != named[1]:
+            what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
+            raise corrupt(path, what)
+    try:
+        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    except pa.ArrowInvalid as error:
+        raise corrupt(path, f"is damaged: {error}") from error
+    return table
 
 
 def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.Table:
@@ -283,16 +325,66 @@ class TableCache:
         """
         if file in self._mapped:
             return self._mapped[file]
-        check = self._check and file not in self._verified
-        table = read_table(self.root / file, check=check)
+        table = self._load(file, self._check and file not in self._verified)
         self._verified.add(file)
         if keep:
             self._mapped[file] = table
         return table
 
+    def _load(self, file: str, check: bool) -> pa.Table:
+        return read_table(self.root / file, check=check)
+
+    def place(self, file: str) -> str:
+        """Return where a table is, for people."""
+        return str(self.root / file)
+
+    def size(self, file: str) -> int:
+        """Return how many bytes a table has."""
+        return (self.root / file).stat().st_size
+
+    def directory_of(self, number: int) -> str:
+        """Return where the tables of a micro-batch go, from the root; it is there."""
+        make_directory(self.root / str(number))
+        return str(number)
+
+    def write(
+        self, directory: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> str:
+        """Write a table, and return its file from the root."""
+        file = f"{directory}/{write_batches(self.root / directory, name, schema, batches)}"
+        self.wrote(file)
+        return file
+
+    def write_table(self, directory: str, name: str, table: pa.Table) -> str:
+        """Write a table that is whole already."""
+        batches = rebatched(table.to_batches(), len(table))
+        return self.write(directory, name, table.schema, batches)
+
+    def adopt(self, path: Path, directory: str) -> str:
+        """Move a table that tasks wrote below the root, unless it is there; return its file."""
+        file = f"{directory}/{path.name}"
+        target = self.root / file
+        with writing(target):
+            # By a rename: where another driver has taken over, there is no such path any more.
+            try:
+                os.rename(path, target)
+            except FileNotFoundError:
+                if not target.exists():
+                    raise
+        self.wrote(file)
+        return file
+
+    def sync(self, directory: str) -> None:
+        """Make durable the names in a directory."""
+        with writing(self.root / directory):
+            sync_directory(self.root / directory)
+
     def wrote(self, file: str) -> None:
         """Skip the check of a file that has just been written."""
         self._verified.add(file)
+
+    def sweep(self, number: int, named: Collection[str]) -> None:
+        """Remove what no record names after micro-batch ``number``; here it goes with records."""
 
     def keep(self, files: Collection[str]) -> None:
         """Forget all other files."""

@@ -19,6 +19,11 @@ class Lock:
     Locked by ``flock``: another opening in the same process is refused, too.  A file system may
     give a lock to another host when it hears nothing of the one that holds it; so the file also
     has a random token of its holder, for `check`.
+
+    Attributes
+    ----------
+    epoch : int
+        How often it was held, this time included.
     """
 
     def __init__(self, path: Path, wait: bool = False):
@@ -28,8 +33,9 @@ class Lock:
         try:
             with writing(path):
                 self._file.lock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                holder = f"pid {os.getpid()} on {os.uname().nodename}\n{secrets.token_hex(16)}\n"
-                self._held = holder.encode()
+                self.epoch = _epoch(self._file.read(1000)) + 1
+                lines = (process_name(), secrets.token_hex(16), f"epoch {self.epoch}")
+                self._held = "".join(f"{line}\n" for line in lines).encode()
                 self._file.write(self._held, alone=True)
         except BaseException as error:
             told = _holder(self._file.read(1000))
@@ -112,6 +118,17 @@ def holder_of(path: Path) -> Holder | None:
     fields = (line.split() for line in locks.splitlines())
     held = {(each[4], each[5].rpartition(":")[2]) for each in fields if each[1] == "FLOCK"}
     return Holder(name, (pid, str(inode)) in held)
+
+
+def process_name() -> str:
+    """Return how a lock calls this process."""
+    return f"pid {os.getpid()} on {os.uname().nodename}"
+
+
+def _epoch(found: bytes) -> int:
+    """The epoch of a lock's last holder; older ones did not write any."""
+    last = found.decode("utf-8", "replace").partition("epoch ")[2].strip()
+    return int(last) if last.isdecimal() else 0
 
 
 def _holder(found: bytes) -> str:

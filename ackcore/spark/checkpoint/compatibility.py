@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ackcore
-from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.parts import changes
 
@@ -40,13 +40,13 @@ class Described(Protocol):
         """By name, each with whether it is ``tracked``."""
 
 
-def write_meta(root: Path, meta: Mapping[str, Any], *, once: bool = False) -> None:
+def write_meta(records: Records, meta: Mapping[str, Any], *, once: bool = False) -> None:
     """Record to which topology it belongs."""
-    write_record(root / "meta.json", "meta.json", meta, once=once)
+    records.write_meta(meta, once=once)
 
 
 def claim(
-    root: Path,
+    records: Records,
     topology: Described,
     kind: str,
     log: Path | None,
@@ -63,10 +63,10 @@ def claim(
     CheckpointCorrupt
         If there is no meta.json, and other files are there.
     """
-    path = root / "meta.json"
-    meta = read_record(path, "meta.json")
+    path = records.place(META)
+    meta = records.read_meta()
     if meta is None:
-        _refuse_remains(root, log)
+        _refuse_remains(records, log)
         if new_key is None:
             new_key = int.from_bytes(os.urandom(8), "little") >> 1
         meta = {
@@ -79,14 +79,14 @@ def claim(
             **about(topology),
         }
         # A second key would make everything recorded under the first one foreign.
-        write_meta(root, meta, once=True)
+        write_meta(records, meta, once=True)
     # Written without it at first: then the structure has the order of declaration.
     meta.setdefault("spout_order", list(meta["structure"]["spouts"]))
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.
         meta |= {"kind": kind, **about(topology, meta["spout_order"])}
-        write_meta(root, meta)
+        write_meta(records, meta)
     if meta["kind"] != kind:
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "
@@ -119,7 +119,7 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, kind: str) -> None:
+def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
     """Refuse what `accept_changes` cannot make good: sources that would not be read, or others'."""
     known = meta["spout_order"]
     before, after = meta["structure"]["spouts"], topology.structure["spouts"]
@@ -146,30 +146,29 @@ def _refuse_other_spouts(path: Path, meta: dict[str, Any], topology: Described, 
     )
 
 
-def _refuse_remains(root: Path, log: Path | None) -> None:
+def _refuse_remains(records: Records, log: Path | None) -> None:
     """Refuse files beside a missing meta.json: of ours, or of a stream that ran."""
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and path != root / "lock":
-            raise corrupt(
-                root / "meta.json",
-                f"is missing, though there is {path.relative_to(root)} beside it: it was removed",
-            )
+    left = records.remains()
+    if left is not None:
+        raise corrupt(
+            records.place(META), f"is missing, though there is {left} beside it: it was removed"
+        )
     if log is not None and numbered(log):
         raise corrupt(
-            root / "meta.json",
+            records.place(META),
             f"is missing, though {log} tells of a stream that ran on this checkpoint: ackcore's "
             "part of it was removed, or the stream was not one of ackcore",
         )
 
 
 def check_waiting(
-    root: Path, topology: Described, waiting: Waiting, requests: Iterable[str]
+    root: str, topology: Described, waiting: Waiting, requests: Iterable[str]
 ) -> None:
     """Refuse a topology without a spout for which records wait.
 
     Parameters
     ----------
-    root : Path
+    root : str
         Our part of the checkpoint.
     topology : Topology
         What is to run on it.
@@ -195,14 +194,14 @@ def check_waiting(
             )
 
 
-def check_offsets(log: Path, root: Path, ours: int | None) -> None:
+def check_offsets(log: Path, root: str, ours: int | None) -> None:
     """Compare with Spark's own log: it has N before we plan N, and N + 1 after we marked N.
 
     Parameters
     ----------
     log : Path
         Spark's offset log.
-    root : Path
+    root : str
         Our part of the checkpoint.
     ours : int or None
         The last micro-batch that we planned.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache, write_table
+from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.reason_columns import refused
-from ackcore.spark.checkpoint.segments import adopt, with_replayed
+from ackcore.spark.checkpoint.segments import with_replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WrittenDead:
     def kept(self, cache: TableCache, directory: str) -> DeadFile:
         """Move it to where the checkpoint has it."""
         return DeadFile(
-            cache, adopt(cache, self.path, directory), self.rows, self.start, self.no_room
+            cache, cache.adopt(self.path, directory), self.rows, self.start, self.no_room
         )
 
 
@@ -108,9 +108,8 @@ class Dead(Mapping[str, pa.Table]):
         for spout, some in self.parts.items():
             for part in some:
                 if isinstance(part, pa.Table):
-                    name = write_table(cache.root / directory, f"dead-{spout}", part)
-                    cache.wrote(f"{directory}/{name}")
-                    kept = DeadFile(cache, f"{directory}/{name}", len(part))
+                    file = cache.write_table(directory, f"dead-{spout}", part)
+                    kept = DeadFile(cache, file, len(part))
                 else:
                     kept = part if isinstance(part, DeadFile) else part.kept(cache, directory)
                 found.setdefault(spout, []).append(kept.body())

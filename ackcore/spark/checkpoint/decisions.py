@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import writing
-from ackcore.spark.base.checksummed import TableCache, write_table
+from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import TRACKING, SinkFile
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -149,19 +147,17 @@ class BatchDecision:
                     _check_tracking(each, f"dead[{spout!r}]")
         roots = self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
 
-        directory = str(self.number)
+        directory = cache.directory_of(self.number)
         named = {}
         if len(roots):
-            file = f"{directory}/{write_table(cache.root / directory, 'nonacked', roots)}"
-            cache.wrote(file)
+            file = cache.write_table(directory, "nonacked", roots)
             named["nonacked"] = TableFile(file, len(roots))._asdict()
         body = {
             "dead": dead.write(cache, directory),
             "nonacked": named,
             "waiting": self.waiting.write(cache, directory).body(),
         }
-        with writing(cache.root / directory):
-            sync_directory(cache.root / directory)  # the names of files that tasks wrote
+        cache.sync(directory)  # the names of files that tasks wrote
         return {
             **body,
             "number": self.number,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import remove, remove_temporaries, writing
+from ackcore.spark.base.atomic import remove, writing
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint import replays
@@ -25,13 +25,23 @@ class History(NamedTuple):
     taken: frozenset[str]  # requests to replay that a plan took
 
 
-def read_history(batches: Path, state: Path, plan_of: ReadPlan, begun: bool) -> History:
+class Numbered(Protocol):
+    """Records that tell their numbers: `ackcore.spark.checkpoint.records.Records`."""
+
+    def numbers(self, directory: str, ending: str = "") -> list[int]:
+        """Return the numbers of ``<directory>/<number><ending>``, sorted."""
+
+    def place(self, name: str) -> str:
+        """Return where a record is, for people."""
+
+
+def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
     """Tell how far a checkpoint came.
 
     Parameters
     ----------
-    batches, state : Path
-        Where its plans and marks are, and its decisions.
+    records : Numbered
+        Its plans, marks and decisions.
     plan_of : callable
         Reads plans.
     begun : bool
@@ -42,22 +52,22 @@ def read_history(batches: Path, state: Path, plan_of: ReadPlan, begun: bool) -> 
     CheckpointCorrupt
         If a file is missing.
     """
-    remove_temporaries(batches)
-    plans, dones = numbered(batches, ".plan"), numbered(batches, ".done")
-    last = max([*plans, *dones, *numbered(state)], default=None)
+    plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
+    last = max([*plans, *dones, *records.numbers("state")], default=None)
     if last is None:
         if begun:
-            raise corrupt(batches, "is missing or empty, though micro-batches were run")
+            what = "is missing or empty, though micro-batches were run"
+            raise corrupt(records.place("batches"), what)
         return History(None, None, frozenset())
     plan = plan_of(last)
     if plan is None:
         raise corrupt(
-            batches / f"{last}.plan",
+            records.place(f"batches/{last}.plan"),
             f"is missing, though there are later records of micro-batch {last}",
         )
     if plan.parent is not None and plan.parent not in dones:
         raise corrupt(
-            batches / f"{plan.parent}.done",
+            records.place(f"batches/{plan.parent}.done"),
             f"is missing, though micro-batch {last} was planned after it",
         )
     # Older ones are not read any more, and may be half removed.

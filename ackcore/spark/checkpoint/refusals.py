@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache, write_table
+from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
-from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.records import Records
 
 #: A refused row: its file's number among those of the sink, its place in it, the roots that it
 #: hangs from, and why: an encoded `ackcore.topology.Reason`.
@@ -43,13 +43,13 @@ class Refusals:
 
     Parameters
     ----------
-    records : RecordFiles
+    records : Records
         The checkpoint's records.
     cache : TableCache
         Its tables.
     """
 
-    def __init__(self, records: RecordFiles, cache: TableCache) -> None:
+    def __init__(self, records: Records, cache: TableCache) -> None:
         self._records = records
         self._cache = cache
 
@@ -120,9 +120,8 @@ class Refusals:
         )
 
     def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
-        file = f"{number}/{write_table(self._cache.root / str(number), name, table)}"
-        self._cache.wrote(file)
-        return TableFile(file, table.num_rows)
+        directory = self._cache.directory_of(number)
+        return TableFile(self._cache.write_table(directory, name, table), table.num_rows)
 
 
 def _name(number: int, place: int) -> str:

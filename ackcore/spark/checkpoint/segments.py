@@ -6,7 +6,6 @@ not `in_order`; it is put in order when a row of it is due.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.atomic import writing
-from ackcore.spark.base.checksummed import TableCache, write_batches
+from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
 from ackcore.topology.tuples import UNCOUNTED
 
@@ -61,7 +59,7 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """The size of the file."""
-        return (self.cache.root / self.file).stat().st_size
+        return self.cache.size(self.file)
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -103,24 +101,9 @@ class WrittenSegment:
 
     def kept(self, cache: TableCache, directory: str) -> Segment:
         """Move it to where the checkpoint has it."""
-        file = adopt(cache, self.path, directory)
+        file = cache.adopt(self.path, directory)
         oldest = self.oldest_ms
         return Segment(cache, file, self.rows, self.next_due_ms, oldest, untried=self.untried)
-
-
-def adopt(cache: TableCache, path: Path, directory: str) -> str:
-    """Move a table that tasks wrote below the cache's root, unless it is there; return its name."""
-    file = f"{directory}/{path.name}"
-    target = cache.root / file
-    with writing(target):
-        # By a rename: where another driver has taken over, there is no such path any more.
-        try:
-            os.rename(path, target)
-        except FileNotFoundError:
-            if not target.exists():
-                raise
-    cache.wrote(file)
-    return file
 
 
 def write_segment(
@@ -135,9 +118,7 @@ def write_segment(
             runs += [_sorted(piece) for piece in _cut(all_nullable(part))]
     name = f"waiting-{spout}"
     batches = _merged(runs)
-    file = write_batches(cache.root / directory, name, runs[0].schema, batches)
-    path = f"{directory}/{file}"
-    cache.wrote(path)
+    path = cache.write(directory, name, runs[0].schema, batches)
     return Segment(
         cache,
         path,

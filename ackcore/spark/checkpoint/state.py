@@ -36,20 +36,18 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.lock import Lock
-from ackcore.spark.base.paths import local_path, numbered
+from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.places import Place, opened_bucket, opened_directory
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.stores.opening import is_bucket, store_url
 
 
 class State:
@@ -57,29 +55,19 @@ class State:
 
     Attributes
     ----------
-    path : Path
-        ``<checkpoint>/ackcore``.
+    url : str
+        The checkpoint: an absolute path, or the URL of a place in a bucket.
     deployment_key : int
         63 random bits, drawn when the checkpoint was made.
-    runs : RunDirectories
-        Where executors write.
     refusals : Refusals
         What sinks refused; closed by `close_refusals`.
     """
 
-    def __init__(
-        self, path: Path, lock: Lock, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
-    ):
-        self.path = path
+    def __init__(self, place: Place, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
+        self.url, self._replays, self._records, self._cache, self._runs = place
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
-        self._lock = lock
-        self._batches, self._states = path / "batches", path / "state"
-        self._replays = path / "replays"
-        self._records = RecordFiles(path, meta["deployment_key"])
-        self.runs = RunDirectories(path / "work", lock.check)
-        self._cache = TableCache(self._states)
         self.refusals = Refusals(self._records, self._cache)
         self._decisions: dict[int, BatchDecision] = {}
         # Its set is replaced as a whole: the heartbeat's thread looks at it.
@@ -103,7 +91,8 @@ class State:
         Parameters
         ----------
         path : path
-            The checkpoint, on a local or a shared file system.
+            The checkpoint, on a local or a shared file system, or the URL of a place in a bucket.
+            There it is taken over from whoever has it open.
         topology : Topology
             What will run on it.
         sources : mapping from str to pyarrow.Schema
@@ -129,39 +118,43 @@ class State:
         Raises
         ------
         ValueError
-            If ``path`` is a URI, other than ``file:``.
+            If ``path`` is a URI, other than ``file:`` and those of buckets.
         CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign, CheckpointNewer
             As their names say.
         StateError
             If it cannot be read or written for another reason: no space, say.
         """
-        checkpoint = local_path(path, "checkpoint")
-        log = checkpoint / "offsets" if offsets is None else local_path(offsets, "offsets")
-        root = make_directory(checkpoint / "ackcore")
-        lock = Lock(root / "lock")
-        try:
-            with fenced(lock.check):
-                remove_temporaries(root)
-                spark_log = log if kind == "stream" else None
-                meta = compatibility.claim(
-                    root, topology, kind, spark_log, accept_changes, clock_ms, new_key
-                )
-                state = cls(root, lock, meta, sources)
-                if state.last_plan is not None and state.last_plan != state.last_done:
-                    state.runs.remove_fenced(state.last_plan, state.decision)
-                if spark_log is not None:
-                    compatibility.check_offsets(spark_log, root, state.last_plan)
-                state._check_waiting(topology, state._check_tables())
-                if meta["fingerprint"] != topology.fingerprint:
-                    meta |= compatibility.about(topology, meta["spout_order"])
-                    compatibility.write_meta(root, meta)
-        except BaseException:
-            lock.close()
-            raise
-        return state
+        log = None
+        if kind == "stream":
+            log = local_path(
+                os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
+            )
+
+        def use(place: Place) -> State:
+            meta = compatibility.claim(
+                place.records, topology, kind, log, accept_changes, clock_ms, new_key
+            )
+            state = cls(place, meta, sources)
+            if state.last_plan is not None and state.last_plan != state.last_done:
+                state._runs.remove_fenced(state.last_plan, state.decision)
+            state._check_all(topology, log)
+            return state
+
+        if isinstance(path, str) and is_bucket(path):
+            return opened_bucket(store_url(path, "checkpoint"), use)
+        return opened_directory(local_path(path, "checkpoint"), use)
+
+    def _check_all(self, topology: Described, log: Path | None) -> None:
+        """Make sure that a topology can go on with it, and record that it does."""
+        if log is not None:
+            compatibility.check_offsets(log, self._records.place(""), self.last_plan)
+        self._check_waiting(topology, self._check_tables())
+        if self._meta["fingerprint"] != topology.fingerprint:
+            self._meta |= compatibility.about(topology, self._meta["spout_order"])
+            compatibility.write_meta(self._records, self._meta)
 
     def _read_history(self) -> history.History:
-        return history.read_history(self._batches, self._states, self.plan, self._meta["begun"])
+        return history.read_history(self._records, self.plan, self._meta["begun"])
 
     def _check_tables(self) -> BatchDecision | None:
         """Read whatever will be read, rather than at the first retry, and return the last decision.
@@ -190,7 +183,7 @@ class State:
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
-        compatibility.check_waiting(self.path, topology, waiting, requested)
+        compatibility.check_waiting(self._records.place(""), topology, waiting, requested)
         for spout in waiting:
             for table in waiting.tables(spout):
                 self.fitted(spout, table)
@@ -213,14 +206,14 @@ class State:
         return plan
 
     def _withdrawn(self, name: str) -> bool:
-        path = self._replays / name
+        path = self._requests / name
         return not path.exists() and replays.withdrawn(path).exists()
 
     # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release the lock; twice is fine."""
-        self._lock.close()
+        """Give it back to others; twice is fine."""
+        self._records.close()
 
     def check_owner(self) -> None:
         """Make sure that no other driver has taken over.
@@ -230,7 +223,7 @@ class State:
         CheckpointInUse
             If one has: nothing that this one writes may count.
         """
-        self._lock.check()
+        self._records.check_owner()
 
     def __enter__(self) -> Self:
         return self
@@ -279,10 +272,23 @@ class State:
         if number == self.last_done:
             return True
         raise corrupt(
-            self._batches,
+            self._records.place("batches"),
             f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
             "the checkpoint and ackcore's are not of one age",
         )
+
+    @property
+    def runs(self) -> RunDirectories:
+        """Where executors write.
+
+        Raises
+        ------
+        NotImplementedError
+            If the checkpoint is in a bucket, where tasks do not write yet.
+        """
+        if not isinstance(self._runs, RunDirectories):
+            raise NotImplementedError(f"{self.url}: nothing can be run on a bucket yet")
+        return self._runs
 
     # -- plans --------------------------------------------------------------------------------
 
@@ -343,7 +349,7 @@ class State:
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
             # After the plan: where it is set and there is no plan, files were removed.
-            compatibility.write_meta(self.path, self._meta | {"begun": True})
+            compatibility.write_meta(self._records, self._meta | {"begun": True})
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
@@ -369,7 +375,7 @@ class State:
         found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
-                self._batches / f"{plan.number}.plan",
+                self._records.place(f"batches/{plan.number}.plan"),
                 f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
             )
         requested = self._requested(plan)
@@ -404,14 +410,19 @@ class State:
         return fit_columns(
             table,
             self._sources[spout],
-            f"{self.path}: {table.num_rows} records of spout {spout!r} that wait for a retry",
+            f"{self.url}: {table.num_rows} records of spout {spout!r} that wait for a retry",
             "Let the former source run until nothing waits, then change it; or give the source "
             "these columns, by a cast or an added column",
         )
 
     def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
-        return replays.read(self._replays / name, self._sources[replays.spout_of(name)])
+        return replays.read(self._requests / name, self._sources[replays.spout_of(name)])
+
+    @property
+    def _requests(self) -> Path:
+        assert self._replays is not None, "there are no requests to replay in a bucket"
+        return self._replays
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -432,7 +443,7 @@ class State:
         """Return a decision on which later records build."""
         decision = self.decision(number)
         if decision is None:
-            manifest = self._states / str(number) / "manifest.json"
+            manifest = self._records.place(f"state/{number}/manifest.json")
             raise corrupt(manifest, "is missing, though later records build on it")
         return decision
 
@@ -462,10 +473,9 @@ class State:
             raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
         # There may be tables here of a driver that died before it wrote the manifest, or of one
         # that has just taken over: no record names them, or all depends on them.
-        make_directory(self._states / str(number))
         body = decision.write(self._cache, plan.now_ms)
-        made_in = self.runs.of(decision) if decision.work else None
-        self._records.write(f"state/{number}/manifest.json", body, once=True, made_in=made_in)
+        name = f"state/{number}/manifest.json"
+        self._records.write(name, body, once=True, of_run=decision.work)
         return self._decided(number)
 
     def close_refusals(
@@ -508,6 +518,10 @@ class State:
         self._records.write(f"batches/{number}.done", {"number": number})
         self._history = self._history._replace(last_done=number)
 
+    def append_progress(self, line: Mapping[str, Any]) -> None:
+        """Note what a micro-batch did, for those who look at it from outside."""
+        self._records.append_progress(line)
+
     # -- what comes and goes ------------------------------------------------------------------
 
     def prune(self, number: int) -> None:
@@ -523,16 +537,16 @@ class State:
         """
         if number != self.last_done:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
-        # If another driver takes over from here on, it drops the same: it has this one's mark.
-        self.check_owner()
-        history.remove_plans(self._batches, self._replays, number, self.plan)
-        self.runs.remove_done(number)
-        kept = [self.decision(each) for each in numbered(self._states) if each >= number - 1]
+        self._records.remove_plans(number, self.plan)
+        self._runs.remove_done(number)
+        numbers = self._records.numbers("state")
+        kept = [self.decision(each) for each in numbers if each >= number - 1]
         # None: a later one, whose driver died while it wrote the tables.
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a file that is mapped, and with it the directory.
         self._cache.keep(named)
-        history.remove_tables(self._states, number, named)
+        self._records.remove_decisions(number, named)
+        self._cache.sweep(number, named)
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:
@@ -540,5 +554,7 @@ class State:
 
         Cheap enough for every heartbeat, and for its thread.
         """
+        if self._replays is None:
+            return ()
         taken = self._history.taken
         return tuple(name for name in replays.visible(self._replays) if name not in taken)

@@ -116,7 +116,7 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
             try:
                 table.validate(full=True)  # its checksum was not looked at
             except pa.ArrowInvalid as error:
-                raise corrupt(segment.cache.root / segment.file, f"is damaged: {error}") from error
+                raise corrupt(segment.cache.place(segment.file), f"is damaged: {error}") from error
             first_ms = table[FIRST_MS].to_numpy()
             ages += np.bincount(
                 np.searchsorted(AGES_MS, now_ms - first_ms, "left"), minlength=len(ages)

@@ -22,7 +22,7 @@ from ackcore.spark.base.paths import local_path, numbered
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.progress_log import read_progress
-from ackcore.spark.checkpoint.record_files import RecordFiles
+from ackcore.spark.checkpoint.records import RecordFiles
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.dead_letters.store_of_checkpoint import remembered, what_is_at
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting

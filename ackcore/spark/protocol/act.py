@@ -71,7 +71,7 @@ def ask_sinks(
             spark=spark,  # type: ignore[arg-type] # None where no sink asks for one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
-            checkpoint=str(state.path.parent),
+            checkpoint=state.url,
             batch_id=number,
             files=tuple(AcceptedFile(str(work / file.path), file.rows) for file in files),
             nonacked=decision.nonacked["root_id"].to_numpy(),

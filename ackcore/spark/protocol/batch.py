@@ -36,7 +36,6 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
-from ackcore.spark.checkpoint.progress_log import ProgressLog
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import DeadLetterWriter, ask_sinks, park_dead
 from ackcore.spark.protocol.decide import BatchOutcome, refused_records
@@ -120,7 +119,6 @@ class Engine:
         self.state = state
         self._spark = spark
         self._write_dead_letters = write_dead_letters
-        self._progress_log = ProgressLog(state.path)
         self._pause = pause if pause is not None else _sleep
         plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never behind the last plan, so that what is due comes due.
@@ -223,7 +221,7 @@ class Engine:
         watch.lap("mark")
         progress = self._progress(decision, outcome, runs, watch, lag)
         progress.log()
-        self._progress_log.append({"at_ms": self.clock(), **progress.to_json()})
+        self.state.append_progress({"at_ms": self.clock(), **progress.to_json()})
         return progress
 
     def _plan(self, number: int) -> Plan:

@@ -1,0 +1,121 @@
+"""The tables of a checkpoint in a bucket: objects named by number, epoch and checksum.
+
+``state/7.e3/waiting-lines.<checksum>.arrow`` was put by the driver of epoch 3, before the decision
+of micro-batch 7 that names it.  Only that driver can name it for the first time.  So what no record
+names can be deleted by whoever owns the checkpoint, and even by one that does not know yet that it
+owns it no more: what a later driver puts has another epoch in its key, and is in no list of before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from ackcore.spark.base.checksummed import TableCache, table_in, write_batches
+from ackcore.spark.base.errors import corrupt
+from ackcore.spark.stores.interface import Store
+
+_BELOW = "state"
+#: A table that was written stays in memory if it has no more bytes.
+_SMALL = 1 << 20
+
+
+class BucketTables(TableCache):
+    """The tables below ``state``, each read and checked once, in memory or a mapped file.
+
+    Parameters
+    ----------
+    store : Store
+        The bucket, from ``<checkpoint>/ackcore`` on.
+    epoch : int
+        This driver's.
+    """
+
+    def __init__(self, store: Store, epoch: int) -> None:
+        super().__init__(Path("/"))  # by which nothing is found: all paths are below the store
+        self._store = store
+        self._epoch = epoch
+        #: What is there, by key, as far as it is known; None before the first look.
+        self._there: set[str] | None = None
+        self._sizes: dict[str, int] = {}
+
+    def _load(self, file: str, check: bool) -> pa.Table:
+        data = self._store.read(f"{_BELOW}/{file}")
+        if data is None:
+            raise corrupt(self.place(file), "is missing, though a record names it")
+        self._sizes[file] = data.size
+        return table_in(data, self.place(file), check=check)
+
+    def place(self, file: str) -> str:
+        """As `TableCache.place`."""
+        return f"{self._store.url}/{_BELOW}/{file}"
+
+    def size(self, file: str) -> int:
+        """As `TableCache.size`."""
+        if file not in self._sizes:
+            self.read(file)
+        return self._sizes[file]
+
+    def directory_of(self, number: int) -> str:
+        """As `TableCache.directory_of`."""
+        return f"{number}.e{self._epoch}"
+
+    def write(
+        self, directory: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> str:
+        """As `TableCache.write`."""
+        with tempfile.TemporaryDirectory(prefix="ackcore-") as local:
+            written = Path(local, write_batches(Path(local), name, schema, batches, synced=False))
+            file = f"{directory}/{written.name}"
+            self._sizes[file] = written.stat().st_size
+            if self._sizes[file] <= _SMALL:
+                # It is looked at right away: that takes no trip.
+                data = pa.py_buffer(written.read_bytes())
+                self._mapped[file] = table_in(data, self.place(file), check=False)
+            self._store.put_file(f"{_BELOW}/{file}", written)
+        if self._there is not None:
+            self._there.add(f"{_BELOW}/{file}")
+        self.wrote(file)
+        return file
+
+    def adopt(self, path: Path, directory: str) -> str:
+        """As `TableCache.adopt`.
+
+        Raises
+        ------
+        NotImplementedError
+            Always: no task writes tables into a bucket yet.
+        """
+        raise NotImplementedError(f"{path}: tables that tasks write are in no bucket yet")
+
+    def sync(self, directory: str) -> None:
+        """As `TableCache.sync`: an object is there when its put returns."""
+
+    def sweep(self, number: int, named: Collection[str]) -> None:
+        """Delete tables of micro-batches before ``number - 1`` that are not named any more.
+
+        Parameters
+        ----------
+        number : int
+            The last micro-batch that is done.
+        named : collection of str
+            The files that the records name which are kept.
+        """
+        if self._there is None:
+            # It may lag: what it lacks is deleted by a later driver.
+            self._there = {entry.key for entry in self._store.list(_BELOW)}
+        kept = {f"{_BELOW}/{file}" for file in named}
+        old = {key for key in self._there - kept if _number_in(key) < number - 1}
+        if old:
+            self._store.delete(sorted(old))
+            self._there -= old
+        self._sizes = {file: size for file, size in self._sizes.items() if file in named}
+
+
+def _number_in(key: str) -> int:
+    """Return the micro-batch whose tables an object is among."""
+    number = key.split("/")[1].partition(".")[0]
+    return int(number) if number.isdecimal() else 1 << 63

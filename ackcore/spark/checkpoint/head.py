@@ -1,0 +1,338 @@
+"""All records of a checkpoint in a bucket: one object, replaced only by who owns it.
+
+``head.json`` has the owner's epoch, name and token, and the records by name.  Each step of the
+protocol is one put of it, on the condition that it is in the version that this driver wrote last.
+So a driver from which another has taken over is refused at its very next step, however long it
+slept and wherever: nothing is looked at first and done afterwards.  There is no lock and no clock.
+To open the checkpoint is to replace the head, under the next epoch: that fences whoever had it.
+
+A put that is refused is no proof that another took over: it may be this driver's own, sent twice.
+The head tells: it is ours as long as our token is in it.  What a driver sent before it was cut off
+depends on a version that is no more, and comes to nothing whenever it arrives.
+
+A record of more than `_LARGE` bytes is an object of its own; the head has its length and checksum.
+The lines of progress go along with the next step, so that they take no trip of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from ackcore.spark.base.checksummed import record_bytes, record_in
+from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.lock import process_name
+from ackcore.spark.checkpoint import history
+from ackcore.spark.checkpoint.records import META, of_deployment, written_by_another
+from ackcore.spark.stores.interface import Store, StoreConflict
+
+_log = logging.getLogger("ackcore")
+
+HEAD = "head.json"
+#: Where large records are.
+_BELOW = "records"
+#: Larger records are objects of their own.
+_LARGE = 1 << 16
+#: Micro-batches of which the head tells what they did.
+_PROGRESS_LINES = 50
+#: A put is tried so often where it is this driver's own that came before it.
+_TRIES = 5
+_NUMBERED = re.compile(r"(0|[1-9][0-9]{0,18})(.*)")
+
+Bodies = dict[str, dict[str, Any]]
+
+
+class HeadMoved(StateError):
+    """Another driver wrote to a checkpoint while this one was about to take it over: look again."""
+
+
+class HeadRecords:
+    """The records of a checkpoint in a bucket: `ackcore.spark.checkpoint.records.Records`.
+
+    It is read at first, and owned from the first write or `take_over` on: who is refused, as the
+    topology is another, has fenced nobody.
+
+    Parameters
+    ----------
+    store : Store
+        The bucket, from ``<checkpoint>/ackcore`` on.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._token = secrets.token_hex(16)
+        self._lock = threading.RLock()
+        self._deployment = ""
+        self._large: dict[str, dict[str, Any]] = {}
+        #: Objects that no record names any more; the head on record may, up to the next put.
+        self._unnamed: set[str] = set()
+        self._swept = False
+        self._owned = self._closed = False
+        found = store.get(HEAD)
+        self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
+        self.epoch: int = self._before.get("epoch", 0) + 1
+        self._records: Bodies = self._before.get("records", {})
+        self._progress: list[dict[str, Any]] = self._before.get("progress", [])
+        #: The head's version; None if there is none, or while it is not known what came of a put.
+        self._version = None if found is None else found.version
+
+    # -- the head -----------------------------------------------------------------------------
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        return record_in(data, self.place(HEAD), HEAD)
+
+    def _bytes(self, records: Bodies, *, is_open: bool = True) -> bytes:
+        body = {
+            "epoch": self.epoch,
+            "holder": process_name(),
+            "token": self._token,
+            "open": is_open,
+            # So that no two heads have the same bytes, by which a put is told from another's.
+            "write": secrets.token_hex(16),
+            "records": records,
+            "progress": self._progress,
+        }
+        return record_bytes(HEAD, body)
+
+    def take_over(self) -> None:
+        """Own the checkpoint, as it was when it was read; once more does no harm.
+
+        Raises
+        ------
+        HeadMoved
+            If it is not as it was.
+        """
+        with self._lock:
+            if not self._owned:
+                self._take_over(self._records)
+
+    def _take_over(self, records: Bodies) -> None:
+        version, self._version = self._version, None
+        data = self._bytes(records)
+        try:
+            if version is None:
+                self._version = self._store.put(HEAD, data, if_absent=True)
+            else:
+                self._version = self._store.put(HEAD, data, if_version=version)
+        except StoreConflict:
+            raise HeadMoved(
+                f"{self.place('')} is written to by another query again and again. Two on one "
+                "checkpoint would each undo the other: stop that one, or give this one a "
+                "checkpoint of its own"
+            ) from None
+        self._owned, self._records = True, records
+        if self._before.get("open"):
+            _log.warning(
+                "%s is taken over from %s, which did not give it back: it died, or ends with its "
+                "next step",
+                self.place(""),
+                self._before["holder"],
+            )
+
+    def has_moved(self) -> bool:
+        """Whether another driver wrote to it before this one owned it."""
+        if self._owned:
+            return False
+        found = self._store.get(HEAD)
+        return (None if found is None else found.version) != self._version
+
+    def _load(self) -> None:
+        """Look what the head is.
+
+        Raises
+        ------
+        CheckpointInUse
+            If it is another's.
+        """
+        found = self._store.get(HEAD)
+        head = {} if found is None else self._parsed(found.data)
+        if found is None or head["token"] != self._token:
+            by = "nobody yet: its head was removed" if found is None else head["holder"]
+            raise CheckpointInUse(
+                f"{self.place('')} was taken over from this driver (epoch {self.epoch}) by another "
+                f"({by}, epoch {head.get('epoch', 'none')}). What this one recorded before then "
+                "stands, and it writes nothing more; let the other one go on, or stop it and start "
+                "again"
+            )
+        self._version, self._records = found.version, head["records"]
+
+    def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
+        """Replace the records by what is made of them.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        with self._lock:
+            if not self._owned:
+                self._take_over(change(self._records))
+                return
+            for _ in range(_TRIES):
+                if self._version is None:
+                    self._load()
+                version, records = self._version, change(self._records)
+                assert version is not None
+                # Unknown until there is an answer: what interrupts it may come anywhere.
+                self._version = None
+                try:
+                    data = self._bytes(records, is_open=is_open)
+                    self._version = self._store.put(HEAD, data, if_version=version)
+                except StoreConflict:
+                    continue
+                self._records = records
+                return
+        raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
+
+    def check_owner(self) -> None:
+        """As `Records.check_owner`."""
+        with self._lock:
+            if self._owned:
+                self._load()
+
+    def close(self) -> None:
+        """As `Records.close`; where that fails, the next driver takes it over as after a crash."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._owned and self._version is not None:
+                try:
+                    self._replace(lambda records: records, is_open=False)
+                except StateError as error:
+                    _log.debug("%s was not given back: %s", self.place(""), error)
+
+    # -- records ------------------------------------------------------------------------------
+
+    def place(self, name: str) -> str:
+        """As `Records.place`."""
+        return f"{self._store.url}/{name}".rstrip("/")
+
+    def read_meta(self) -> dict[str, Any] | None:
+        """As `Records.read_meta`."""
+        meta = self._body(META)
+        if meta is not None:
+            self._deployment = meta["deployment_key"]
+        return meta
+
+    def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
+        """As `Records.write_meta`."""
+        self._write(META, {**meta, "epoch": self.epoch}, once)
+        self._deployment = meta["deployment_key"]
+
+    def remains(self) -> str | None:
+        """As `Records.remains`."""
+        return next((name for name in sorted(self._records) if name != META), None)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """As `Records.read`."""
+        with self._lock:
+            if self._owned and self._version is None:
+                self._load()  # what was interrupted may have come about
+        body = self._body(name)
+        return of_deployment(body, self._deployment, self.place(name), self.place(META))
+
+    def _body(self, name: str) -> dict[str, Any] | None:
+        body = self._records.get(name)
+        if body is None or "object" not in body:
+            return body
+        key = body["object"]
+        if key not in self._large:
+            found = self._store.get(key)
+            if found is None:
+                raise corrupt(self.place(key), "is missing, though the head names it")
+            if len(found.data) != body["bytes"] or _digest(found.data) != body["blake2b"]:
+                raise corrupt(self.place(key), "is not as the head has it")
+            self._large[key] = json.loads(found.data)
+        return self._large[key]
+
+    def write(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        once: bool = False,
+        of_run: str = "",
+    ) -> None:
+        """As `Records.write`; no put of a driver counts from which another has taken over."""
+        self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
+
+    def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
+        if once and name in self._records:
+            raise written_by_another(self.place(name))
+        data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        kept: dict[str, Any] = json.loads(data)
+        if len(data) > _LARGE:
+            digest = _digest(data)
+            key = f"{_BELOW}/{name}.e{self.epoch}.{digest}"
+            self._store.put(key, data)
+            self._large[key] = kept
+            kept = {"object": key, "bytes": len(data), "blake2b": digest}
+        before = self._records.get(name, {}).get("object")
+        self._replace(lambda records: {**records, name: kept})
+        if before is not None:
+            self._unnamed.add(before)
+
+    def append_progress(self, line: Mapping[str, Any]) -> None:
+        """Have what a micro-batch did written with the next record, or when this is closed."""
+        with self._lock:
+            text = json.dumps(line, default=float)
+            self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
+
+    def numbers(self, directory: str, ending: str = "") -> list[int]:
+        """As `Records.numbers`; of ``state`` those with a manifest."""
+        found = set()
+        for name in self._records:
+            above, _, rest = name.partition("/")
+            number = _NUMBERED.fullmatch(rest)
+            wanted = ending or "/manifest.json"
+            if above == directory and number is not None and number[2] == wanted:
+                found.add(int(number[1]))
+        return sorted(found)
+
+    # -- what goes ----------------------------------------------------------------------------
+
+    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
+        """As `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
+        self._forget("batches", number)
+
+    def remove_decisions(self, number: int, named: Collection[str]) -> None:
+        """As `Records.remove_decisions`; tables go by themselves, and large records one later."""
+        gone, self._unnamed = self._unnamed, set()
+        if not self._swept:
+            # What drivers left that died before a head named it.  The list may lag.
+            listed = {entry.key for entry in self._store.list(_BELOW)}
+            gone |= {key for key in listed if _epoch_in(key) < self.epoch}
+            self._swept = True
+        gone -= {body["object"] for body in self._records.values() if "object" in body}
+        if gone:
+            self._store.delete(sorted(gone))
+        self._forget("state", number)
+
+    def _forget(self, directory: str, number: int) -> None:
+        def is_old(name: str) -> bool:
+            above, _, rest = name.partition("/")
+            found = _NUMBERED.fullmatch(rest)
+            return above == directory and found is not None and int(found[1]) < number - 1
+
+        with self._lock:
+            old = {name: body for name, body in self._records.items() if is_old(name)}
+            self._records = {name: self._records[name] for name in self._records.keys() - old}
+            self._unnamed |= {body["object"] for body in old.values() if "object" in body}
+            self._large = {k: v for k, v in self._large.items() if k not in self._unnamed}
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _epoch_in(key: str) -> int:
+    """Return the epoch of the driver that put a large record."""
+    epoch = key.rsplit(".", 2)[-2].removeprefix("e")
+    return int(epoch) if epoch.isdecimal() else 1 << 63

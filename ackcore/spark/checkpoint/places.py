@@ -1,0 +1,74 @@
+"""What a checkpoint consists of where it lies: on a file system, or in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.checksummed import TableCache
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.checkpoint.bucket_runs import BucketRuns
+from ackcore.spark.checkpoint.bucket_tables import BucketTables
+from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
+from ackcore.spark.checkpoint.records import RecordFiles, Records
+from ackcore.spark.checkpoint.run_directories import RunDirectories
+from ackcore.spark.stores.opening import open_store
+
+#: A checkpoint whose driver goes on writing is tried to be taken over so often.
+_TAKE_OVERS = 10
+
+Opened = TypeVar("Opened")
+
+
+class Place(NamedTuple):
+    """Where a checkpoint lies.
+
+    ``url`` is the checkpoint itself; ``requests`` is where requests to replay are, None if none
+    can be made.
+    """
+
+    url: str
+    requests: Path | None
+    records: Records
+    tables: TableCache
+    runs: RunDirectories | BucketRuns
+
+
+def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened:
+    """Lock a checkpoint on a file system, and return what is made of it."""
+    root = checkpoint / "ackcore"
+    records = RecordFiles.open(root)
+    try:
+        with fenced(records.check_owner):
+            records.remove_temporaries()
+            runs = RunDirectories(root / "work", records.check_owner)
+            tables = TableCache(root / "state")
+            return use(Place(str(checkpoint), root / "replays", records, tables, runs))
+    except BaseException:
+        records.close()
+        raise
+
+
+def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
+    """Take over a checkpoint in a bucket once something was made of it, and return that."""
+    store = open_store(f"{url}/ackcore", "checkpoint")
+    for tried in range(_TAKE_OVERS):
+        records = HeadRecords(store)
+        tables = BucketTables(store, records.epoch)
+        try:
+            found = use(Place(url, None, records, tables, BucketRuns(store)))
+            records.take_over()
+        except StateError as error:
+            # What is read of it while its driver is alive may be of two of its moments.
+            moved = isinstance(error, HeadMoved) or records.has_moved()
+            records.close()
+            if not moved or tried == _TAKE_OVERS - 1:
+                raise
+        except BaseException:
+            records.close()
+            raise
+        else:
+            return found
+    raise AssertionError("unreachable")

@@ -1,0 +1,227 @@
+"""The records of a checkpoint, by name: plans, decisions, marks, and whose it is.
+
+Each carries the key of its deployment, and is refused where it is another's; and the epoch of the
+driver that wrote it: how often the checkpoint had been opened then.  On a file system they are
+files, held by a lock (`RecordFiles`); in a bucket all are in one object (`head.HeadRecords`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ackcore.spark.base.atomic import make_directory, remove_temporaries
+from ackcore.spark.base.checksummed import read_record, write_record
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.lock import Lock
+from ackcore.spark.base.paths import numbered
+from ackcore.spark.checkpoint import history
+from ackcore.spark.checkpoint.progress_log import ProgressLog
+
+META = "meta.json"
+
+
+class Records(Protocol):
+    """The records of a checkpoint that this driver owns.
+
+    Attributes
+    ----------
+    epoch : int
+        How often the checkpoint was opened, this time included; in every record that is written.
+    """
+
+    epoch: int
+
+    def place(self, name: str) -> str:
+        """Return where a record is, for people."""
+
+    def read_meta(self) -> dict[str, Any] | None:
+        """Return to whom the checkpoint belongs, None if nobody has said yet."""
+
+    def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
+        """Record to whom it belongs; other records can be read and written from then on."""
+
+    def remains(self) -> str | None:
+        """Return the name of anything that is there beside `META`, the lock left out."""
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a record, None if there is none.
+
+        Raises
+        ------
+        CheckpointCorrupt, CheckpointNewer, StateError
+            As `read_record`.
+        CheckpointForeign
+            If it is of another deployment.
+        """
+
+    def write(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        once: bool = False,
+        of_run: str = "",
+    ) -> None:
+        """Write a record; ``once``: it must not be there yet.
+
+        One ``of_run`` (its name) counts only if that run was not fenced off.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over, or wrote what is to be written once.
+        """
+
+    def numbers(self, directory: str, ending: str = "") -> list[int]:
+        """Return the numbers of ``<directory>/<number><ending>``, sorted."""
+
+    def append_progress(self, line: Mapping[str, Any]) -> None:
+        """Note what a micro-batch did, for those who look from outside; nothing depends on it."""
+
+    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
+        """Remove plans and marks before ``number - 1``, and the requests that were taken."""
+
+    def remove_decisions(self, number: int, named: Collection[str]) -> None:
+        """Remove decisions before ``number - 1``, and what tables are not ``named`` any more."""
+
+    def check_owner(self) -> None:
+        """Raise `CheckpointInUse` if another driver has taken over."""
+
+    def close(self) -> None:
+        """Give the checkpoint back; twice is fine."""
+
+
+class RecordFiles:
+    """Records in files below a directory.
+
+    Parameters
+    ----------
+    root : Path
+        ``<checkpoint>/ackcore``.
+    deployment : str, optional
+        The deployment's key, if it is known already.
+    lock : Lock, optional
+        By which it is held; without it the records are looked at only.
+    """
+
+    def __init__(self, root: Path, deployment: str = "", lock: Lock | None = None):
+        self.root = root
+        self._deployment = deployment
+        self._lock = lock
+        self._progress = ProgressLog(root)
+        self.epoch = 0 if lock is None else lock.epoch
+
+    @classmethod
+    def open(cls, root: Path) -> RecordFiles:
+        """Lock a directory, which is made if it is not there."""
+        return cls(root, lock=Lock(make_directory(root) / "lock"))
+
+    def remove_temporaries(self) -> None:
+        """Remove what drivers left that died."""
+        for directory in (self.root, self.root / "batches"):
+            remove_temporaries(directory)
+
+    def place(self, name: str) -> str:
+        """As `Records.place`."""
+        return str(self.root / name)
+
+    def read_meta(self) -> dict[str, Any] | None:
+        """As `Records.read_meta`."""
+        meta = read_record(self.root / META, META)
+        if meta is not None:
+            self._deployment = meta["deployment_key"]
+        return meta
+
+    def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
+        """As `Records.write_meta`."""
+        write_record(self.root / META, META, {**meta, "epoch": self.epoch}, once=once)
+        self._deployment = meta["deployment_key"]
+
+    def remains(self) -> str | None:
+        """As `Records.remains`."""
+        own = {self.root / META, self.root / "lock"}
+        files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
+        found = next((path for path in files if path not in own), None)
+        return None if found is None else str(found.relative_to(self.root))
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """As `Records.read`."""
+        body = read_record(self.root / name, name)
+        return of_deployment(body, self._deployment, self.place(name), self.place(META))
+
+    def write(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        once: bool = False,
+        of_run: str = "",
+    ) -> None:
+        """As `Records.write`; made in the run's directory, which who takes over renames."""
+        made_in = self.root / "work" / of_run if of_run else None
+        path = self.root / name
+        make_directory(path.parent)
+        whole = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
+        try:
+            write_record(path, name, whole, once=once, made_in=made_in)
+        except FileExistsError:
+            raise written_by_another(path) from None
+
+    def numbers(self, directory: str, ending: str = "") -> list[int]:
+        """As `Records.numbers`."""
+        return numbered(self.root / directory, ending)
+
+    def append_progress(self, line: Mapping[str, Any]) -> None:
+        """As `Records.append_progress`."""
+        self._progress.append(line)
+
+    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
+        """As `Records.remove_plans`."""
+        # If another driver takes over from here on, it drops the same: it has this one's mark.
+        self.check_owner()
+        history.remove_plans(self.root / "batches", self.root / "replays", number, plan_of)
+
+    def remove_decisions(self, number: int, named: Collection[str]) -> None:
+        """As `Records.remove_decisions`."""
+        history.remove_tables(self.root / "state", number, named)
+
+    def check_owner(self) -> None:
+        """As `Records.check_owner`."""
+        if self._lock is not None:
+            self._lock.check()
+
+    def close(self) -> None:
+        """As `Records.close`."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def of_deployment(
+    body: dict[str, Any] | None, deployment: str, place: str, meta: str
+) -> dict[str, Any] | None:
+    """Return a record of a deployment, and refuse another's.
+
+    Raises
+    ------
+    CheckpointForeign
+        If it is another's.
+    """
+    if body is not None and body["deployment_key"] != deployment:
+        raise CheckpointForeign(
+            f"{place} was written for deployment {body['deployment_key']}, and {meta} is of "
+            f"{deployment}: it was copied here from another checkpoint. Put back the file that "
+            "belongs here, or start on a new checkpoint"
+        )
+    return body
+
+
+def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
+    """Return the error for a record that is there before this driver wrote it."""
+    return CheckpointInUse(
+        f"{os.fspath(path)} was written by another driver, while this one was about to. Two at "
+        "once are one too many: let the other one go on, or stop it and start again, and it goes "
+        "on from that record"
+    )

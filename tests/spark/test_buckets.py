@@ -1,0 +1,394 @@
+"""A checkpoint in a bucket: each step is one put of its head, and who lost it takes none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from checkpoints import OPEN, TOPOLOGY, Topology, decision, ids, records, roots, run_one
+from s3_server import ERROR_AFTER, LOST
+
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.paths import local_path
+from ackcore.spark.checkpoint import head as heads
+from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.inspect.status import checkpoint_root
+from ackcore.spark.stores.opening import open_store
+
+
+def store_of(url):
+    return open_store(f"{url}/ackcore", "checkpoint")
+
+
+def head_of(url):
+    return json.loads(store_of(url).get("head.json").data.partition(b"\n")[0])
+
+
+def plan_of(state, number):
+    state.write_plan(state.make_plan(number, number * 1000))
+
+
+# -- what is written is read ----------------------------------------------------------------------
+
+
+def test_a_micro_batch_goes_from_plan_to_mark(bucket):
+    refused = Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED))
+    with OPEN(bucket) as state:
+        assert (state.last_plan, state.last_done) == (None, None)
+        plan_of(state, 0)
+        given = decision(
+            0,
+            {"lines": records(0, 3), "clicks": records(0, 0)},
+            {"clicks": records(7, 1)},
+            nonacked=roots(-5, 2**63 - 1),
+            counts={"acked": 9},
+        )
+        state.write_decision(given)
+        state.refusals.add(0, 0, refused)
+        state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {"acked": 8}, {})
+        state.write_done(0)
+        state.prune(0)
+        key = state.deployment_key
+    with OPEN(bucket) as state:
+        assert state.deployment_key == key
+        assert (state.last_plan, state.last_done) == (0, 0)
+        found = state.decision(0)
+        assert dict(found.waiting) == {"lines": records(0, 3)}
+        assert dict(found.dead) == {"clicks": records(7, 1)}
+        assert ids(found.refused["lines"]) == ["id-9"]
+        assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
+        assert found.counts == {"acked": 8}
+        assert [each.sink for each in state.refusals.of(0)] == ["out"]
+        assert state.url == bucket
+
+
+def test_what_waits_is_carried_on_and_what_nobody_names_goes(bucket):
+    with OPEN(bucket) as state:
+        run_one(state, 0, {"lines": records(0, 3, due_ms=10**9)})
+        state.prune(0)
+    for number in range(1, 6):
+        with OPEN(bucket) as state:
+            plan_of(state, number)
+            rest = state.split_due(state.plan(number)).rest
+            rest = rest.plus("clicks", records(number, 1, due_ms=0))
+            state.write_decision(decision(number, rest))
+            state.write_done(number)
+            state.prune(number)
+    head = head_of(bucket)
+    kept = [name for name in head["records"] if name.startswith("batches/") or "manifest" in name]
+    # What is removed goes with the next step, or when the checkpoint is given back.
+    assert {int(name.split("/")[1].split(".")[0]) for name in kept} == {4, 5}
+    tables = [entry.key for entry in store_of(bucket).list("state")]
+    # Each micro-batch wrote one of clicks, since what was due ran; and the first one of lines.
+    assert sum("lines" in key for key in tables) == 1
+    assert {int(key.split("/")[1].split(".")[0]) for key in tables} == {0, 4, 5}
+    with OPEN(bucket) as state:
+        assert ids(state.waiting(5)["lines"]) == ["id-0", "id-1", "id-2"]
+
+
+def test_what_dead_drivers_left_is_swept(bucket, monkeypatch):
+    with OPEN(bucket) as state:
+        plan_of(state, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(state._records, "write", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                state.write_decision(decision(0, {"lines": records(0, 3)}))
+    left = {entry.key for entry in store_of(bucket).list("state")}
+    assert len(left) == 1
+    store_of(bucket).put("work/0.0123456789abcdef/rows/part", b"x")
+    store_of(bucket).put("work/9.0123456789abcdef/rows/part", b"x")
+    store_of(bucket).put("records/state/0/manifest.json.e1.0123", b"x")
+    with OPEN(bucket) as state:
+        state.write_decision(decision(0, {"lines": records(0, 3)}))
+        state.write_done(0)
+        state.prune(0)
+        for number in (1, 2):
+            run_one(state, number)
+            state.prune(number)
+        assert not left & {entry.key for entry in store_of(bucket).list("state")}
+    assert [entry.key for entry in store_of(bucket).list("work")] == [
+        "work/9.0123456789abcdef/rows/part"
+    ]
+    assert store_of(bucket).list("records") == []
+
+
+def test_a_large_record_is_an_object_of_its_own(bucket, monkeypatch):
+    monkeypatch.setattr(heads, "_LARGE", 1000)
+    counts = {"of": "x" * 2000}
+    with OPEN(bucket) as state:
+        run_one(state, 0, counts=counts)
+        assert len(store_of(bucket).list("records")) == 1
+    (entry,) = store_of(bucket).list("records")
+    with OPEN(bucket) as state:
+        assert state.decision(0).counts == counts
+        for number in range(1, 5):
+            run_one(state, number, counts=counts)
+            state.prune(number)
+    kept = [entry.key for entry in store_of(bucket).list("records")]
+    assert entry.key not in kept
+    assert len(kept) <= 3
+    store_of(bucket).put(kept[-1], b"{}")
+    with pytest.raises(CheckpointCorrupt, match="not as the head has it"):
+        OPEN(bucket)
+    store_of(bucket).delete(kept)
+    with pytest.raises(CheckpointCorrupt, match="is missing, though the head names it"):
+        OPEN(bucket)
+
+
+def test_a_table_that_is_damaged_or_gone_is_named(bucket):
+    with OPEN(bucket) as state:
+        run_one(state, 0, {"lines": records(0, 3)})
+    (entry,) = store_of(bucket).list("state")
+    data = store_of(bucket).get(entry.key).data
+    for change in (data[:-1], data[:200] + b"x" + data[201:], b""):
+        store_of(bucket).put(entry.key, change)
+        with pytest.raises(CheckpointCorrupt, match=rf"{entry.key} is damaged"):
+            OPEN(bucket)
+    store_of(bucket).delete([entry.key])
+    with pytest.raises(CheckpointCorrupt, match=rf"{entry.key} is missing"):
+        OPEN(bucket)
+
+
+def test_a_head_that_is_damaged_is_named_and_stays(bucket):
+    with OPEN(bucket) as state:
+        run_one(state, 0)
+    data = store_of(bucket).get("head.json").data
+    store_of(bucket).put("head.json", data.replace(b"epoch", b"epocH", 1))
+    with pytest.raises(CheckpointCorrupt, match=r"ackcore/head.json is damaged"):
+        OPEN(bucket)
+    assert store_of(bucket).get("head.json").data != data
+
+
+# -- epochs and owners ----------------------------------------------------------------------------
+
+
+def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
+    for place in (bucket, checkpoint):
+        for number in range(2):
+            with OPEN(place) as state:
+                run_one(state, number)
+                assert state._records.epoch == number + 1
+                assert state._records.read(f"batches/{number}.plan")["epoch"] == number + 1
+                assert state._records.read("batches/0.done")["epoch"] == 1
+    assert head_of(bucket)["open"] is False
+
+
+STEPS = {
+    "plan": lambda state: state.write_plan(replace(state.plan(2), crashes=1)),
+    "decide": lambda state: state.write_decision(decision(2, {"lines": records(0, 2)})),
+    "refuse": lambda state: state.refusals.add(
+        2, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED))
+    ),
+    "close": lambda state: state.close_refusals(state.decision(2), {}, {}, {}),
+    "mark": lambda state: state.write_done(2),
+    "effect": lambda state: state.check_owner(),
+}
+BEFORE = {"plan": [], "decide": [], "refuse": ["decide"], "close": ["decide", "refuse"]}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_was_cut_off_takes_no_further_step(bucket, step, caplog):
+    with OPEN(bucket) as first:
+        run_one(first, 0)
+        run_one(first, 1, {"lines": records(5, 5, due_ms=10**9)})
+        plan_of(first, 2)
+        for before in BEFORE.get(step, ["decide"]):
+            STEPS[before](first)
+        with caplog.at_level(logging.WARNING, "ackcore"), OPEN(bucket) as second:
+            assert "is taken over from pid" in caplog.text
+            before = head_of(bucket)
+            with pytest.raises(CheckpointInUse, match=r"epoch 1\) by another \(pid .*epoch 2"):
+                STEPS[step](first)
+            assert head_of(bucket) == before
+            # The other goes on to the end, and what the first one does of its own accord
+            # afterwards takes nothing away.
+            if second.decision(2) is None:
+                second.write_decision(decision(2, {"lines": records(0, 2)}))
+            second.write_done(2)
+            first.prune(1)
+            first._runs.remove_done(1)
+            assert second.waiting(2).rows() == 2
+            second.prune(2)
+            with pytest.raises(CheckpointInUse):
+                first.check_owner()
+    with OPEN(bucket) as third:
+        assert third.last_done == 2
+        assert ids(third.waiting(2)["lines"]) == ["id-0", "id-1"]
+        assert third._records.epoch == 3
+
+
+def test_a_prune_that_was_paused_deletes_nothing_of_who_took_over(bucket, s3):
+    """Whatever it has listed before: the same table of the next driver has another name."""
+    with OPEN(bucket) as dead:
+        run_one(dead, 0)
+        plan_of(dead, 1)
+        dead._cache.write_table("1.e1", "waiting-lines", records(0, 3))  # and dies
+    with OPEN(bucket) as first:
+        paused = first._cache._store.list("state")
+        with OPEN(bucket) as second:
+            second.write_decision(decision(1, {"lines": records(0, 3)}))
+            second.write_done(1)
+            for number in (2, 3, 4):
+                plan_of(second, number)
+                rest = second.waiting(number - 1)
+                second.write_decision(decision(number, rest))
+                second.write_done(number)
+            first._cache._there = {entry.key for entry in paused}
+            first._cache.sweep(4, set())
+            assert ids(OPEN(bucket).waiting(4)["lines"]) == ["id-0", "id-1", "id-2"]
+
+
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
+def test_lost_answers_of_its_own_steps_are_not_another_driver(bucket, s3, how):
+    for number in range(3):
+        s3.fail(how, lambda one: one.method == "PUT" and one.path.endswith("head.json"))
+        with OPEN(bucket) as state:
+            s3.fail(how, lambda one: one.method == "PUT" and one.path.endswith("head.json"))
+            run_one(state, number)
+    with OPEN(bucket) as state:
+        assert state.last_done == 2
+
+
+def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkeypatch):
+    """As after a Ctrl-C, or when the store was out of reach for long: it may have come about."""
+    for went_through in (True, False):
+        with OPEN(bucket) as state:
+            number = 0 if state.last_done is None else state.last_done + 1
+            put = state._records._store.put
+
+            def interrupted(*given, put=put, went_through=went_through, **conditions):
+                if went_through:
+                    put(*given, **conditions)
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch:
+                patch.setattr(state._records._store, "put", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    plan_of(state, number)
+            assert (f"batches/{number}.plan" in head_of(bucket)["records"]) is went_through
+            state.record_interrupt(number)
+            plan = state.plan(number)
+            assert (plan is not None and plan.interrupted) is went_through
+        with OPEN(bucket) as state:
+            if not went_through:
+                plan_of(state, number)
+            state.write_decision(decision(number))
+            state.write_done(number)
+
+
+def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
+    """What was given up arrives after all, between the look at the head and the next put."""
+    with OPEN(bucket) as state:
+        put, held = state._records._store.put, []
+
+        def given_up(*given, **conditions):
+            held.append((given, conditions))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(state._records._store, "put", given_up)
+            with pytest.raises(KeyboardInterrupt):
+                plan_of(state, 0)
+
+        def arrives(request):
+            if request.method == "PUT":
+                s3.before = None
+                ((given, conditions),) = held
+                put(*given, **conditions)
+
+        s3.before = arrives
+        plan_of(state, 0)
+        assert s3.before is None
+        run_one_on(state, 0)
+    with OPEN(bucket) as state:
+        assert state.last_done == 0
+
+
+def run_one_on(state, number):
+    state.write_decision(decision(number))
+    state.write_done(number)
+
+
+def test_two_that_open_at_once_are_one_after_the_other(bucket, s3):
+    """The later one reads anew what the earlier one has made of it."""
+    OPEN(bucket).close()
+    opened = []
+
+    def opens_too(request):
+        if request.method == "PUT" and request.path.endswith("head.json"):
+            s3.before = None
+            opened.append(OPEN(bucket))
+            run_one(opened[0], 0)
+
+    s3.before = opens_too
+    with OPEN(bucket) as second:
+        assert second.last_done == 0
+        assert second._records.epoch == 3
+        with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
+            run_one(opened[0], 1)
+
+
+def test_who_is_refused_has_fenced_nobody(bucket):
+    with OPEN(bucket) as state:
+        run_one(state, 0)
+        with pytest.raises(CheckpointForeign, match="belongs to another topology"):
+            OPEN(bucket, Topology(["other"], lines=("value",)))
+        with pytest.raises(CheckpointForeign, match=r"cannot go on with it"):
+            OPEN(bucket, kind="stream", offsets="/nowhere/offsets")
+        run_one(state, 1)
+        assert state.last_done == 1
+
+
+def test_a_head_that_was_removed_is_nobodys(bucket):
+    with OPEN(bucket) as state:
+        store_of(bucket).delete(["head.json"])
+        with pytest.raises(CheckpointInUse, match="its head was removed"):
+            plan_of(state, 0)
+
+
+# -- what it costs --------------------------------------------------------------------------------
+
+
+def test_a_micro_batch_takes_few_round_trips(bucket, s3):
+    with OPEN(bucket, TOPOLOGY) as state:
+        for number in range(4):
+            run_one(state, number)
+            state.append_progress({"batch_id": number})
+            state.prune(number)
+        before = len(s3.requests)
+        run_one(state, 4)
+        state.append_progress({"batch_id": 4})
+        state.prune(4)
+        # Plan, decision, mark; and a list of what the run left, which is nothing here.
+        assert len(s3.requests) - before == 4
+        before = len(s3.requests)
+        run_one(state, 5, {"lines": records(0, 3)}, nonacked=roots(1, 2))
+        state.prune(5)
+        assert len(s3.requests) - before == 6, s3.requests[before:]
+    assert [line["batch_id"] for line in head_of(bucket)["progress"]] == [0, 1, 2, 3, 4]
+
+
+def test_nothing_depends_on_a_list(bucket, s3):
+    s3.lagging = True
+    for number in range(4):
+        with OPEN(bucket) as state:
+            run_one(state, number, {"lines": records(0, number + 1)})
+            state.prune(number)
+    with OPEN(bucket) as state:
+        assert state.waiting(3).rows() == 4
+
+
+def test_what_is_not_ready_for_buckets_refuses_them():
+    """`start` and `run_batch` ask for such a path first, and so does all that reads."""
+    url = "s3://bucket/a"
+    for ask in (
+        lambda: local_path(url, "checkpoint"),
+        lambda: DeadLetters.open(url, 0),
+        lambda: checkpoint_root(url),
+    ):
+        with pytest.raises(ValueError, match=r"must be a path on a local or shared file .*'s3://b"):
+            ask()
