@@ -31,8 +31,8 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.letters import as_letters
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.jobs import Jobs
 from ackcore.spark.protocol.progress import Books, Progress
-from ackcore.spark.protocol.runs import Jobs
 from ackcore.spark.query import run_to_end
 from ackcore.spark.run.action import read_results
 from ackcore.spark.run.keyed import find_records

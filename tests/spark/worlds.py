@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.runs import Jobs
+from ackcore.spark.protocol.jobs import Jobs
 from ackcore.spark.run.types import RunResult
 from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.tasks import inflight_markers

@@ -40,6 +40,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import DeadLetterWriter, ask_sinks, park_dead
 from ackcore.spark.protocol.decide import BatchOutcome, refused_records
 from ackcore.spark.protocol.insist import Calls, Pause, Stopped
+from ackcore.spark.protocol.jobs import Jobs, PlannedRows
 from ackcore.spark.protocol.progress import (
     Books,
     Progress,
@@ -47,7 +48,7 @@ from ackcore.spark.protocol.progress import (
     percentiles,
 )
 from ackcore.spark.protocol.refusals import refused_roots, unanchored
-from ackcore.spark.protocol.runs import Jobs, PlannedRows, Runs
+from ackcore.spark.protocol.runs import Runs
 from ackcore.spark.protocol.suspects import careful_if_needed, count_crash
 from ackcore.spark.run.types import InputFrame
 from ackcore.topology.builder import Topology

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -45,6 +44,7 @@ from ackcore.spark.protocol.decide import (
 )
 from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run
 from ackcore.spark.protocol.insist import Pause
+from ackcore.spark.protocol.jobs import Jobs, PlannedRows
 from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
 from ackcore.spark.protocol.payloads import payloads_of
@@ -58,13 +58,8 @@ from ackcore.spark.protocol.suspects import (
     update_suspects,
 )
 from ackcore.spark.protocol.unread import Outage, RowsMissing
-from ackcore.spark.run.action import run as run_on_spark
 from ackcore.spark.run.collect import ResultsTooLarge
-from ackcore.spark.run.keyed import find_keys
-from ackcore.spark.run.reread import fetch as fetch_payloads
-from ackcore.spark.run.reread import write_failed
-from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
@@ -79,94 +74,6 @@ FEW_FAILURES = 10_000
 
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
-
-
-class PlannedRows(Protocol):
-    """Spouts whose rows a plan names, and that may lose them before it is decided."""
-
-    def mended(self, plan: Plan) -> Plan:
-        """Return a plan without the rows that are not there any more, the same if all are."""
-
-    def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a plan on record names."""
-
-    def replaced(self, plan: Plan) -> str | None:
-        """Return which rows have been replaced by others since they were planned, None if none."""
-
-    def unread(self, error: Exception) -> str | None:
-        """Return what could not be read, if a run ended for that alone, which is no crash."""
-
-    def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return what keeps the rows of a plan from being read now; None if nothing does."""
-
-
-class FailureWriter(Protocol):
-    """`ackcore.spark.run.reread.write_failed`, or what a test puts in its place."""
-
-    def __call__(  # noqa: D102
-        self,
-        topology: Topology,
-        layout: Layout,
-        inputs: Sequence[InputFrame],
-        plan: RunPlan,
-        accepted: RunResult,
-        failed: pa.Table,
-        rules: Rules,
-    ) -> WrittenFailures: ...
-
-
-class Runner(Protocol):
-    """`ackcore.spark.run.action.run`, or what a test puts in its place."""
-
-    def __call__(  # noqa: D102
-        self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
-    ) -> RunResult: ...
-
-
-class Fetcher(Protocol):
-    """`ackcore.spark.run.reread.fetch`, or what a test puts in its place."""
-
-    def __call__(  # noqa: D102
-        self,
-        topology: Topology,
-        layout: Layout,
-        inputs: Sequence[InputFrame],
-        plan: RunPlan,
-        accepted: RunResult,
-        failed: pa.Table,
-    ) -> Mapping[str, pa.Table]: ...
-
-
-class KeyFinder(Protocol):
-    """`ackcore.spark.run.keyed.find_keys`, or what a test puts in its place."""
-
-    def __call__(  # noqa: D102
-        self,
-        topology: Topology,
-        layout: Layout,
-        inputs: Sequence[InputFrame],
-        plan: RunPlan,
-        accepted: RunResult,
-        keys: Mapping[str, Int64s],
-    ) -> Mapping[str, pa.Table]: ...
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """The Spark jobs of a micro-batch; a test puts others in their place.
-
-    ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
-    ``load_snapshot`` finds those that were kept before, ``find_keys`` new records by their keys,
-    and ``write_failed`` has tasks write failed records; None where the driver reads them however
-    many they are.
-    """
-
-    run: Runner = run_on_spark
-    fetch: Fetcher = fetch_payloads
-    snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
-    load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
-    find_keys: KeyFinder = find_keys
-    write_failed: FailureWriter | None = write_failed
 
 
 class Runs:

@@ -1,0 +1,63 @@
+"""What the runs of a micro-batch ask of Spark and of sources; a test puts others in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.run.action import run
+from ackcore.spark.run.keyed import find_keys
+from ackcore.spark.run.reread import fetch, write_failed
+from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
+from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.topology.builder import Topology
+from ackcore.topology.stage_layout import Layout
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: A job about a run that was accepted: what was run, what came of it, and more.
+OfRun = Callable[Concatenate[Topology, Layout, Sequence[InputFrame], RunPlan, RunResult, P], R]
+
+
+class PlannedRows(Protocol):
+    """Spouts whose rows a plan names, and that may lose them before it is decided."""
+
+    def mended(self, plan: Plan) -> Plan:
+        """Return a plan without the rows that are not there any more, the same if all are."""
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows that a plan on record names."""
+
+    def replaced(self, plan: Plan) -> str | None:
+        """Return which rows have been replaced by others since they were planned, None if none."""
+
+    def unread(self, error: Exception) -> str | None:
+        """Return what could not be read, if a run ended for that alone, which is no crash."""
+
+    def obstacle(self, plan: Plan) -> Obstacle | None:
+        """Return what keeps the rows of a plan from being read now; None if nothing does."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The Spark jobs of a micro-batch; what each of them takes is told where it is defined.
+
+    ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
+    ``load_snapshot`` finds those that were kept before, ``find_keys`` new records by their keys,
+    and ``write_failed`` has tasks write failed records; None where the driver reads them however
+    many they are.
+    """
+
+    run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
+    fetch: OfRun[[pa.Table], Mapping[str, pa.Table]] = fetch
+    snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
+    load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
+    find_keys: OfRun[[Mapping[str, Int64s]], Mapping[str, pa.Table]] = find_keys
+    write_failed: OfRun[[pa.Table, Rules], WrittenFailures] | None = write_failed
