@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -286,6 +287,21 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
         (dead,) = state.decision(0).all_dead.values()
     said = {Reason.decode(text).message for text in dead[REASON].to_pylist()}
     assert said == {f"no {line}" for line in bad}
+
+
+def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
+    """It goes along with each of the calls, to tasks, too: not a list of all other rows."""
+    world = Raising(tmp_path, bad=["77"])
+    write, sizes = world.write_accepted, []
+
+    def measured(accepted):
+        sizes.append(len(pickle.dumps(accepted.files)))
+        write(accepted)
+
+    world.write_accepted = measured
+    _, books = world.process(0, list(map(str, range(3000))))
+    assert (books.acked, books.dead, world.parked) == (2999, 1, ["77"])
+    assert max(sizes) - min(sizes) < 100
 
 
 def test_a_sink_that_is_out_refuses_nothing(tmp_path):

@@ -56,11 +56,15 @@ class AcceptedFile(NamedTuple):
         In the file, those included that do not count; None if it was not recorded.
     refused : tuple of int, default ()
         Rows that the sink has refused, by their places in the file; sorted.
+    within : tuple of int, optional
+        The first place that counts, and the one behind the last, if not all do: of a part of a
+        batch.
     """
 
     path: str
     rows: int | None
     refused: tuple[int, ...] = ()
+    within: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Accepted:
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell these rows from others, as the files' names do."""
         files = [
-            [os.path.basename(file.path), file.rows, *([file.refused] if file.refused else ())]
+            [os.path.basename(file.path), file.rows, *filter(None, (file.refused, file.within))]
             for file in self.files
         ]
         said = json.dumps(files).encode() + self.nonacked.tobytes()
@@ -152,6 +156,7 @@ class Accepted:
 
 #: Bits of a row's number that are its place in its file.
 _PLACE_BITS = 40
+_NO_END = 1 << _PLACE_BITS
 
 
 def row_numbers(file: int, places: Int64s) -> Int64s:
@@ -198,9 +203,19 @@ def read_with_roots(
     file: AcceptedFile, nonacked: Int64s
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Yield what `read_with_places` does, with one more column: the root, or roots, of each row."""
+    start, stop = (0, _NO_END) if file.within is None else file.within
+    if start >= stop:
+        return
     refused = np.array(file.refused, np.int64)
     first = 0
     for batch in read_rows(RowFile(file.path, file.rows)):
+        if first >= stop:
+            break
+        if first + len(batch) <= start:
+            first += len(batch)
+            continue
+        low, high = max(0, start - first), min(len(batch), stop - first)
+        batch, first = batch.slice(low, high - low), first + low
         keep = acked_rows(batch, nonacked)
         here = refused[(refused >= first) & (refused < first + len(batch))] - first
         if len(here):
