@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.kafka import to_kafka
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
-    from ackcore.spark.sinks.rejects import SinkRejects
+    from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
 
 __all__ = [
     "Books",
@@ -84,6 +84,7 @@ __all__ = [
     "CheckpointNewer",
     "CheckpointReadOnly",
     "DeadLetterTopic",
+    "InvalidRejects",
     "PendingTree",
     "Progress",
     "Query",
@@ -126,6 +127,7 @@ _MODULES = {
     "CheckpointNewer": "base.errors",
     "CheckpointReadOnly": "base.errors",
     "DeadLetterTopic": "dead_letters.topic",
+    "InvalidRejects": "sinks.rejects",
     "PendingTree": "inspect.pending",
     "Progress": "protocol.progress",
     "Query": "query",

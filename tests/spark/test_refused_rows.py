@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from worlds import Killed, Source, Upper, World, fails
 
-from ackcore.spark import SinkRejects, to_kafka, to_parquet
+from ackcore.spark import InvalidRejects, SinkRejects, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.protocol import act, batch, insist, runs
@@ -181,16 +181,42 @@ def test_all_may_be_refused(tmp_path):
         (lambda: SinkRejects(pa.table({"word": ["A"]}), "no"), "by columns of its stream, line"),
         (lambda: SinkRejects.at([0], [7], "no"), "refuses 1 rows that it was not given"),
         (lambda: SinkRejects.at([9], [0], "no"), "refuses 1 rows that it was not given"),
+        (lambda: SinkRejects([{"line": "A"}], "no"), "rows must be a table, .* got list"),
+        (lambda: SinkRejects(pa.table({"line": ["A"]}), 3), "a reason must be .* got int"),
+        (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
 )
-def test_a_row_that_it_was_not_given_is_a_failure_of_the_sink(tmp_path, rejects, words):
-    world = Refusing(tmp_path, {"sink_attempts": 2})
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, words, how):
+    """It is no outage, which may pass: the sink is called once, and is named."""
+    world = Refusing(tmp_path, {"sink_attempts": 3}, how=how)
     world._named = lambda refused: rejects()
     world.bad = {"a"}
-    with pytest.raises(SinkError, match=words):
+    with pytest.raises(
+        InvalidRejects,
+        match=rf"sink 'upper', given micro-batch 0, answers with SinkRejects that are .*{words}",
+    ):
         world.process(0, ["a", "b"])
+    assert (len(world.calls), world.paused) == (1, [])
     world.bad = set()
     assert world.process(0, ["a", "b"])[1].acked == 2
+
+
+def test_rows_of_another_micro_batch_end_the_query_at_once(tmp_path):
+    world = Refusing(tmp_path, bad={"a"})
+    world.process(0, ["a", "b"])
+    world._named = lambda refused: SinkRejects(pa.table({"line": ["A", "C"]}), ["x", "y"])
+    world.bad = {"c"}
+    with pytest.raises(InvalidRejects, match=r"1 of 2 values of line are in none, {'line': 'A'}"):
+        world.process(1, ["c", "d"])
+    assert (len(world.calls), world.paused) == (2, [])
+
+
+def test_that_it_refuses_and_names_nothing_ends_the_query_at_once(tmp_path):
+    world = Refusing(tmp_path, bad={"a"}, how="raise")
+    world._named = lambda refused: SinkRejects(pa.table({"line": pa.array([], "str")}), "no")
+    with pytest.raises(InvalidRejects, match="it raised them, and they name no rows"):
+        world.process(0, ["a"])
 
 
 def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
@@ -318,7 +344,9 @@ def test_a_sink_that_is_out_refuses_nothing(tmp_path):
 @pytest.mark.parametrize("lines", [["a"], ["a", "b"]])
 def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_path, lines):
     world = Raising(tmp_path / "any", {"sink_attempts": 2}, bad=["a", "b"])
-    with pytest.raises(SinkError, match="no a"):
+    with pytest.raises(
+        SinkError, match=r"no a\. .* Bisected, as isolate asks for, the batch has no"
+    ):
         world.process(0, lines)
     world = Raising(tmp_path / "named", bad=["a", "b"], isolate=["ValueError"])
     _, books = world.process(0, lines)
@@ -377,6 +405,18 @@ def test_a_stop_amid_the_search_is_heard(tmp_path):
         world.process(0, LINES)
     world.stopping, world.write_accepted = False, write
     assert world.process(0, LINES)[1].dead == 1
+
+
+@pytest.mark.parametrize(("replaces", "says"), [(True, True), (False, False)])
+def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says):
+    world = Raising(tmp_path, {"sink_attempts": 1}, bad=["a"], isolate=False)
+    world.replaces = replaces
+    with pytest.raises(SinkError, match=r"sink 'upper' failed 1 times .*ValueError: no a") as told:
+        world.process(0, ["a", "b"])
+    way_out = (
+        "have it return or raise SinkRejects, which names them, or declare it with isolate=True"
+    )
+    assert (way_out in str(told.value)) == says
 
 
 def test_only_a_sink_that_replaces_is_isolated():

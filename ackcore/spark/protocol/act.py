@@ -16,7 +16,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.insist import Calls, Failed, Pause
 from ackcore.spark.protocol.refusals import blames_a_row, isolate, refused_rows, without_refused
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
@@ -45,6 +45,8 @@ def ask_sinks(
         If one of them failed as often as the settings allow; it is named.
     CheckpointCorrupt
         If a file with the rows is not as the run left it.
+    InvalidRejects
+        If one of them names rows that it refuses wrongly.
     CheckpointForeign
         If there are rows of a stream that has no sink any more, or a sink cannot tell whether it
         has taken them.
@@ -133,6 +135,7 @@ class _Asked:
             lambda: self._write(accepted),
             self._settings,
             bisect if self._sink.isolate else None,
+            _way_out(self._sink),
         )
 
     def _write(self, accepted: Accepted) -> Refusal | None:
@@ -141,7 +144,7 @@ class _Asked:
         except SinkRejects as raised:
             refusal = self._refusal(raised, accepted, written=False)
             if not len(refusal.rows):
-                raise ValueError("it raised SinkRejects, and named no rows") from raised
+                raise InvalidRejects("it raised them, and they name no rows") from raised
             return refusal
         except Exception as error:
             _refuse_damaged(accepted, error)
@@ -158,6 +161,22 @@ class _Asked:
         except Failed as failed:
             return failed.error
         return None
+
+
+def _way_out(sink: Sink) -> str:
+    """Say how a sink that fails over rows tells so, if it can."""
+    if sink.isolate:
+        return (
+            ". Bisected, as isolate asks for, the batch has no row that fails by itself while "
+            "others are written"
+        )
+    if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
+        return ""  # no function of the user's, and no parts of a batch can be written again
+    return (
+        ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
+        "declare it with isolate=True, by which the batch is bisected to them: their records go to "
+        "the dead letters then, and the query goes on"
+    )
 
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:

@@ -18,6 +18,7 @@ from ackcore.spark.base.errors import (
     one_line,
 )
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
+from ackcore.spark.sinks.rejects import InvalidRejects
 from ackcore.topology.settings import Settings
 
 _log = logging.getLogger("ackcore")
@@ -79,6 +80,12 @@ class Calls:
                 return call()
         except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse):
             raise  # it will be no better next time
+        except InvalidRejects as error:
+            raise InvalidRejects(
+                f"{what}, given micro-batch {self._number}, answers with SinkRejects that are "
+                f"wrong: {error}. That is a mistake in the sink, and not tried again: mend it, and "
+                "start again on the same checkpoint, which calls it again with the same rows"
+            ) from error
         except (Exception, SystemExit) as error:
             if raised:  # by a signal's handler: that is no failure of what was called
                 raise raised[-1] from (None if error is raised[-1] else error)
@@ -98,6 +105,7 @@ class Calls:
         call: Callable[[], T],
         settings: Settings,
         mend: Callable[[BaseException], T | None] | None = None,
+        hint: str = "",
     ) -> T:
         """Call until it returns, with longer and longer pauses, as often as is allowed.
 
@@ -112,6 +120,8 @@ class Calls:
         mend : callable, optional
             Given what the second call, or the last, and any later one raised; may return in its
             place.
+        hint : str, optional
+            What else may help; ends the error.
 
         Raises
         ------
@@ -134,7 +144,7 @@ class Calls:
                 raise SinkError(
                     f"{what} failed {attempt} times with micro-batch {self._number}, the last time "
                     f"with {said}. What is decided is recorded: when the cause is gone, start "
-                    "again on the same checkpoint, and it goes on there"
+                    f"again on the same checkpoint, and it goes on there{hint}"
                 ) from error
             waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
             _log.warning(

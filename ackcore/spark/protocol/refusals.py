@@ -48,7 +48,7 @@ def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
 
     Raises
     ------
-    TypeError, ValueError
+    InvalidRejects
         If it names what it was not given: such a row would be neither written nor dead.
     """
     found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
@@ -77,9 +77,9 @@ def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
             lost -= int(here.sum())
         lost += len(wanted)
     if lost:
-        raise ValueError(
-            f"sink {accepted.sink!r} refuses {lost} rows that it was not given: there are no such "
-            "places in Accepted.files, or read_with_places does not yield them"
+        raise InvalidRejects(
+            f"it refuses {lost} rows that it was not given: there are no such places in "
+            "Accepted.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -88,11 +88,11 @@ def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
     assert rejects.values is not None
     names, schema = rejects.values.column_names, accepted.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
-        raise ValueError(
-            f"sink {accepted.sink!r} must name the rows that it refuses by columns of its stream, "
+        raise InvalidRejects(
+            "it must name the rows that it refuses by columns of its stream, "
             f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
         )
-    values = rejects.values.cast(pa.schema([schema.field(name) for name in names]))
+    values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))
     wanted, first = np.unique(_hashes(values.combine_chunks(), names), return_index=True)
     found, reasons = [_NONE], [np.empty(0, np.int64)]
     missing = np.ones(len(wanted), np.bool_)
@@ -105,11 +105,26 @@ def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
             found.append(_rows(i, there[here], batch.filter(pa.array(here))))
             reasons.append(first[place[here]])
     if missing.any():
-        raise ValueError(
-            f"sink {accepted.sink!r} refuses rows that it was not given: {int(missing.sum())} of "
-            f"{len(wanted)} values of {', '.join(names)} are in none"
+        first_one = values.slice(int(first[missing].min()), 1).to_pylist()[0]
+        raise InvalidRejects(
+            f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
+            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; rows are named by "
+            "values as they came, and of this micro-batch alone"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
+
+
+def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        try:
+            cast = values[field.name].cast(field.type)
+        except pa.ArrowException as error:
+            raise InvalidRejects(
+                f"column {field.name!r} of the rows that it refuses must be {field.type}, as in "
+                f"its stream, got {values[field.name].type}: {error}"
+            ) from error
+        values = values.set_column(values.column_names.index(field.name), field, cast)
+    return values
 
 
 def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:

@@ -17,6 +17,13 @@ from ackcore.spark.base.versions import to_arrow
 Reasons = str | BaseException | Sequence[str | BaseException]
 
 
+class InvalidRejects(TypeError, ValueError):
+    """A sink names rows that it refuses wrongly, or rows that it was not given.
+
+    That is a mistake in the sink and no outage: it ends the query at once.
+    """
+
+
 class SinkRejects(Exception):
     """Rows of a micro-batch that a sink refuses, and why: to be returned by the sink, or raised.
 
@@ -39,10 +46,9 @@ class SinkRejects(Exception):
 
     Raises
     ------
-    TypeError
-        If `rows` or a reason is of another type.
-    ValueError
-        If there are not as many reasons as rows.
+    InvalidRejects
+        If `rows` or a reason is of another type, or there are not as many reasons as rows.  A
+        `TypeError` and a `ValueError`, which ends the query and is not tried again.
     """
 
     #: The values that are refused; None if they are named by their places.
@@ -74,7 +80,7 @@ class SinkRejects(Exception):
         """
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
         if len(of) != len(at):
-            raise ValueError(
+            raise InvalidRejects(
                 f"files has {len(of)} items and rows has {len(at)}; they must pair up one by one"
             )
         return cls(pa.table({}), reasons, _places=(of, at))
@@ -97,7 +103,7 @@ def _table(rows: Any) -> pa.Table:
         return rows
     if hasattr(rows, "sparkSession"):
         return to_arrow(rows)
-    raise TypeError(
+    raise InvalidRejects(
         "rows must be a table, a batch or a DataFrame with some of the stream's columns, got "
         f"{type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
     )
@@ -106,7 +112,7 @@ def _table(rows: Any) -> pa.Table:
 def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
     found = np.asarray(values)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise TypeError(f"{name} must be integers, got {values!r:.80}")
+        raise InvalidRejects(f"{name} must be integers, got {values!r:.80}")
     return found.astype(np.int64)
 
 
@@ -115,9 +121,11 @@ def _reasons(reasons: Reasons, n: int) -> list[str | BaseException]:
     found = list(reasons) if several else [reasons] * n  # type: ignore[arg-type]
     for one in found:
         if not isinstance(one, str | BaseException):
-            raise TypeError(f"a reason must be a text or an exception, got {type(one).__name__}")
+            raise InvalidRejects(
+                f"a reason must be a text or an exception, got {type(one).__name__}"
+            )
     if len(found) != n:
-        raise ValueError(
+        raise InvalidRejects(
             f"{len(found)} reasons are given for {n} rows; give one for each, or one for all"
         )
     return found  # type: ignore[return-value]
