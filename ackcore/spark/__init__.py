@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
     from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
+    from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
     "Books",
@@ -94,6 +95,7 @@ __all__ = [
     "RunFailed",
     "SinkError",
     "SinkRejects",
+    "SinkUnavailable",
     "StateError",
     "TooManyDead",
     "WorkerPythonError",
@@ -137,6 +139,7 @@ _MODULES = {
     "RunFailed": "protocol.given_up",
     "SinkError": "protocol.insist",
     "SinkRejects": "sinks.rejects",
+    "SinkUnavailable": "sinks.unavailable",
     "StateError": "base.errors",
     "TooManyDead": "protocol.max_dead",
     "WorkerPythonError": "base.workers",

@@ -19,12 +19,12 @@ pytest.importorskip("deltalake")
 
 import deltalake
 from accepted_rows import WORDS, accepted, row_file, two_files
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_disk import SmallDisk
 
-from ackcore.spark import SinkError, run_batch, to_delta
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_delta
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -125,6 +125,16 @@ def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, key
         assert (len(rows(path)), found) == (5, {word: (n, None) for word, n, _ in new})
 
 
+def test_a_key_that_is_null_equals_none(path, tmp_path):
+    """Of rows without a key none may be taken for a later version of another."""
+    sink = started(path, keys="word")
+    some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
+    for _ in range(2):
+        sink.write_accepted(accepted([row_file(tmp_path, some)]))
+    found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert sorted((row["word"] or "", row["n"]) for row in found) == [("", 1), ("", 2), ("a", 4)]
+
+
 VALUES = {
     "utc": (
         pa.timestamp("us", "Europe/Berlin"),
@@ -177,18 +187,76 @@ def test_merges_are_those_of_a_dict(path, tmp_path, batches):
 def test_a_table_that_went_away_fails_the_sink_until_it_is_back(path, files):
     sink = started(path)
     path.rename(path.with_name("gone"))
-    with pytest.raises(TableNotFoundError):
+    with pytest.raises(
+        SinkUnavailable, match=r"sink 'count', Delta table .*table: TableNotFound"
+    ) as e:
         sink.write_accepted(accepted(files))
+    assert isinstance(e.value.__cause__, TableNotFoundError)
     path.with_name("gone").rename(path)
     sink.write_accepted(accepted(files))
     assert len(rows(path)) == 4
 
 
-def test_a_checkpoint_that_is_older_than_the_table_is_refused(path, files):
-    sink = started(path)
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_number_that_the_table_has_with_other_rows_is_refused(path, files, keys):
+    sink = started(path, keys=keys)
     sink.write_accepted(accepted(files, 4))
-    with pytest.raises(CheckpointForeign, match="has micro-batch 4 of sink 'count', and 3 comes"):
-        sink.write_accepted(accepted(files, 3))
+    found = rows(path)
+    late = "has micro-batch 4 of sink 'count', and {} comes only now"
+    for number, some, says in (
+        (3, accepted(files, 3), late.format(3)),
+        (4, accepted(files[1:], 4), late.format("4") + " with other rows: the checkpoint /cp is"),
+        (4, accepted(files, 4, nonacked=(10, 11)), late.format("4") + " with other rows"),
+    ):
+        with pytest.raises(CheckpointForeign, match=says) as told:
+            sink.write_accepted(some)
+        assert (number, rows(path)) == (number, found)
+    # As the message has it: this one is right as it is; or it is written again.
+    application = "ackcore-abc-count"
+    without_rows(path, (application, 4), (f"{application}-content", 0))
+    sink.write_accepted(accepted(files[1:], 4))
+    assert rows(path) == found
+    again = f"deltalake.Transaction('{application}', 3)"
+    assert again in str(told.value)
+    without_rows(path, (application, 3))
+    sink.write_accepted(accepted(files[1:], 4))
+    assert len(rows(path)) == (3 if keys else 6)
+    sink.write_accepted(accepted(files[1:], 4))
+    assert len(rows(path)) == (3 if keys else 6)
+
+
+def without_rows(path, *transactions):
+    """Commit numbers and no rows."""
+    table = deltalake.DeltaTable(path)
+    properties = deltalake.CommitProperties(
+        app_transactions=[deltalake.Transaction(*one) for one in transactions]
+    )
+    deltalake.write_deltalake(
+        table, table.to_pyarrow_table().slice(0, 0), mode="append", commit_properties=properties
+    )
+
+
+def test_a_number_by_who_kept_no_fingerprint_is_refused(path, files):
+    sink = started(path)
+    without_rows(path, ("ackcore-abc-count", 0))
+    with pytest.raises(CheckpointForeign, match=r"has micro-batch 0 .* with other rows"):
+        sink.write_accepted(accepted(files))
+
+
+def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
+    sink = started(path)
+    sink.write_accepted(accepted(files))
+    (last,) = deltalake.DeltaTable(path).history(1)
+    content = accepted(files).content()
+    assert last["userMetadata"] == f"ackcore ackcore-abc-count/0 {content}"
+    without_rows(path)
+    deltalake.DeltaTable(path).create_checkpoint()
+    for number in (0, 1):
+        (path / "_delta_log" / f"{number:020}.json").unlink()
+    sink.write_accepted(accepted(files))
+    assert len(rows(path)) == 4
+    with pytest.raises(CheckpointForeign):
+        sink.write_accepted(accepted(files[1:]))
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
@@ -229,7 +297,7 @@ def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
         path = disk.path / "table"
         sink = started(path)
         for _ in range(2):
-            with pytest.raises((OSError, DeltaError), match="No space left"):
+            with pytest.raises(SinkUnavailable, match="No space left"):
                 sink.write_accepted(accepted([file]))
             assert rows(path) == []
         disk.resize(64)

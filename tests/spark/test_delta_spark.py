@@ -21,7 +21,7 @@ from accepted_rows import accepted, two_files
 from test_delta_sink import started, topology
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import run_batch
+from ackcore.spark import CheckpointForeign, run_batch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(test_delta_sink)
@@ -72,8 +72,12 @@ def test_spark_and_the_sink_know_each_others_numbers(delta_spark, tmp_path, keys
         by_spark = row.write.format("delta").mode("append").option("txnAppId", "ackcore-abc-count")
         by_spark.option("txnVersion", number).save(str(path))
     assert words(delta_spark, path) == [*written, ("x", 1)]
-    sink.write_accepted(accepted(files, 1))  # 1 is, by Spark
+    with pytest.raises(CheckpointForeign, match=r"has micro-batch 1 .* with other rows"):
+        sink.write_accepted(accepted(files, 1))  # 1 is, by Spark
     assert words(delta_spark, path) == [*written, ("x", 1)]
+    history = delta_spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
+    (said,) = {row.userMetadata for row in history} - {None}
+    assert said == f"ackcore ackcore-abc-count/0 {accepted(files).content()}"
 
 
 def test_a_topology_writes_what_spark_reads(delta_spark, tmp_path):

@@ -16,9 +16,9 @@ pytest.importorskip("sqlalchemy")  # of the catalog
 
 from accepted_rows import WORDS, accepted, row_file, two_files
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException
 
-from ackcore.spark import SinkError, run_batch, to_iceberg
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_iceberg
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -87,7 +87,7 @@ def test_tables_are_refused_before_anything_runs(lake):
     check_sink("count", to_iceberg("shop.words", lake), less)
     with pytest.raises(ValueError, match="has the column 'n', which the stream has not"):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
-    with pytest.raises(NoSuchTableError):
+    with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
 
 
@@ -100,11 +100,47 @@ def test_a_micro_batch_is_written_once(lake, files, keys):
     sink.write_accepted(accepted(files[1:], 3))
     first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
     assert rows(lake) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-    assert table(lake).properties == {"ackcore.abc.count": "3"}
-    with pytest.raises(CheckpointForeign, match="has micro-batch 3 of sink 'count', and 2 comes"):
-        sink.write_accepted(accepted(files, 2))
+    content = accepted(files[1:], 3).content()
+    assert table(lake).properties == {"ackcore.abc.count": f"3 {content}"}
+    if not keys:  # a merge that changes nothing makes no snapshot
+        summary = table(lake).current_snapshot().summary
+        assert (summary["ackcore"], summary["ackcore.content"]) == ("abc/count/3", content)
     sink.write_accepted(accepted(files[1:], sink="other"))
     assert len(rows(lake)) == (3 if keys else 8)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_number_that_the_table_has_with_other_rows_is_refused(lake, files, keys):
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    sink.write_accepted(accepted(files, 4))
+    found = rows(lake)
+    late = "has micro-batch 4 of sink 'count', and {} comes only now"
+    for some, says in (
+        (accepted(files, 3), late.format(3)),
+        (accepted(files[1:], 4), late.format("4") + " with other rows: the checkpoint /cp is"),
+        (accepted(files, 4, nonacked=(10, 11)), late.format("4") + " with other rows"),
+    ):
+        with pytest.raises(CheckpointForeign, match=says) as told:
+            sink.write_accepted(some)
+        assert rows(lake) == found
+    assert "set it to '4 as-it-is'" in str(told.value)
+    # One that an earlier version wrote, which kept no fingerprint.
+    change(lake, lambda transaction: transaction.set_properties({"ackcore.abc.count": "4"}))
+    with pytest.raises(CheckpointForeign, match="with other rows"):
+        sink.write_accepted(accepted(files, 4))
+    mark = {"ackcore.abc.count": "4 as-it-is"}
+    change(lake, lambda transaction: transaction.set_properties(mark))
+    sink.write_accepted(accepted(files[1:], 4))
+    assert rows(lake) == found
+    change(lake, lambda transaction: transaction.remove_properties(*mark))
+    for _ in range(2):
+        sink.write_accepted(accepted(files[1:], 4))
+    assert len(rows(lake)) == (3 if keys else 6)
+
+
+def change(lake, how):
+    with table(lake).transaction() as transaction:
+        how(transaction)
 
 
 def test_later_rows_replace_earlier_ones(lake, tmp_path):
@@ -113,6 +149,17 @@ def test_later_rows_replace_earlier_ones(lake, tmp_path):
         some = [(word, 10 * number + at, None) for at, word in enumerate("abca"[: 2 + number])]
         sink.write_accepted(accepted([row_file(tmp_path, some)], number))
     assert rows(lake) == [("a", 23), ("b", 21), ("c", 22)]
+
+
+def test_a_key_that_is_null_equals_none(lake, tmp_path):
+    """Of rows without a key none may be taken for a later version of another."""
+    sink = to_iceberg("shop.words", lake, keys="word")
+    some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
+    for number in (0, 0, 1):
+        sink.write_accepted(accepted([row_file(tmp_path, some)], number))
+    found = table(lake).scan().to_arrow().to_pylist()
+    rows = sorted((row["word"] or "", row["n"]) for row in found)
+    assert rows == [("", 1), ("", 1), ("", 2), ("", 2), ("a", 4)]
 
 
 def test_a_column_that_the_table_gained_is_null(lake, files):
@@ -130,12 +177,30 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(lake, files):
     sink = to_iceberg("shop.words", lake)
     catalog = load_catalog(**lake)
     catalog.rename_table("shop.words", "shop.gone")
-    with pytest.raises(NoSuchTableError):
+    with pytest.raises(SinkUnavailable, match="NoSuchTableError: Table does not exist"):
         sink.write_accepted(accepted(files))
     catalog.rename_table("shop.gone", "shop.words")
     catalog.close()
     sink.write_accepted(accepted(files))
     assert len(rows(lake)) == 4
+
+
+def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):
+    away = {"type": "rest", "uri": "http://etl:hunter2@localhost:1/x?y=hunter2", "token": "hunter3"}
+    for what, catalog in (
+        (r"'default' at http://localhost:1/x: .*Connection", away),
+        (r"'test' at sqlite:///.*unable to open", {**lake, "uri": f"sqlite:///{tmp_path}/no/c.db"}),
+    ):
+        sink = to_iceberg("shop.words", catalog)
+        for call in (
+            lambda sink=sink: check_sink("count", sink, WORDS),
+            lambda sink=sink: sink.write_accepted(accepted(files)),
+        ):
+            with pytest.raises(SinkUnavailable, match=what) as told:
+                call()
+            assert "sink 'count', Iceberg table shop.words of catalog" in str(told.value)
+            assert "See that the catalog and the table's storage can be" in str(told.value)
+            assert "hunter" not in str(told.value)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -20,9 +20,18 @@ from ackcore.spark.sinks.columns import (
     with_columns,
 )
 from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.unavailable import redacted, unavailable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+_WAY_OUT = (
+    "See that its storage can be reached and written from the driver, by what storage_options say, "
+    "and has room; and that the table is where it was"
+)
+
+#: In place of a fingerprint: somebody says that what is there under the number is right.
+_AS_IT_IS = 0
 
 
 def to_delta(
@@ -33,9 +42,11 @@ def to_delta(
 ) -> DeltaSink:
     """Return a sink that writes the rows of ACKED records into a Delta table.
 
-    Each micro-batch is one commit with its number in it, as an application transaction: one that
-    is repeated finds it in the table and writes nothing. The driver writes, by deltalake; no jar of
-    Delta's is needed, so it works on every Spark.
+    Each micro-batch is one commit with its number in it, as an application transaction, and a
+    fingerprint of its rows: one that is repeated finds them in the table and writes nothing; where
+    the table has the number with other rows, as after a checkpoint was restored from a backup, that
+    is an error. The driver writes, by deltalake; no jar of Delta's is needed, so it works on every
+    Spark.
 
     Parameters
     ----------
@@ -69,6 +80,7 @@ def to_delta(
 def _deltalake() -> ModuleType:
     try:
         import deltalake  # noqa: PLC0415
+        import deltalake.exceptions  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ImportError(
             "to_delta() needs deltalake, which is not installed: pip install 'ackcore[delta]'"
@@ -114,41 +126,50 @@ class DeltaSink:
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
         self._schemas[name] = spark_schema(what, schema)
-        if _deltalake().DeltaTable.is_deltatable(self.path, self._options):
-            columns = _columns(self._open())
+        with self._named(name):
+            is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
+            columns = _columns(self._open()) if is_there else None
+        if columns is not None:
             with_columns(what, f"table {self.path}", schema.names, columns.names)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Make the table, if it is not there."""
         schema = self._schemas.get(sink)
         if schema is not None:
-            _deltalake().DeltaTable.create(
-                self.path, schema=schema, mode="ignore", storage_options=self._options
-            )
+            with self._named(sink):
+                _deltalake().DeltaTable.create(
+                    self.path, schema=schema, mode="ignore", storage_options=self._options
+                )
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, from the files that its run left.
 
         Raises
         ------
+        SinkUnavailable
+            If the table is gone or cannot be written.
         deltalake.exceptions.DeltaError
-            If it was not committed.
+            If another has committed meanwhile.
         CheckpointForeign
-            If a later micro-batch is in the table.
+            If this micro-batch is in the table with other rows, or a later one is.
         CheckpointInUse
             If another driver has taken over.
         """
+        with self._named(accepted.sink):
+            self._write(accepted)
+
+    def _write(self, accepted: Accepted) -> None:
         number, application = accepted.batch_id, f"ackcore-{accepted.deployment}-{accepted.sink}"
-        table = self._open()
+        table, content = self._open(), accepted.content()
+        # A second one beside the number, since transactions are what a table keeps of its commits
+        # when their log is cleaned up.
+        of_content, told = f"{application}-content", (int(content, 16) >> 1) or 1
         last = table.transaction_version(application)
         if last is not None and last >= number:
-            if last == number:
+            if last == number and table.transaction_version(of_content) in (told, _AS_IT_IS):
                 return
-            raise CheckpointForeign(
-                f"Delta table {self.path} has micro-batch {last} of sink {accepted.sink!r}, and "
-                f"{number} comes only now: the checkpoint {accepted.checkpoint} is older than what "
-                "was written from it, restored from a backup perhaps. Start with a new checkpoint, "
-                f"or restore the table to the version before micro-batch {number} (RESTORE TABLE)"
+            raise accepted.foreign(
+                f"Delta table {self.path}", last, self._way_out(application, number, last)
             )
         # What another driver commits from here on under this name is a conflict with this commit.
         check_fence()
@@ -157,8 +178,14 @@ class DeltaSink:
         with_columns(what, f"table {self.path}", accepted.schema().names, columns.names)
         lake = _deltalake()
         properties = lake.CommitProperties(
-            custom_metadata={"ackcore": f"{application}/{number}"},
-            app_transactions=[lake.Transaction(application, number)],
+            custom_metadata={
+                "ackcore": f"{application}/{number}",
+                "userMetadata": f"ackcore {application}/{number} {content}",
+            },
+            app_transactions=[
+                lake.Transaction(application, number),
+                lake.Transaction(of_content, told),
+            ],
         )
         failpoint("in-transaction", number)
         if self.keys:
@@ -181,6 +208,31 @@ class DeltaSink:
         if others:
             merger = merger.when_matched_update(others)
         merger.when_not_matched_insert(all_columns).execute()
+
+    @contextlib.contextmanager
+    def _named(self, sink: str) -> Iterator[None]:
+        """Raise with the sink's name what the table's storage, and no row, is at fault for."""
+        exceptions = _deltalake().exceptions
+        try:
+            yield
+        except (exceptions.CommitFailedError, exceptions.SchemaMismatchError):
+            raise
+        except (OSError, exceptions.DeltaError) as error:
+            said = redacted(f"{type(error).__name__}: {error}", self._options.values())
+            raise unavailable(sink, f"Delta table {self.path}", said, _WAY_OUT) from error
+
+    def _way_out(self, application: str, number: int, last: int) -> str:
+        """Say how a number is taken back, or said to be right, by a commit without rows."""
+        return (
+            f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "
+            f"have micro-batches from {number} to {last} written again, whatever of them is in the "
+            "table, by a commit without rows: table = deltalake.DeltaTable(path); "
+            "deltalake.write_deltalake(table, table.to_pyarrow_table().slice(0, 0), mode='append', "
+            "commit_properties=deltalake.CommitProperties(app_transactions=[deltalake.Transaction("
+            f"{application!r}, {number - 1})])). If just this one is to count as written, with "
+            f"whatever rows: [deltalake.Transaction({application!r}, {number}), "
+            f"deltalake.Transaction('{application}-content', {_AS_IT_IS})] there"
+        )
 
     def _open(self) -> DeltaTable:
         table: DeltaTable = _deltalake().DeltaTable(self.path, storage_options=self._options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -21,9 +21,20 @@ from ackcore.spark.sinks.columns import (
     with_columns,
 )
 from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.unavailable import redacted, unavailable
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+
+_WAY_OUT = (
+    "See that the catalog and the table's storage can be reached from the driver, that the table "
+    "is there, and that this user may write it"
+)
+#: Of a catalog's properties, those without secrets.
+_SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
+
+#: In place of a fingerprint: somebody says that what is there under the number is right.
+_AS_IT_IS = "as-it-is"
 
 
 def to_iceberg(
@@ -34,9 +45,10 @@ def to_iceberg(
 ) -> IcebergSink:
     """Return a sink that writes the rows of ACKED records into an Iceberg table.
 
-    Each micro-batch is one commit, which sets a property of the table to its number: one that is
-    repeated finds it there and writes nothing. The driver writes, by pyiceberg; a micro-batch has
-    to fit into its memory.
+    Each micro-batch is one commit, which sets a property of the table to its number and a
+    fingerprint of its rows: one that is repeated finds them there and writes nothing; where the
+    table has the number with other rows, as after a checkpoint was restored from a backup, that is
+    an error. The driver writes, by pyiceberg; a micro-batch has to fit into its memory.
 
     Parameters
     ----------
@@ -111,11 +123,17 @@ class IcebergSink:
         return f"to_iceberg({self.table!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if the table could not hold the stream's columns."""
+        """Raise TypeError or ValueError if the table could not hold the stream's columns.
+
+        Raises
+        ------
+        SinkUnavailable
+            If the catalog cannot be asked, or there is no such table.
+        """
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
-        with self._opened() as table:
+        with self._opened(name) as table:
             has = [field.name for field in table.schema().fields]
         with_columns(what, f"table {self.table}", schema.names, has)
         others = [column for column in has if column not in schema.names]
@@ -130,29 +148,32 @@ class IcebergSink:
 
         Raises
         ------
+        SinkUnavailable
+            If the catalog is away, or the table is gone.
         pyiceberg.exceptions.CommitFailedException
             If another has committed meanwhile.
         CheckpointForeign
-            If a later micro-batch is in the table.
+            If this micro-batch is in the table with other rows, or a later one is.
         CheckpointInUse
             If another driver has taken over.
         """
-        with self._opened() as table:
+        with self._opened(accepted.sink) as table:
             self._write(table, accepted)
 
     def _write(self, table: Table, accepted: Accepted) -> None:
         number = accepted.batch_id
         mark = f"ackcore.{accepted.deployment}.{accepted.sink}"
-        last = int(table.properties.get(mark, -1))
-        if last == number:
-            return
-        if last > number:
-            raise CheckpointForeign(
-                f"Iceberg table {self.table} has micro-batch {last} of sink {accepted.sink!r}, and "
-                f"{number} comes only now: the checkpoint {accepted.checkpoint} is older than what "
-                "was written from it, restored from a backup perhaps. Start with a new checkpoint; "
-                f"or have micro-batches from {number} on written again, whatever of them is in the "
-                f"table: remove its property {mark!r}"
+        found, _, told = table.properties.get(mark, "-1").partition(" ")
+        last, content = int(found), accepted.content()
+        if last >= number:
+            if last == number and told in (content, _AS_IT_IS):
+                return
+            raise accepted.foreign(
+                f"Iceberg table {self.table}",
+                last,
+                f"have micro-batches from {number} to {last} written again, whatever of them is in "
+                f"the table: remove its property {mark!r}. If just this one is to count as "
+                f"written, with whatever rows, set it to '{number} {_AS_IT_IS}'",
             )
         # pyiceberg would repeat a commit that another has overtaken, without a new look at the
         # property: of two drivers each would add the rows. In memory only; nothing is set there.
@@ -161,10 +182,14 @@ class IcebergSink:
         rows = _rows(accepted)
         if not len(rows):
             return
-        about = {"ackcore": f"{accepted.deployment}/{accepted.sink}/{number}"}
+        about = {
+            "ackcore": f"{accepted.deployment}/{accepted.sink}/{number}",
+            "ackcore.content": content,
+        }
         with table.transaction() as transaction:
             self._stage(transaction, rows, about)
-            transaction.set_properties({mark: str(number)})
+            # Not only in the snapshot, which expires.
+            transaction.set_properties({mark: f"{number} {content}"})
             failpoint("in-transaction", number)
 
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
@@ -175,12 +200,52 @@ class IcebergSink:
             transaction.append(rows, snapshot_properties=about)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Table]:
-        catalog = _catalogs().load_catalog(self._name, **self._properties)
+    def _opened(self, sink: str) -> Iterator[Table]:
+        """Open the table, and raise with the sink's name what the catalog is at fault for."""
+        is_open = False
         try:
-            yield catalog.load_table(self.table)
-        finally:
-            catalog.close()
+            catalog = _catalogs().load_catalog(self._name, **self._properties)
+            try:
+                table = catalog.load_table(self.table)
+                is_open = True
+                yield table
+            finally:
+                catalog.close()
+        except Exception as error:
+            if is_open and not _is_of_catalog(error):
+                raise
+            where = f"Iceberg table {self.table} of catalog {self._where()}"
+            said = redacted(f"{type(error).__name__}: {error}", self._secrets())
+            raise unavailable(sink, where, said, _WAY_OUT) from error
+
+    def _where(self) -> str:
+        return f"{self._name!r}" + (f" at {self._uri()}" if "uri" in self._properties else "")
+
+    def _secrets(self) -> list[str]:
+        """Return what no error may show: logins, parameters, and properties of any other name."""
+        secrets = [of for name, of in self._properties.items() if name not in _SHOWN]
+        address, _, parameters = self._properties.get("uri", "").partition("?")
+        login = address.partition("://")[2].rpartition("@")[0]
+        return [*secrets, login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
+
+    def _uri(self) -> str:
+        """Return where the catalog is, without a login and parameters."""
+        scheme, colons, rest = self._properties.get("uri", "").partition("://")
+        return scheme + colons + rest.partition("?")[0].rpartition("@")[2]
+
+
+def _is_of_catalog(error: Exception) -> bool:
+    """Whether the catalog or the storage is at fault for what a commit raised."""
+    from pyiceberg.exceptions import (  # noqa: PLC0415
+        NoSuchNamespaceError,
+        NoSuchTableError,
+        RESTError,
+        WaitingForLockException,
+    )
+
+    kinds = (RESTError, NoSuchTableError, NoSuchNamespaceError, WaitingForLockException, OSError)
+    # Of a catalog in a database, whose library may not be there.
+    return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
 
 
 def _rows(accepted: Accepted) -> pa.Table:

@@ -26,7 +26,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import RowFile, acked_rows, read_rows, read_schema
@@ -121,6 +121,30 @@ class Accepted:
         ]
         said = json.dumps(files).encode() + self.nonacked.tobytes()
         return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
+
+    def content(self) -> str:
+        """Return `fingerprint` of the rows, whether or not some of them are known as refused."""
+        plain = tuple(file._replace(refused=()) for file in self.files)
+        return replace(self, files=plain).fingerprint()
+
+    def foreign(self, where: str, last: int, way_out: str) -> CheckpointForeign:
+        """The error for a number that a sink's target has already, with other rows or a later one.
+
+        Parameters
+        ----------
+        where : str
+            The target: ``table orders``.
+        last : int
+            The number that it has, this micro-batch's or a later one.
+        way_out : str
+            How the micro-batches from this one to ``last`` are written again.
+        """
+        return CheckpointForeign(
+            f"{where} has micro-batch {last} of sink {self.sink!r}, and {self.batch_id} comes only "
+            f"now{' with other rows' * (last == self.batch_id)}: the checkpoint {self.checkpoint} "
+            "is older than what was written from it, restored from a backup perhaps. Start with a "
+            f"new checkpoint; or {way_out}"
+        )
 
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file is not as its run left it."""

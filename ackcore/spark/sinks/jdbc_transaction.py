@@ -17,7 +17,6 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -95,8 +94,7 @@ class JdbcTransaction:
         self._staging = names.schema + connection.quoted(self._bare)
         #: Columns that the stream does not have, and whether they take no null.
         self._others: dict[str, bool] = {}
-        plain = replace(accepted, files=tuple(f._replace(refused=()) for f in accepted.files))
-        self._content = plain.fingerprint()
+        self._content = accepted.content()
 
     def write(self) -> None:
         """Write the micro-batch, or find that it is written."""
@@ -115,7 +113,7 @@ class JdbcTransaction:
         check_fence()
         if last >= self._accepted.batch_id:
             if (last, content) != (self._accepted.batch_id, self._content):
-                raise CheckpointForeign(self._foreign(last))
+                raise self._foreign(last)
             self._connection.rollback()
             return True
         self._mark("staging = ?", self._bare)
@@ -333,14 +331,12 @@ class JdbcTransaction:
         except JdbcError as error:
             _log.warning("staging table %s could not be dropped: %s", self._staging, error)
 
-    def _foreign(self, last: int) -> str:
-        number, sink = self._accepted.batch_id, self._accepted.sink
-        return (
-            f"table {self._names.table} has micro-batch {last} of sink {sink!r}, and {number} "
-            f"comes only now{' with other rows' * (last == number)}: the checkpoint "
-            f"{self._accepted.checkpoint} is older than what was written from it, restored from a "
-            f"backup perhaps. Start with a new checkpoint; or have micro-batches from {number} to "
-            f"{last} written again, whatever of them is in the table: DELETE FROM "
-            f"{self._names.marker} WHERE deployment = '{self._of[0]}' AND sink = '{self._of[1]}', "
-            "and start again"
+    def _foreign(self, last: int) -> CheckpointForeign:
+        deployment, sink = (one.replace("'", "''") for one in self._of[:2])
+        return self._accepted.foreign(
+            f"table {self._names.table}",
+            last,
+            f"have micro-batches from {self._accepted.batch_id} to {last} written again, whatever "
+            f"of them is in the table: DELETE FROM {self._names.marker} WHERE deployment = "
+            f"'{deployment}' AND sink = '{sink}', and start again",
         )

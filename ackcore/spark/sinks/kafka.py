@@ -276,13 +276,12 @@ class KafkaSink:
         elif last.number == number and last.note in (note, ""):  # "": as somebody has put it right
             return
         elif last.number >= number:
-            raise CheckpointForeign(
-                f"topic {self.topic!r} has micro-batch {last.number} of sink {accepted.sink!r}, "
-                f"and {number} comes only now{' with other rows' * (last.number == number)}: the "
-                f"checkpoint {accepted.checkpoint} is older than what was sent from it, restored "
-                f"from a backup perhaps. Start with a new checkpoint; or have micro-batches from "
-                f"{number} to {last.number} sent again, however many of them are in the topic. "
-                f"For that: {_way_out(number, live.transactional_id, self.topic)}"
+            raise accepted.foreign(
+                f"topic {self.topic!r}",
+                last.number,
+                f"have micro-batches from {number} to {last.number} sent again, however many of "
+                f"them are in the topic. For that: "
+                f"{_way_out(number, live.transactional_id, self.topic)}",
             )
         self._messages(accepted).send(live.begin(), enumerate(accepted.files))
         live.prepare(_kafka().Mark(number, note))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, LiteralString, NamedTuple
 
@@ -105,10 +104,7 @@ class PostgresSession:
 
     def write(self, accepted: Accepted) -> SinkRejects | None:
         """Write a micro-batch in one transaction, or find that it is written."""
-        # Of the rows, whether or not some of them are known as refused by now.
-        plain = replace(accepted, files=tuple(f._replace(refused=()) for f in accepted.files))
-        content = plain.fingerprint()
-        number = accepted.batch_id
+        number, content = accepted.batch_id, accepted.content()
         with self._connection.transaction():
             found = self._execute(
                 "SELECT batch_id, content, refused FROM {marker}"
@@ -123,7 +119,7 @@ class PostgresSession:
                 )
             if found[0] >= number:
                 if (found[0], found[1]) != (number, content):
-                    raise CheckpointForeign(self._foreign(accepted, found[0]))
+                    raise self._foreign(accepted, found[0])
                 return _rejects(accepted, _unpack(found[2]))
             refused = _placed(accepted, self._write_rows(accepted))
             self._execute(
@@ -250,15 +246,14 @@ class PostgresSession:
     ) -> psycopg.Cursor[Any]:
         return self._connection.execute(self._sql(text, names), values)
 
-    def _foreign(self, accepted: Accepted, last: int) -> str:
-        number, (deployment, sink) = accepted.batch_id, self._of
-        return (
-            f"table {self._target.table} has micro-batch {last} of sink {sink!r}, and {number} "
-            f"comes only now{' with other rows' * (last == number)}: the checkpoint "
-            f"{accepted.checkpoint} is older than what was written from it, restored from a backup "
-            f"perhaps. Start with a new checkpoint; or have micro-batches from {number} to {last} "
-            f"written again, whatever of them is in the table: DELETE FROM {self._marker} WHERE "
-            f"deployment = '{deployment}' AND sink = '{sink}'"
+    def _foreign(self, accepted: Accepted, last: int) -> CheckpointForeign:
+        deployment, sink = (sql.Literal(one).as_string(self._connection) for one in self._of)
+        return accepted.foreign(
+            f"table {self._target.table}",
+            last,
+            f"have micro-batches from {accepted.batch_id} to {last} written again, whatever of "
+            f"them is in the table: DELETE FROM {self._marker} WHERE deployment = {deployment} "
+            f"AND sink = {sink}",
         )
 
 
