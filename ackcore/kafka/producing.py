@@ -41,6 +41,8 @@ Headers = Iterable[tuple[str, bytes | None]]
 
 #: How long a message may be on its way, unless the options say otherwise; in milliseconds.
 _TIMEOUT_MS = 60_000
+#: For so long brokers are waited for where nothing is sent yet.
+_REACH_S = 10.0
 #: How long a transaction may be open, unless the options say otherwise: Kafka's default of a
 #: minute is short for a micro-batch, and its bound of a quarter of an hour would hold up readers.
 _TRANSACTION_MS = 300_000
@@ -171,6 +173,20 @@ class Deliveries:
         if self._producer is None:
             raise DeliveryError("the producer is closed")
         return self._producer
+
+    def reach(self, topic: str) -> None:
+        """Ask brokers for a topic, whether or not it is there.
+
+        Raises
+        ------
+        DeliveryError
+            If none answers.
+        """
+        try:
+            self.producer.list_topics(topic, timeout=_REACH_S)
+        except KafkaException as error:
+            told = self._told(error.args[0])
+            raise DeliveryError(f"no broker answers within {_REACH_S:g} s: {told}") from None
 
     def send(
         self,

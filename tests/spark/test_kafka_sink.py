@@ -25,8 +25,9 @@ import mock_broker
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from servers import raise_errors
 
+from ackcore.kafka import producing
 from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
-from ackcore.spark import SinkError, run_batch, start, to_kafka
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, start, to_kafka
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -128,12 +129,23 @@ def test_a_setting_that_is_none_is_refused_at_the_start(transactional):
     assert "hunter2" not in repr(sink) + repr(vars(sink))
 
 
-def test_a_callback_that_cannot_travel_to_tasks_is_refused_at_the_start():
+def test_a_callback_that_cannot_travel_to_tasks_is_refused_at_the_start(mock_kafka):
     lock = threading.Lock()
     options = {"stats_cb": lambda text: lock.locked()}
     with pytest.raises(TypeError, match=r"sink 'count' is sent to the workers.*options.*lock"):
         to_kafka("t", "localhost:9092", options=options).claim("count", "abc", "/cp")
-    to_kafka("t", "localhost:9092", transactional=True, options=options).claim("count", "abc", "/")
+    to_kafka("t", mock_kafka.bootstrap_servers, transactional=True, options=options).claim(
+        "count", "abc", "/cp"
+    )
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_brokers_that_are_away_are_named_at_the_start(transactional, monkeypatch):
+    monkeypatch.setattr(producing, "_REACH_S", 0.2)
+    sink = to_kafka("t", "localhost:1", transactional=transactional, options=QUICK)
+    says = r"sink 'count', topic 't' at localhost:1: no broker answers .*See that the brokers run"
+    with pytest.raises(SinkUnavailable, match=says):
+        sink.claim("count", "abc", "/cp")
 
 
 # -- at least once --------------------------------------------------------------------------------
@@ -164,7 +176,7 @@ def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch
     assert words(mock_kafka, topic) == Counter("acde")
     assert not out._live  # the driver has sent nothing
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29)
-    with pytest.raises(DeliveryError, match=rf"topic '{topic}' did not take .*authorization"):
+    with pytest.raises(SinkUnavailable, match=rf"topic '{topic}' did not take .*authorization"):
         out.write_accepted(accepted(files, spark=spark))
 
 
@@ -339,7 +351,7 @@ def test_cut_off_in_a_transaction_it_writes_nothing_twice(
     try:
         with fenced(fence):
             first.write_accepted(accepted(files, 0))
-    except DeliveryError:
+    except SinkUnavailable:
         with fenced(fence), pytest.raises(CheckpointInUse):
             first.write_accepted(accepted(files, 0))
     except CheckpointInUse:
@@ -347,7 +359,7 @@ def test_cut_off_in_a_transaction_it_writes_nothing_twice(
     else:
         assert (cut, after) == ("commit", 1)
     assert taken
-    with suppress(DeliveryError):  # the first one may have shut it out, and stopped at the fence
+    with suppress(SinkUnavailable):  # the first one may have shut it out, and stopped at the fence
         second.write_accepted(accepted(files, 1))
     second.write_accepted(accepted(files, 1))
     assert words(kafka_broker, topic) == Counter(2 * "acde")
@@ -437,7 +449,7 @@ def test_two_queries_with_one_sink_have_a_producer_each(mock_kafka, sink, files,
 
     monkeypatch.setattr(Deliveries, "flush", flush)
     out.write_accepted(accepted(files, 4))
-    assert list(out._live) == [("abc", "count")]
+    assert list(out._live._open) == [("abc", "count")]
     assert words(mock_kafka, topic) == Counter(2 * "acde")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -11,7 +12,20 @@ from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
-from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, find_columns, table_names
+from ackcore.spark.sinks.jdbc_transaction import (
+    REFUSALS,
+    JdbcTransaction,
+    Names,
+    find_columns,
+    table_names,
+)
+from ackcore.spark.sinks.unavailable import unavailable
+
+_WAY_OUT = (
+    "See that the server runs and can be reached from the driver and the workers, that Spark has "
+    "its driver (spark.jars, and its class as the property 'driver'), that database and table are "
+    "there, and that the user may log in, write the table, and make tables beside it"
+)
 
 _MARKER = """CREATE TABLE {marker} (
     deployment VARCHAR(64) NOT NULL,
@@ -118,7 +132,7 @@ class JdbcSink:
 
         Raises
         ------
-        JdbcError
+        SinkUnavailable
             If the database cannot be asked.
         """
         what = f"sink {name!r}"
@@ -126,7 +140,7 @@ class JdbcSink:
         spark_schema(what, schema)
         if active_context() is None:
             return  # there is none to ask by, and nothing is run
-        with JdbcConnection(self._server, self.table) as connection:
+        with self._named(name), JdbcConnection(self._server, self.table) as connection:
             columns = self._columns(connection, what)
             find_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
@@ -150,7 +164,7 @@ class JdbcSink:
 
         Raises
         ------
-        JdbcError
+        SinkUnavailable
             If the database cannot be reached.
         ValueError
             If the table cannot be made; the message says what to run.
@@ -158,7 +172,7 @@ class JdbcSink:
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
         find = f"SELECT batch_id FROM {marker} WHERE deployment = ? AND sink = ? AND target = ?"
-        with JdbcConnection(self._server, self.table) as connection:
+        with self._named(sink), JdbcConnection(self._server, self.table) as connection:
             try:
                 found = connection.row(find, *of)
             except JdbcError:
@@ -202,12 +216,27 @@ class JdbcSink:
         ------
         SinkRejects
             If rows violate a constraint; nothing is written then.
-        JdbcError
-            If the database fails, the table is gone or lacks a column; nothing is written then.
+        SinkUnavailable, JdbcError
+            If the database fails, the table is gone or lacks a column; nothing is written then, or
+            if the connection was lost while it was committed, perhaps all: the next call finds out.
         CheckpointForeign
             If this micro-batch was written with other rows, or a later one was.
         CheckpointInUse
             If another driver has taken over.
         """
-        with JdbcConnection(self._server, self.table) as connection:
+        with (
+            self._named(accepted.sink),
+            JdbcConnection(self._server, self.table) as connection,
+        ):
             JdbcTransaction(connection, self._names, self.keys, accepted).write()
+
+    @contextlib.contextmanager
+    def _named(self, sink: str) -> Iterator[None]:
+        """Raise with the sink's name what a database, and no row, is at fault for."""
+        try:
+            yield
+        except JdbcError as error:
+            of_rows = not error.sqlstate or error.sqlstate.startswith(REFUSALS)
+            if of_rows and not error.connecting:
+                raise
+            raise unavailable(sink, f"table {self.table}", str(error), _WAY_OUT) from error

@@ -41,11 +41,14 @@ class JdbcError(RuntimeError):
     ----------
     sqlstate : str
         The class of the error and what it is, as SQL has it; "" if it is not known.
+    connecting : bool
+        Whether there was no connection yet.
     """
 
     def __init__(self, message: str, sqlstate: str = "") -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+        self.connecting = False
 
 
 class Server:
@@ -122,7 +125,11 @@ class JdbcConnection:
         assert context._jvm is not None
         self.server = server
         self._jvm = context._jvm
-        self._connection, self._dialect = server.told(lambda: self._connect(table))
+        try:
+            self._connection, self._dialect = server.told(lambda: self._connect(table))
+        except JdbcError as error:
+            error.connecting = True
+            raise
         try:
             self.can_save: bool = server.told(self._begin)
         except BaseException:

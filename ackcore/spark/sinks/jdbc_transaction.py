@@ -36,7 +36,7 @@ _ROW = "ackcore_row"
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
 _NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
 #: Of SQLSTATE: integrity constraints, values that do not fit, a view's check.
-_REFUSALS = ("22", "23", "44")
+REFUSALS = ("22", "23", "44")
 
 #: An empty table with some columns of another, as one or another database has it.
 _COPIES = (
@@ -268,7 +268,7 @@ class JdbcTransaction:
         try:
             self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
-            if saved is None or not error.sqlstate.startswith(_REFUSALS):
+            if saved is None or not error.sqlstate.startswith(REFUSALS):
                 raise
             self._connection.rollback(saved)
             return error

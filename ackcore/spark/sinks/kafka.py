@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
+from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
+from ackcore.spark.sinks.unavailable import unavailable
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
@@ -31,6 +33,11 @@ _DRIVER_BYTES = 8 << 20
 #: For so long a group's committed offsets are there whatever else happens, as is asked of brokers
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
+
+_WAY_OUT = (
+    "See that the brokers run and can be reached from the driver and the workers, that options "
+    "have what they ask for by way of security, and that this client may write to the topic"
+)
 
 
 def to_kafka(
@@ -132,22 +139,11 @@ class KafkaSink:
         self._settings = settings
         self._columns = columns
         self._message_id = message_id
-        self.__setstate__({})
+        # `Deliveries` or `Transactions`, which outlive a micro-batch in which nothing failed.
+        self._live: Connections[Any] = Connections()
 
     def __repr__(self) -> str:
         return f"to_kafka({self.topic!r}, {self._settings.bootstrap_servers!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is connected."""
-        return {name: of for name, of in vars(self).items() if name not in ("_live", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with nothing that is connected."""
-        vars(self).update(state)
-        # Of each deployment and sink that this object is used for: `Deliveries` or `Transactions`,
-        # which outlive a micro-batch in which nothing failed.
-        self._live: dict[tuple[str, str], Any] = {}
-        self._lock = threading.Lock()
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if a column is not there, or Kafka has no bytes for it."""
@@ -174,22 +170,29 @@ class KafkaSink:
         ------
         DeliveryError
             Naming the setting.
+        SinkUnavailable
+            If no broker answers.
         TypeError
             If a callback among them cannot be pickled.
         """
         self.release(sink, deployment)
         if not self.transactional:
             refuse_unpicklable(f"sink {sink!r}", self._settings, "a module that workers import")
-        _kafka().Deliveries(
+        deliveries = _kafka().Deliveries(
             self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
-        ).close()
+        )
+        try:
+            with self._named(sink):
+                deliveries.reach(self.topic)
+        finally:
+            deliveries.close()
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Send the rows of a micro-batch, from the files that its run left.
 
         Raises
         ------
-        DeliveryError
+        SinkUnavailable
             If one was not delivered.
         CheckpointForeign
             If the rows of this micro-batch are in the topic that were others, or that cannot be
@@ -198,37 +201,38 @@ class KafkaSink:
             If another driver has taken over.
         """
         try:
-            if self.transactional:
-                self._commit(accepted)
-            else:
-                self._send(accepted)
+            with self._named(accepted.sink):
+                if self.transactional:
+                    self._commit(accepted)
+                else:
+                    self._send(accepted)
         except BaseException:
             # Whoever comes next begins with a producer that knows nothing of what this one met.
             self.release(accepted.sink, accepted.deployment)
             raise
 
+    @contextlib.contextmanager
+    def _named(self, sink: str) -> Iterator[None]:
+        """Raise with the sink's name what Kafka did not take."""
+        try:
+            yield
+        except _kafka().DeliveryError as error:
+            where = f"topic {self.topic!r} at {self._settings.bootstrap_servers}"
+            raise unavailable(sink, where, str(error), _WAY_OUT) from error
+
     def release(self, sink: str, deployment: str) -> None:
         """Give up what is connected for a sink; a micro-batch connects again."""
-        with self._lock:
-            live = self._live.pop((deployment, sink), None)
-        if live is not None:
-            live.close()
+        self._live.release(sink, deployment)
 
     def close(self) -> None:
         """Give up all that is connected."""
-        for deployment, sink in list(self._live):
-            self.release(sink, deployment)
+        self._live.close()
 
     def _connected(self, accepted: Accepted, connect: Callable[[], Any]) -> Any:
         """Return what is connected for a sink, of which one micro-batch is written at a time."""
-        of = accepted.deployment, accepted.sink
-        with self._lock:
-            live = self._live.get(of)
-        if live is None:
-            live = connect()
-            with self._lock:
-                self._live[of] = live
-        return live
+        sink, deployment = accepted.sink, accepted.deployment
+        live = self._live.get(sink, deployment)
+        return self._live.put(sink, deployment, connect()) if live is None else live
 
     # ---------------------------------------------------------------------------- at least once
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import threading
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.sinks.columns import check_keys, named_keys
+from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -46,8 +47,8 @@ def to_postgres(
     keys : str or sequence of str, optional
         Columns with a unique index: a row whose keys are there replaces the stream's columns of
         that row, and of several in one micro-batch the last is kept.  ``tuple.stable_id``, emitted
-        as a column, is a key that is the same at every attempt.  All rows are appended if not
-        given.
+        as a column, is a key that is the same at every attempt.  A key that is null equals none,
+        unless the index says NULLS NOT DISTINCT.  All rows are appended if not given.
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another.  Created if it is not there.
@@ -68,8 +69,9 @@ def to_postgres(
     Notes
     -----
     A row that violates a constraint, or whose value does not fit its column, is refused: its record
-    goes to the dead letters with PostgreSQL's error, the others are written.  Constraints that are
-    deferrable are checked at once.
+    goes to the dead letters with PostgreSQL's error, the others are written.  So is one that a
+    trigger raises an exception over (``P0001``), if it does not over all of them.  Constraints that
+    are deferrable are checked at once.
     """
     return PostgresSink(dsn, table, keys=keys, marker=marker)
 
@@ -111,47 +113,38 @@ class PostgresSink:
         self.marker = marker
         self._dsn = dsn
         self._where = _catalog().where(dsn)
-        self.__setstate__({})
+        self._live: Connections[PostgresSession] = Connections()
 
     def __repr__(self) -> str:
         return f"to_postgres({self._where!r}, {self.table!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is connected."""
-        return {name: of for name, of in vars(self).items() if name not in ("_live", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with nothing that is connected."""
-        vars(self).update(state)
-        # A session for each deployment and sink that this object is used for.
-        self._live: dict[tuple[str, str], PostgresSession] = {}
-        self._lock = threading.Lock()
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table could not hold the stream's columns.
 
         Raises
         ------
-        psycopg.Error
+        SinkUnavailable
             If the database cannot be asked.
         """
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
         refuse_unfit(what, schema)
-        _catalog().check(self._dsn, self._target(), what, schema)
+        with self._named(name):
+            _catalog().check(self._dsn, self._target(), what, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Make the table of micro-batches, if it is not there.
 
         Raises
         ------
-        psycopg.Error
+        SinkUnavailable
             If the database cannot be reached.
         ValueError
             If the user may not make it; the message says what to run.
         """
         self.release(sink, deployment)
-        _catalog().make_marker(self._dsn, self._target(), f"sink {sink!r}")
+        with self._named(sink):
+            _catalog().make_marker(self._dsn, self._target(), f"sink {sink!r}")
 
     def write_accepted(self, accepted: Accepted) -> SinkRejects | None:
         """Write the rows of a micro-batch, from the files that its run left.
@@ -163,40 +156,44 @@ class PostgresSink:
 
         Raises
         ------
-        psycopg.Error
-            If the database fails, the table is gone or lacks a column; nothing is written then.
+        SinkUnavailable, psycopg.Error
+            If the database fails, the table is gone or lacks a column; nothing is written then, or
+            if the connection was lost while it was committed, perhaps all: the next call finds out.
         CheckpointForeign
             If this micro-batch was written with other rows, or a later one was.
         CheckpointInUse
             If another driver has taken over.
         """
-        of = accepted.deployment, accepted.sink
-        with self._lock:
-            live = self._live.get(of)
+        sink, deployment = accepted.sink, accepted.deployment
         try:
-            if live is None or not live.is_sound():
-                self.release(accepted.sink, accepted.deployment)
-                check_fence()
-                live = _load("postgres_session").PostgresSession(self._dsn, self._target(), *of)
-                with self._lock:
-                    self._live[of] = live
-            refused: SinkRejects | None = live.write(accepted)
-            return refused
+            with self._named(sink):
+                live = self._live.get(sink, deployment)
+                if live is None or not live.is_sound():
+                    self.release(sink, deployment)
+                    check_fence()
+                    opened = _load("postgres_session").PostgresSession
+                    live = opened(self._dsn, self._target(), deployment, sink)
+                    self._live.put(sink, deployment, live)
+                refused: SinkRejects | None = live.write(accepted)
+                return refused
         except BaseException:
-            self.release(accepted.sink, accepted.deployment)
+            self.release(sink, deployment)
             raise
 
     def release(self, sink: str, deployment: str) -> None:
         """Give up the connection of a sink; a micro-batch connects again."""
-        with self._lock:
-            live = self._live.pop((deployment, sink), None)
-        if live is not None:
-            live.close()
+        self._live.release(sink, deployment)
 
     def close(self) -> None:
         """Give up all connections."""
-        for deployment, sink in list(self._live):
-            self.release(sink, deployment)
+        self._live.close()
+
+    def _named(self, sink: str) -> contextlib.AbstractContextManager[None]:
+        """Raise with the sink's name what the database does not let it do."""
+        named: contextlib.AbstractContextManager[None] = _catalog().named(
+            sink, self.table, self._where
+        )
+        return named
 
     def _target(self) -> Target:
         made: Target = _catalog().Target(self.table, self.keys, self.marker)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -12,6 +13,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.unavailable import unavailable
 
 _MARKER = """(
     deployment text NOT NULL,
@@ -57,7 +59,56 @@ def where(dsn: str) -> str:
             "'postgresql://etl@db/shop'"
         ) from None
     shown = {name: found[name] for name in ("host", "port", "dbname") if name in found}
-    return " ".join(f"{name}={value}" for name, value in shown.items())
+    # Of a URI whose password has an "@" that is not encoded, libpq takes a part for the host.
+    return " ".join(f"{name}={str(value).rpartition('@')[2]}" for name, value in shown.items())
+
+
+#: What may help, by the beginning of an error's SQLSTATE; "" where there was no connection.
+_WAYS_OUT = {
+    "42501": "Let this user do it, by GRANT SELECT, INSERT, UPDATE ON the table (and on the one of "
+    "micro-batches beside it)",
+    "42": "Make or mend the table, or have the bolt emit other columns",
+    "3F": "Make the schema, or name another",
+    "53100": "Free space on the server",
+    "53": "Give the server more of what it lacks",
+    "": "See that the server runs and can be reached from the driver, that the database is there, "
+    "and that the user may log in; a password may be in dsn or in ~/.pgpass",
+}
+
+
+@contextlib.contextmanager
+def named(sink: str, table: str, shown: str) -> Iterator[None]:
+    """Raise as `SinkUnavailable` what a database, and no row, is at fault for.
+
+    Parameters
+    ----------
+    sink, table : str
+        Their names.
+    shown : str
+        `where` the database is.
+    """
+    try:
+        yield
+    except (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        errors.InsufficientPrivilege,
+        errors.UndefinedTable,
+        errors.UndefinedColumn,
+        errors.InvalidSchemaName,
+        errors.ReadOnlySqlTransaction,
+    ) as error:
+        state = error.sqlstate or ""
+        way_out = next(
+            (text for start, text in _WAYS_OUT.items() if start and state.startswith(start)),
+            _WAYS_OUT[""],
+        )
+        # A part of the password, perhaps: see above.
+        said = re.sub(r"""[^\s'"(]*@""", "", str(error))
+        at = shown or "the server that PGHOST and the like name"
+        raise unavailable(
+            sink, f"table {table} at {at}", f"{type(error).__name__}: {said}", way_out
+        ) from error
 
 
 def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
@@ -81,7 +132,7 @@ def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
                     f"{what}: column {name!r} of table {target.table} is always generated; have "
                     "the bolt emit no such column"
                 )
-        if target.keys and not _has_index(connection, table, target.keys):
+        if target.keys and not _indexes(connection, table, target.keys):
             named = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
                 f"{what}: keys must have a unique index, and table {target.table} has none on "
@@ -148,15 +199,29 @@ def columns_of(connection: psycopg.Connection[Any], table: tuple[str, str]) -> d
     return {name: Column(is_array, generated) for name, is_array, generated in found}
 
 
-def _has_index(
+def nulls_differ(
     connection: psycopg.Connection[Any], table: tuple[str, str], keys: Sequence[str]
 ) -> bool:
-    """Whether an index makes just these columns unique, for each row and at once."""
+    """Whether keys may be null, and one that is equals no other."""
+    indexes = _indexes(connection, table, keys)
+    return any(may_be and not equal for may_be, equal in indexes) and not any(
+        equal for _, equal in indexes
+    )
+
+
+def _indexes(
+    connection: psycopg.Connection[Any], table: tuple[str, str], keys: Sequence[str]
+) -> list[tuple[bool, bool]]:
+    """Return of each index that makes just these columns unique, for each row and at once, whether
+    they may be null, and whether nulls are equal there (NULLS NOT DISTINCT)."""
     found = connection.execute(
-        "SELECT array_agg(attname::text) FROM pg_index"
+        # As JSON: PostgreSQL before 15 has no such column.
+        "SELECT array_agg(attname::text), bool_or(NOT attnotnull),"
+        " bool_or(coalesce(to_jsonb(pg_index) ->> 'indnullsnotdistinct', 'false')::bool)"
+        " FROM pg_index"
         " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])"
         " WHERE indrelid = to_regclass(%s) AND indisunique AND indimmediate AND indisvalid"
         " AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
         [sql.Identifier(*table).as_string(connection)],
     )
-    return any(set(names) == set(keys) for (names,) in found)
+    return [(may_be, equal) for names, may_be, equal in found if set(names) == set(keys)]
