@@ -64,9 +64,11 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each key, in the order of the rows."""
+    """Return the last row of each key, in the order of the rows; a key that is null equals none."""
     numbered = rows.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
     last = numbered.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     keep = np.zeros(len(rows), np.bool_)
     keep[last.to_numpy()] = True
+    for key in keys:
+        keep |= rows[key].is_null().to_numpy()
     return rows.filter(pa.array(keep))

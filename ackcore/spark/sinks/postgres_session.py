@@ -30,6 +30,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     columns_of,
     connect,
     marker_name,
+    nulls_differ,
     resolve,
 )
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -44,6 +45,10 @@ _ROW = "_ackcore_row"
 #: that does not fit, a view's check, a value that is too large for an index.
 _REFUSALS = ("22", "23", "44")
 _REFUSED = {"54000"}
+#: What a trigger raises may be about a row or about none: of which it is, others tell that go in.
+_RAISED = "P0001"
+#: Rows in a row that a trigger raises over, behind which none is looked at if none went in.
+_HOPELESS = 64
 #: Of class 22, but about the form in which we sent the row.
 _OURS = {"22P04"}
 
@@ -68,6 +73,8 @@ class PostgresSession:
     def __init__(self, dsn: str, target: Target, deployment: str, sink: str) -> None:
         self._target = target
         self._of = (deployment, sink)
+        #: Whether any of the rows of a micro-batch that is bisected has gone in.
+        self._any_taken = False
         said = blake2b(sink.encode(), digest_size=8).hexdigest() if len(sink) > 32 else sink
         name = f"ackcore-{deployment}-{said}"[:63]
         self._connection = connection = connect(dsn, name)
@@ -131,6 +138,15 @@ class PostgresSession:
         return _rejects(accepted, refused)
 
     def _write_rows(self, accepted: Accepted) -> dict[int, psycopg.Error]:
+        """Write the rows; return the errors of those that are refused, by their numbers."""
+        self._any_taken = False
+        refused = self._write_and_bisect(accepted)
+        raised = [error for error in refused.values() if error.sqlstate == _RAISED]
+        if raised and len(refused) > 1 and not self._any_taken:
+            raise raised[0]  # a trigger of the whole table, perhaps: no row is at fault
+        return refused
+
+    def _write_and_bisect(self, accepted: Accepted) -> dict[int, psycopg.Error]:
         # A deferred constraint would refuse the whole micro-batch, and at its end.
         self._execute("SET CONSTRAINTS ALL IMMEDIATE")
         names = accepted.schema().names
@@ -177,21 +193,26 @@ class PostgresSession:
     def _merge_all(self, names: list[str], rows: int) -> dict[int, psycopg.Error]:
         keys = self._target.keys
         others = [name for name in names if name not in keys]
-        merge = self._sql(
-            "INSERT INTO {table} ({names})"
-            " SELECT DISTINCT ON ({keys}) {names} FROM {stage}"
-            " WHERE {row} >= %s AND {row} < %s ORDER BY {keys}, {row} DESC"
-            " ON CONFLICT ({keys}) DO ",
-            names,
-        )
+        unlike = sql.SQL("")
+        if nulls_differ(self._connection, self._table, keys):
+            some = sql.SQL(" OR ").join(
+                sql.SQL("{} IS NULL").format(sql.Identifier(key)) for key in keys
+            )
+            unlike = sql.SQL(", CASE WHEN {} THEN {} END").format(some, sql.Identifier(_ROW))
+        head = self._sql("INSERT INTO {table} ({names}) SELECT DISTINCT ON ({keys}", names)
+        head += unlike + self._sql(") {names} FROM {stage} WHERE {row} ", names)
+        tail = self._sql(" ORDER BY {keys}") + unlike
+        tail += self._sql(", {row} DESC ON CONFLICT ({keys}) DO ")
         if others:
             sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others]
-            merge += sql.SQL("UPDATE SET ") + sql.SQL(", ").join(sets)
+            tail += sql.SQL("UPDATE SET ") + sql.SQL(", ").join(sets)
         else:
-            merge += sql.SQL("NOTHING")
+            tail += sql.SQL("NOTHING")
 
         def write(start: int, stop: int) -> None:
-            self._connection.execute(merge, [start, stop])
+            # Not as values, for which psycopg would look in the names, too.
+            between = sql.SQL("BETWEEN {} AND {}").format(start, stop - 1)
+            self._connection.execute(head + between + tail)
 
         # Room to sort in; a user's own setting that is larger stays.
         self._execute(
@@ -220,12 +241,17 @@ class PostgresSession:
     ) -> Iterator[tuple[int, psycopg.Error]]:
         """Write rows by halves, in their order; yield those that are refused by themselves."""
         pending = [(start, stop)]
+        raised = 0
         while pending:
             start, stop = pending.pop()
             error = self._is_taken(names, lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
+                self._any_taken = True
                 continue
             if stop - start == 1:
+                raised += error.sqlstate == _RAISED
+                if raised >= _HOPELESS and not self._any_taken:
+                    raise error
                 yield start, error
             else:
                 middle = (start + stop) // 2
@@ -234,7 +260,8 @@ class PostgresSession:
     def _sql(self, text: LiteralString, names: list[str] | None = None) -> sql.Composed:
         return sql.SQL(text).format(
             table=sql.Identifier(*self._table),
-            marker=sql.SQL(self._marker),
+            # All that name it have values, and psycopg looks for their places in names, too.
+            marker=sql.SQL(self._marker.replace("%", "%%")),
             stage=_STAGE,
             row=sql.Identifier(_ROW),
             names=sql.SQL(", ").join(map(sql.Identifier, names or ())),
@@ -299,7 +326,9 @@ def _is_refusal(error: psycopg.Error, names: list[str]) -> bool:
     state = error.sqlstate or ""
     if isinstance(error, errors.NotNullViolation) and error.diag.column_name not in names:
         return False  # a column that the stream does not have: no row is at fault
-    return (state.startswith(_REFUSALS) and state not in _OURS) or state in _REFUSED
+    if state == _RAISED or state in _REFUSED:
+        return True
+    return state.startswith(_REFUSALS) and state not in _OURS
 
 
 def _message(error: psycopg.Error) -> str:

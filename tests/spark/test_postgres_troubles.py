@@ -1,0 +1,340 @@
+"""What a table, a user or a server of PostgreSQL may do to a sink that is a table there."""
+
+from __future__ import annotations
+
+import select
+import shutil
+import socket
+import socketserver
+import sys
+import tempfile
+import threading
+from contextlib import nullcontext, suppress
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+pytest.importorskip("psycopg")
+
+import psycopg
+import test_postgres_sink
+from accepted_rows import WORDS, accepted, row_file
+from test_postgres_sink import TABLE, execute, refused, topology, words
+
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_postgres
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.sinks.interface import check_sink
+
+cloudpickle.register_pickle_by_value(test_postgres_sink)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+files, sink = test_postgres_sink.files, test_postgres_sink.sink  # fixtures
+
+
+# -- names, keys, triggers, partitions -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        ("UNIQUE (word)", [(None, 1), (None, 2), ("a", 4)]),
+        ("UNIQUE NULLS NOT DISTINCT (word)", [(None, 2), ("a", 4)]),
+        ("UNIQUE (word, n)", [(None, 1), (None, 2), ("a", 3), ("a", 4)]),
+    ],
+)
+def test_a_key_that_is_null_equals_none_but_where_the_index_says_so(
+    postgres, sink, tmp_path, index, expected
+):
+    """Of rows without a key none may be taken for a later version of another."""
+    if "NOT" in index and int(execute(postgres, "SHOW server_version_num")[0][0]) < 150_000:
+        pytest.skip("PostgreSQL has that from 15 on")
+    execute(postgres, f"CREATE TABLE words (word text, n bigint, {index})")
+    one = sink(postgres, keys=("word", "n") if "n)" in index else "word")
+    rows = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
+    for _ in range(2):
+        assert one.write_accepted(accepted([row_file(tmp_path, rows)])) is None
+    found = execute(postgres, "SELECT word, n FROM words")
+    assert sorted(found, key=lambda row: (row[0] or "", row[1])) == expected
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_names_may_have_anything_in_them(postgres, sink, tmp_path, keyed):
+    """Per cents and quotes, in table, columns, sink and the table of micro-batches."""
+    word, n, table = 'wo"r%d', "n%s {x}", '"w%s.""x"""'
+    columns = ", ".join(
+        psycopg.sql.Identifier(name).as_string(None) + kind
+        for name, kind in ((word, " text UNIQUE"), (n, " bigint"))
+    )
+    execute(postgres, 'CREATE SCHEMA "s%s"', f'CREATE TABLE "s%s".{table} ({columns})')
+    one = sink(postgres, f'"s%s".{table}', keys=word if keyed else None, marker='"do%sne"')
+    schema = pa.schema([(word, pa.string()), (n, pa.int64())])
+    check_sink("it's 100%s", one, schema)
+    some = row_file(tmp_path, [("a", 1, None), ("b", 2, None)], schema=schema)
+    for number in (3, 3, 2):
+        with nullcontext() if number == 3 else pytest.raises(CheckpointForeign) as told:
+            one.write_accepted(accepted([some], number, sink="it's 100%s"))
+    assert sorted(execute(postgres, f'SELECT * FROM "s%s".{table}')) == [("a", 1), ("b", 2)]
+    execute(postgres, str(told.value).partition("table: ")[2])
+    assert execute(postgres, 'SELECT * FROM "s%s"."do%sne"') == []
+
+
+RAISES = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+    IF NEW.n > {} THEN RAISE EXCEPTION 'too much: %', NEW.n; END IF; RETURN NEW; END$$"""
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "TRIGGER t BEFORE INSERT",
+        "CONSTRAINT TRIGGER t AFTER INSERT {} DEFERRABLE INITIALLY DEFERRED",
+    ],
+)
+def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, keys, trigger):
+    execute(postgres, "CREATE TABLE words (word text UNIQUE, n bigint)", RAISES.format(5))
+    execute(postgres, f"CREATE {trigger} FOR EACH ROW EXECUTE FUNCTION refuse()")
+    one = sink(postgres, keys=keys)
+    some = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
+    for _ in range(2):
+        told = refused(one.write_accepted(accepted([row_file(tmp_path, some)])))
+        assert {at: repr(error) for at, error in told.items()} == {
+            (0, 1): "RaiseException('too much: 9')"
+        }
+    assert words(postgres) == {"a": 1, "c": 2}
+
+
+def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):
+    execute(
+        postgres,
+        "CREATE TABLE words (word text UNIQUE, n bigint)",
+        RAISES.format(-1),
+        "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    one = sink(postgres)
+    for n in (2, 500):
+        some = [(f"{i}", i, None) for i in range(n)]
+        with pytest.raises(psycopg.errors.RaiseException, match="too much: 0"):
+            one.write_accepted(accepted([row_file(tmp_path, some, batch=n)]))
+    assert words(postgres) == {}
+
+
+def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp_path):
+    execute(
+        postgres,
+        "CREATE TABLE words (word text, n bigint, UNIQUE (word, n)) PARTITION BY RANGE (n)",
+        "CREATE TABLE first PARTITION OF words FOR VALUES FROM (0) TO (10)",
+    )
+    for keys in (None, ("word", "n")):
+        one = sink(postgres, keys=keys)
+        some = [("a", len(keys or ""), None), ("b", 20, None)]
+        about = {"deployment": str(keys)}
+        told = refused(one.write_accepted(accepted([row_file(tmp_path, some)], **about)))
+        assert [type(error).__name__ for error in told.values()] == ["CheckViolation"]
+    assert execute(postgres, "SELECT count(*) FROM first") == [(2,)]
+
+
+# -- servers, rights, connections ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            ("host=", "host=/nowhere/"),
+            r"host=/nowhere/.* dbname=db\d+: Operational.*See that the ser",
+        ),
+        (("dbname=db", "dbname=no"), r"dbname=no\d+: .*does not exist\. See that the server runs"),
+        (("user=ackcore", "user=nobody password=hunter2"), r"\"nobody\" does not exist\. See that"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_at_the_start(postgres, change, says):
+    execute(postgres, TABLE)
+    one = to_postgres(postgres.replace(*change), "words")
+    for call in (
+        lambda: check_sink("count", one, WORDS),
+        lambda: one.claim("count", "abc", "/cp"),
+        lambda: one.write_accepted(accepted(())),
+    ):
+        with pytest.raises(
+            SinkUnavailable, match=rf"sink 'count', table words at .*{says}"
+        ) as told:
+            call()
+        assert "hunter2" not in str(told.value)
+
+
+def test_a_part_of_a_password_is_no_host(postgres):
+    one = to_postgres("postgresql://etl:hun@ter2@localhost:1/shop", "words")
+    assert repr(one) == "to_postgres('host=localhost port=1 dbname=shop', 'words')"
+    with pytest.raises(SinkUnavailable) as told:
+        one.claim("count", "abc", "/cp")
+    assert "ter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("REVOKE INSERT ON words FROM writer", "InsufficientPrivilege: permission denied .* GRANT"),
+        ("REVOKE UPDATE ON ackcore_batches FROM writer", "permission denied for table ackcore_b"),
+        (
+            "ALTER TABLE words RENAME n TO m",
+            r'column "n" .*does not exist.* Make or mend the table',
+        ),
+        (
+            "ALTER ROLE writer SET default_transaction_read_only = on",
+            "ReadOnlySqlTransaction: cannot execute",
+        ),
+    ],
+)
+def test_what_is_taken_away_while_a_query_runs_is_named(postgres, sink, files, statement, says):
+    execute(
+        postgres,
+        "DROP ROLE IF EXISTS writer",
+        "CREATE ROLE writer LOGIN",
+        "CREATE TABLE words (word text, n bigint)",
+        "GRANT ALL ON SCHEMA public TO writer",
+        "GRANT ALL ON words TO writer",
+    )
+    sink(postgres)
+    execute(postgres, "GRANT ALL ON ackcore_batches TO writer")
+    try:
+        one = sink(postgres.replace("user=ackcore", "user=writer"))
+        one.write_accepted(accepted(files))
+        execute(postgres, statement)
+        one.close()
+        with pytest.raises(SinkUnavailable, match=rf"sink 'count', table words at host=.*{says}"):
+            one.write_accepted(accepted(files, 1))
+        assert execute(postgres, "SELECT count(*) FROM words") == [(4,)]
+    finally:
+        one.close()
+        execute(postgres, "DROP OWNED BY writer", "DROP ROLE writer")
+
+
+class Cutting:
+    """A socket in front of the server's, which cuts a connection at its n-th message to there.
+
+    Before it is handed on, or after the server has answered it, which the client does not hear.
+    """
+
+    def __init__(self, directory, server):
+        self.directory, self.path = directory, f"{directory}/.s.PGSQL.5432"
+        self.server = f"{server}/.s.PGSQL.5432"
+        self.messages = self.at = 0
+        self.heard = True
+        outer = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self):
+                with suppress(OSError):
+                    outer.forward(self.request)
+
+        self.listening = socketserver.ThreadingUnixStreamServer(self.path, Handler)
+        self.listening.daemon_threads = True
+        self.thread = threading.Thread(target=self.listening.serve_forever)
+        self.thread.start()
+
+    def forward(self, client):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(self.server)
+            while True:
+                ready, _, _ = select.select([client, server], [], [])
+                if server in ready:
+                    data = server.recv(1 << 16)
+                    if not data:
+                        return
+                    client.sendall(data)
+                elif client in ready:
+                    data = client.recv(1 << 16)
+                    if not data:
+                        return
+                    self.messages += 1
+                    if self.messages == self.at and not self.heard:
+                        return
+                    server.sendall(data)
+                    if self.messages == self.at:
+                        # It is done there, or is nothing that is answered.
+                        select.select([server], [], [], 1.0)
+                        return
+
+    def close(self):
+        self.listening.shutdown()
+        self.listening.server_close()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_connection_that_is_lost_at_any_message_writes_each_row_once(
+    postgres, postgres_server, files, keys
+):
+    """Between any two statements, within COPY, and with the answer to COMMIT on its way."""
+    execute(postgres, f"CREATE TABLE words (word text {'UNIQUE' if keys else ''}, n bigint)")
+    directory = tempfile.mkdtemp(prefix="ackcore-cut-")
+    cutting = Cutting(directory, postgres_server.directory)
+    one = to_postgres(
+        postgres.replace(f"host={postgres_server.directory}", f"host={directory}"),
+        "words",
+        keys=keys,
+    )
+    each = 3 if keys else 4
+    lost_answers = number = 0
+    try:
+        one.claim("count", "abc", "/cp")
+        for heard in (False, True):
+            cutting.at = 0
+            while True:
+                cutting.at, cutting.messages, cutting.heard = cutting.at + 1, 0, heard
+                some = accepted(files, number)
+                try:
+                    one.write_accepted(some)
+                    break
+                except SinkUnavailable:
+                    n = len(execute(postgres, "SELECT * FROM words"))
+                    before = 0 if keys else each * number
+                    assert n in (before, before + each) or (keys and n == each)
+                    lost_answers += n > before
+                    cutting.messages = -1000
+                    one.write_accepted(some)
+                number += 1
+                expected = each if keys else each * number
+                assert len(execute(postgres, "SELECT * FROM words")) == expected
+            assert cutting.at > 6
+            number += 1
+        assert lost_answers or keys
+    finally:
+        one.close()
+        cutting.close()
+        shutil.rmtree(directory)
+
+
+def test_a_server_that_went_away_is_named_when_all_attempts_are_made(
+    spark, own_postgres_server, checkpoint
+):
+    dsn = own_postgres_server.new_database()
+    execute(dsn, "CREATE TABLE words (word varchar(5), id bigint)")
+
+    class Away:
+        """Loses its server as the first rows come."""
+
+        def __init__(self):
+            self.sink = to_postgres(dsn, "words")
+            self.check, self.claim = self.sink.check, self.sink.claim
+            self.release, self.calls = self.sink.release, 0
+
+        def write_accepted(self, accepted):
+            self.calls += 1
+            own_postgres_server.kill()
+            return self.sink.write_accepted(accepted)
+
+    sink = Away()
+    says = (
+        r"sink 'split' failed 2 times with micro-batch 0.*SinkUnavailable: .*table words at host="
+    )
+    with pytest.raises(SinkError, match=says):
+        run_batch(topology(spark, sink), spark, checkpoint)
+    assert sink.calls == 2
+    # At the start it is refused as it is; when it is back, all goes on.
+    with pytest.raises(SinkUnavailable, match="sink 'split', table words at"):
+        run_batch(topology(spark, to_postgres(dsn, "words")), spark, checkpoint)
+    own_postgres_server.start()
+    run_batch(topology(spark, to_postgres(dsn, "words")), spark, checkpoint, max_dead=None)
+    assert sorted(execute(dsn, "SELECT word FROM words")) == [("a",), ("b",)]
