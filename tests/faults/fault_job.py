@@ -391,7 +391,8 @@ def topology_of(spark, config):
     directory, rules = config["directory"], config.get("rules", {})
     marks = f"{directory}/marks"
     builder = TopologyBuilder()
-    builder.spout("lines", source_of(spark, config), message_id=config.get("message_id"))
+    frame, key = source_of(spark, config), config.get("ordered_by")
+    builder.spout("lines", frame, message_id=config.get("message_id"), ordered_by=key)
     trouble = Trouble("enrich", rules.get("enrich", {}), marks)
     if config.get("server"):
         kind = EnrichAsync if config.get("enrich") == "async" else EnrichCalls

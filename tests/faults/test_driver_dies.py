@@ -103,6 +103,46 @@ def test_a_driver_that_is_killed_at_every_step(job, message_id, enrich, otherwis
     it.check(dead=lambda key: dead(key) or key in more)
 
 
+#: Records of five keys, some of which fail for a while, one for good; those behind them wait.
+KEYED = {n: {"id": n, "text": f"key{n % 5} rest"} for n in range(60)}
+KEYED_RULES = {"enrich": {"until": {6: 2, 8: 1, 21: 3}, "raise": [14], "reject": [30]}}
+
+
+def check_order(it):
+    """No record is in the sink before an earlier one of its key."""
+    written = it.found().written
+    batches = {row["id"]: number for number, rows in written.items() for row in rows}
+    for key in range(5):
+        of_key = [batches[n] for n in sorted(batches) if n % 5 == key]
+        assert of_key == sorted(of_key)
+    assert len(set(batches.values())) > 1
+
+
+def test_order_by_key_outlives_a_driver_that_fails(spark, job, failing_at):
+    it = job(KEYED, files=4, ordered_by="text", rules=KEYED_RULES, settings=SETTINGS)
+    for step in ("ran:1", "decided:1", "in-sink:2"):
+        failing_at(step)
+        assert "failpoint" in it.run_here(spark), step
+        it.check(finished=False)
+        check_order(it)
+    failing_at()
+    assert it.run_here(spark) is None
+    it.check(dead=lambda key: key in {14, 30}, alive=lambda key: key not in {14, 30})
+    check_order(it)
+
+
+@pytest.mark.faults
+def test_order_by_key_outlives_a_driver_that_is_killed_at_every_step(job):
+    it = job(KEYED, files=12, ordered_by="text", rules=KEYED_RULES)
+    for step in (step for step in STEPS if step != "in-dead-letters"):
+        ended = it.run(failpoints=step)
+        assert ended.killed, (step, ended.said, ended.log[-2000:])
+        it.check(finished=False)
+    assert it.run().error is None
+    it.check(dead=lambda key: key in {14, 30}, alive=lambda key: key not in {14, 30})
+    check_order(it)
+
+
 @pytest.mark.faults
 def test_a_driver_that_dies_in_each_micro_batch_of_a_bounded_source(job):
     it = job(fault_job.lines(60), mode="batch", message_id="id", rules=RULES)

@@ -6,9 +6,11 @@ On Derby, which comes with Spark, and on a real PostgreSQL, whose driver comes t
 from __future__ import annotations
 
 import importlib
-import itertools
+import os
+import signal
 import socket
 import socketserver
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -20,7 +22,14 @@ from accepted_rows import WORDS, accepted, row_file, two_files
 from pyspark import cloudpickle
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import SinkError, SinkRejects, dead_letters, run_batch, to_jdbc
+from ackcore.spark import (
+    SinkError,
+    SinkRejects,
+    SinkUnavailable,
+    dead_letters,
+    run_batch,
+    to_jdbc,
+)
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -31,8 +40,6 @@ from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Serve
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-_numbers = itertools.count()
 
 
 class Database:
@@ -51,15 +58,19 @@ class Database:
         frame = self.session.read.jdbc(self.url, table, properties=self.properties)
         return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
 
+    def tables(self):
+        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+            about = connection._connection.getMetaData()
+            found, names = about.getTables(None, None, "%", None), []
+            while found.next():
+                if found.getString("TABLE_TYPE") == "TABLE":
+                    names.append(found.getString("TABLE_NAME"))
+        return names
+
     def has_staging(self):
         """Whether one was left behind; none is, but by who was cut off."""
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
-            found = connection._connection.getMetaData().getTables(None, None, "ackcore%", None)
-            names = []
-            while found.next():
-                names.append(found.getString("TABLE_NAME"))
-            # PostgreSQL names the marker's index as well.
-            return any("batches" not in name.lower() for name in names)
+        names = [name.lower() for name in self.tables()]
+        return any(name.startswith("ackcore") and "batches" not in name for name in names)
 
     def sink(self, table="words", **arguments):
         arguments = {"properties": self.properties, **arguments}
@@ -73,9 +84,11 @@ class Database:
 
 @pytest.fixture
 def derby(spark):
-    url = f"jdbc:derby:memory:words{next(_numbers)}"
-    Database(spark, f"{url};create=true").execute()
-    return Database(spark, url, user="etl", password="hunter2")
+    """A database without tables: one for all tests, as another takes a second to make."""
+    Database(spark, f"{DERBY};create=true").execute()  # as long as this JVM lives
+    database = Database(spark, DERBY, user="etl", password="hunter2")
+    database.execute(*(f'DROP TABLE "{name}"' for name in database.tables()))
+    return database
 
 
 @pytest.fixture
@@ -83,6 +96,7 @@ def files(tmp_path):
     return two_files(tmp_path)
 
 
+DERBY = "jdbc:derby:memory:words"
 TABLE = 'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" BIGINT CHECK ("n" < 100))'
 BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
 
@@ -126,10 +140,12 @@ def test_what_a_url_holds_is_not_shown(url, shown, secret):
 
 def test_no_error_and_no_context_of_one_holds_a_secret(spark):
     sink = to_jdbc("jdbc:nosuch://db/x?pw=hunter2", "t", properties={"password": "hunter3"})
-    with pytest.raises(JdbcError, match=r"jdbc:nosuch://db/x: .*No suitable driver") as raised:
+    says = r"sink 'count', table t: jdbc:nosuch://db/x: .*No suitable driver.* See that the server"
+    with pytest.raises(SinkUnavailable, match=says) as raised:
         sink.claim("count", "abc", "/cp")
-    assert raised.value.__context__ is None
-    assert raised.value.__cause__ is None
+    assert isinstance(raised.value.__cause__, JdbcError)
+    assert raised.value.__cause__.__context__ is None
+    assert raised.value.__cause__.__cause__ is None
     assert "hunter" not in str(raised.value)
 
 
@@ -231,7 +247,7 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(derby, files):
     derby.execute(TABLE)
     sink = derby.sink(keys="word")
     derby.execute("DROP TABLE words")
-    with pytest.raises(JdbcError, match="WORDS"):
+    with pytest.raises(SinkUnavailable, match=r"sink 'count', table words: jdbc:derby:.*WORDS"):
         sink.write_accepted(derby.accepted(files))
     derby.execute("CREATE TABLE words (word VARCHAR(5))")
     with pytest.raises(ValueError, match="table words has no column 'n'"):
@@ -295,6 +311,50 @@ def test_what_one_that_was_killed_left_is_dropped(derby, files, monkeypatch):
     sink.write_accepted(derby.accepted(files))
     assert not derby.has_staging()
     assert len(derby.rows()) == 4
+
+
+JOB = """
+import sys
+import numpy as np
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.jdbc import to_jdbc
+from ackcore.spark.sinks.jdbc_connection import JdbcConnection, Server
+url = {url!r}
+with spark_session("local[2]") as (session, _):
+    with JdbcConnection(Server(url + ";create=true", {{}}), "words") as connection:
+        if sys.argv[1:]:
+            connection.execute('CREATE TABLE words (word VARCHAR(5), "n" BIGINT)')
+            connection.commit()
+    sink = to_jdbc(url, "words")
+    sink.claim("count", "abc", "/cp")
+    for number in range(2):
+        files = tuple(AcceptedFile(*file) for file in {files!r})
+        rows = Accepted(session, "count", "abc", "/cp", number, files, np.array([11]))
+        sink.write_accepted(rows)
+        failpoint("in-sink", number)
+    print(session.read.jdbc(url, "words").count(), file=sys.stderr)
+"""
+
+
+@pytest.mark.faults
+def test_each_row_is_there_once_whenever_the_driver_is_killed(files, tmp_path):
+    """With its JVM, and the database within that: it is recovered by the next one."""
+    job = JOB.format(url=f"jdbc:derby:{tmp_path}/db", files=[tuple(file) for file in files])
+    steps = (("in-transaction:0", ["make"]), ("in-sink:0", []), ("in-transaction:1", []), ("", []))
+    for points, more in steps:
+        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
+        command = [sys.executable, "-c", job, *more]
+        with subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as driver:
+            ended = driver.wait(180)
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
+            said = driver.stderr.read()
+        assert ended == (-signal.SIGKILL if points else 0), said
+    assert said.split()[-1] == "8"
 
 
 def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypatch):

@@ -1,0 +1,71 @@
+"""Drivers that are killed, by SIGKILL, at each step of a sink that refuses rows."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+
+import pytest
+from killed_sinks import BATCHES, DiskWorld, drive
+
+from ackcore.spark.checkpoint.state import State
+
+KEPT = sorted(line.upper() for lines in BATCHES for line in lines if not line.startswith("bad"))
+DEAD = sorted(line for lines in BATCHES for line in lines if line.startswith("bad"))
+STEPS = [
+    "planned",
+    "ran",
+    "decided",
+    "in-transaction",
+    "in-sink",
+    "refused",
+    "refusals-closed",
+    "in-dead-letters",
+    "acted",
+    "marked",
+    "pruned",
+]
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """``driver(path, kind, points)`` runs one, and returns what it ended with."""
+    context = multiprocessing.get_context("forkserver")
+    # What takes long to load; its path has not this directory.
+    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
+
+    def driver(*of):
+        process = context.Process(target=drive, args=of)
+        process.start()
+        process.join(60)
+        assert process.exitcode is not None
+        return process.exitcode
+
+    return driver
+
+
+@pytest.mark.parametrize("kind", ["return", "raise", "isolate"])
+def test_killed_at_every_step_each_row_is_written_or_dead_once(tmp_path, driver, kind):
+    """One driver after the other dies a step further on, in both micro-batches."""
+    reached = []
+    for number in range(len(BATCHES)):
+        for step in STEPS:
+            ended = driver(tmp_path, kind, f"{step}:{number}")
+            assert ended in (0, -signal.SIGKILL)
+            reached += [step] if ended else []
+            world = DiskWorld(tmp_path, kind)
+            # Whatever is there by now is of what was decided, once.
+            assert all(world.kept().count(line) == 1 for line in world.kept())
+            assert set(world.kept()) <= set(KEPT)
+            assert world.letters() == DEAD[: len(world.letters())]
+    assert driver(tmp_path, kind, "") == 0
+    world = DiskWorld(tmp_path, kind)
+    assert (world.kept(), world.letters()) == (KEPT, DEAD)
+    state, engine = world.driver()
+    with state:
+        assert isinstance(state, State)
+        books = engine.books
+    assert (books.records, books.acked, books.dead, books.waiting) == (8, 5, 3, 0)
+    assert books.balanced
+    # Each was reached in each micro-batch, but what only a sink that is asked meets.
+    assert set(reached) == set(STEPS)
