@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ pytest.importorskip("sqlalchemy")  # of the catalog
 from accepted_rows import WORDS, accepted, row_file, two_files
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
+from small_disk import SmallDisk
 
 from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_iceberg
 from ackcore.spark.base import failpoints
@@ -229,6 +231,31 @@ def test_one_that_was_taken_over_writes_nothing(lake, files):
     with fenced(fence), pytest.raises(CheckpointInUse):
         to_iceberg("shop.words", lake).write_accepted(accepted(files))
     assert rows(lake) == []
+
+
+def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
+    texts = random.Random(7)  # that cannot be compressed
+    some = [(texts.randbytes(32).hex(), n, None) for n in range(60_000)]
+    file = row_file(tmp_path, some, batch=10_000)
+    disk = SmallDisk(tmp_path / "disk", 1)
+    lake = {"name": "test", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    try:
+        lake["warehouse"] = f"file://{disk.path}"
+        catalog = load_catalog(**lake)
+        catalog.create_namespace("shop")
+        catalog.create_table("shop.words", WORDS)
+        catalog.close()
+        sink = to_iceberg("shop.words", lake)
+        for _ in range(2):
+            with pytest.raises(SinkUnavailable, match="No space left"):
+                sink.write_accepted(accepted([file]))
+            assert rows(lake) == []
+        disk.resize(64)
+        for _ in range(2):
+            sink.write_accepted(accepted([file]))
+        assert len(rows(lake)) == 60_000
+    finally:
+        disk.remove()
 
 
 JOB = """
