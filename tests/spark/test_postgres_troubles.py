@@ -87,8 +87,8 @@ RAISES = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
 @pytest.mark.parametrize(
     "trigger",
     [
-        "TRIGGER t BEFORE INSERT",
-        "CONSTRAINT TRIGGER t AFTER INSERT {} DEFERRABLE INITIALLY DEFERRED",
+        "TRIGGER t BEFORE INSERT ON words",
+        "CONSTRAINT TRIGGER t AFTER INSERT ON words DEFERRABLE INITIALLY DEFERRED",
     ],
 )
 def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, keys, trigger):
@@ -114,7 +114,7 @@ def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):
     one = sink(postgres)
     for n in (2, 500):
         some = [(f"{i}", i, None) for i in range(n)]
-        with pytest.raises(psycopg.errors.RaiseException, match="too much: 0"):
+        with pytest.raises(psycopg.errors.RaiseException, match="too much"):
             one.write_accepted(accepted([row_file(tmp_path, some, batch=n)]))
     assert words(postgres) == {}
 
@@ -247,7 +247,8 @@ class Cutting:
                     data = client.recv(1 << 16)
                     if not data:
                         return
-                    self.messages += 1
+                    # A former connection says good-bye whenever its turn comes.
+                    self.messages += data != b"X\0\0\0\4"
                     if self.messages == self.at and not self.heard:
                         return
                     server.sendall(data)
@@ -280,6 +281,7 @@ def test_a_connection_that_is_lost_at_any_message_writes_each_row_once(
     try:
         one.claim("count", "abc", "/cp")
         for heard in (False, True):
+            one.close()  # whether a connection is sound is asked before it is used
             cutting.at = 0
             while True:
                 cutting.at, cutting.messages, cutting.heard = cutting.at + 1, 0, heard

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.batches import as_spark_types
@@ -195,7 +197,13 @@ class IcebergSink:
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
-            transaction.upsert(rows, join_cols=list(self.keys), snapshot_properties=about)
+            # A key that is null equals none, of which pyiceberg takes one a merge.
+            without = functools.reduce(pc.or_, [pc.is_null(rows[key]) for key in self.keys])
+            some, loose = rows.filter(pc.invert(without)), rows.filter(without)
+            if len(some):
+                transaction.upsert(some, join_cols=list(self.keys), snapshot_properties=about)
+            if len(loose):
+                transaction.append(loose, snapshot_properties=about)
         else:
             transaction.append(rows, snapshot_properties=about)
 
