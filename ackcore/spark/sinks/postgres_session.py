@@ -193,7 +193,7 @@ class PostgresSession:
     def _merge_all(self, names: list[str], rows: int) -> dict[int, psycopg.Error]:
         keys = self._target.keys
         others = [name for name in names if name not in keys]
-        unlike = sql.SQL("")
+        unlike: sql.Composable = sql.SQL("")
         if nulls_differ(self._connection, self._table, keys):
             some = sql.SQL(" OR ").join(
                 sql.SQL("{} IS NULL").format(sql.Identifier(key)) for key in keys
