@@ -43,6 +43,7 @@ _NOT_SETTINGS = frozenset(
         "REQUIRE_KAFKA",
         "REQUIRE_NATIVE",
         "REQUIRE_POSTGRES",
+        "REQUIRE_S3",
         "SANITIZE",
         "SCREENSHOTS",
         "THIN_CLIENT",

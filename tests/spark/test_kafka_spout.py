@@ -267,10 +267,11 @@ def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
     assert replay(checkpoint).records == {"lines": 1}
 
 
+@pytest.mark.parametrize("far", [False, True])
 def test_offsets_that_are_deleted_while_their_micro_batch_runs_are_lost(
-    spark, mock_kafka, checkpoint, kept, monkeypatch
+    spark, mock_kafka, checkpoint, kept, monkeypatch, far
 ):
-    """Before the payloads of what failed are read again."""
+    """Before what failed is read again; the task that reads it writes it, if it fails there."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
 
@@ -279,11 +280,18 @@ def test_offsets_that_are_deleted_while_their_micro_batch_runs_are_lost(
             mock_kafka.delete_records("t", 2)
 
     monkeypatch.setattr(runs, "failpoint", failpoint)
-    books = run_batch(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
-    assert kept.texts == ["b"]
-    assert (books.records, books.acked, books.dead) == (2, 1, 1)
+    it = topology(source(mock_kafka, "t"), kept, far=far, max_attempts=1)
+    books = run_batch(it, spark, checkpoint)
     (letter,) = dead_letters(checkpoint).collect()
-    assert (letter.error_type, letter.message_id) == ("LostUpstream", '["t", 0, 0]')
+    found = (letter.error_type, letter.message_id)
+    if far:
+        assert kept.texts == ["b"]
+        assert (books.records, books.acked, books.dead) == (2, 1, 1)
+        assert found == ("LostUpstream", '["t", 0, 0]')
+    else:
+        assert kept.texts == ["a", "b"]
+        assert (books.records, books.acked, books.dead) == (3, 2, 1)
+        assert found == ("ValueError", '["t", 0, 1]')
 
 
 def test_a_snapshot_outlasts_the_offsets_that_it_has(

@@ -85,7 +85,9 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog):
         raising.dead,
         raising.ends,
     )
-    said = [record for record in caplog.records if "raised; the query goes on" in record.message]
+    said = [
+        record for record in caplog.records if "raised; the query goes on" in record.getMessage()
+    ]
     assert len(said) == len(raising.progress) + len(ran.dead) + 1
     assert "a listener of no use" in caplog.text
 
