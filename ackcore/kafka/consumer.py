@@ -222,6 +222,8 @@ class Consumer:
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
         """Return records to be processed, up to n, first what is due again.
 
+        While there are new records, every other one is new.
+
         Parameters
         ----------
         n : int, default 1

@@ -75,6 +75,7 @@ class HeldRecords:
         self._wake = wake
         self._partitions: dict[Key, HeldPartition] = {}
         self._fresh: deque[tuple[HeldPartition, int]] = deque()
+        self._fresh_is_next = False
         # A heap, by when they are due.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
         self._taken_at = TakenAt()
@@ -263,11 +264,26 @@ class HeldRecords:
     # Records out.
 
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
-        """Return up to n records to be processed, first those that are due again."""
+        """Return up to n records to be processed: those due again first, every other one a new one.
+
+        Were those due again to go first without a limit, records that fail again and again would
+        keep new ones out as soon as the process can do no more than them.
+        """
         taken: list[KafkaRecord] = []
         if self.dead_limit.excess is not None:
             return taken  # it ends, and has letters to keep
-        while len(taken) < n and self._waiting and self._waiting[0][0] <= now_ms:
+        while len(taken) < n:
+            if self._fresh_is_next:
+                record = self._take_fresh(now_ms) or self._take_due(now_ms)
+            else:
+                record = self._take_due(now_ms) or self._take_fresh(now_ms)
+            if record is None:
+                break
+            taken.append(record)
+        return taken
+
+    def _take_due(self, now_ms: int) -> KafkaRecord | None:
+        while self._waiting and self._waiting[0][0] <= now_ms:
             due_ms, _, found, offset = heapq.heappop(self._waiting)
             held = found.held.get(offset)
             if held is None or held.status != WAITING or held.due_ms != due_ms or found.closing:
@@ -276,13 +292,18 @@ class HeldRecords:
                 found.tracker.emitted(offset)
                 held.in_tracker = True
             self.counts.retried += 1
-            taken.append(self._send(found, held, now_ms))
-        while len(taken) < n and self._fresh:
+            self._fresh_is_next = True
+            return self._send(found, held, now_ms)
+        return None
+
+    def _take_fresh(self, now_ms: int) -> KafkaRecord | None:
+        while self._fresh:
             found, offset = self._fresh.popleft()
             held = found.held.get(offset)
             if held is not None and held.status == FRESH:
-                taken.append(self._send(found, held, now_ms))
-        return taken
+                self._fresh_is_next = False
+                return self._send(found, held, now_ms)
+        return None
 
     def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
         held.delivery += 1

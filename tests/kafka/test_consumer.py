@@ -264,7 +264,7 @@ def test_records_in_retry_do_not_stop_the_others(books):
     def may_fail(record):
         return None if record.offset % 10 > 2 or waits.is_set() else OSError("down")
 
-    arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_ms": 500}
+    arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_ms": 50}
     with consuming(books, **arguments) as consumer, workers(consumer, books, may_fail=may_fail):
         wait_until(lambda: consumer.stats().counts.acked == 2800, "the others are done")
         assert sum(each.waiting for each in consumer.stats().partitions) > 4 * 200

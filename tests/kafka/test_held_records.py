@@ -77,6 +77,20 @@ def test_what_failed_is_handed_out_first_when_it_is_due():
     assert held.counts.retried == 1
 
 
+def test_every_other_record_is_a_new_one_however_many_are_due():
+    """Those that fail again and again keep no new one out, whether taken together or one by one."""
+    held = holder(max_attempts=1000)
+    read(held, *range(4))
+    for record in held.take(4, 0):
+        held.fail(record, NO, 0)
+    read(held, *range(4, 10))
+    taken = held.take(3, 60_000)
+    assert [offset >= 4 for offset in offsets(taken)] == [False, True, False]
+    one_by_one = [offset for _ in range(4) for offset in offsets(held.take(1, 60_000))]
+    assert [offset >= 4 for offset in one_by_one] == [True, False, True, False]
+    assert offsets(held.take(9, 60_000)) == [7, 8, 9]
+
+
 def test_the_last_failure_is_a_dead_letter_which_is_committed_over_when_kept():
     held = holder()
     read(held, 0)
