@@ -26,6 +26,8 @@ BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullna
 # Spark's workers must run the interpreter that the extension was built for.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+# Where the environment forbids bytecode, each of some hundred processes would compile all it imports.
+export PYTHONDONTWRITEBYTECODE :=
 # Pins what is installed here, and what builds it.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
