@@ -24,7 +24,7 @@ _OURS = {"native": "ackcore._native", "python": "ackcore._reference"}
 
 def _load(name: str) -> ModuleType:
     module = importlib.import_module(_OURS[name])
-    for cls in ("Ledger", "OffsetTracker", "RecordBuffers"):
+    for cls in ("Ledger", "OffsetTracker", "RawMessages", "RecordBuffers"):
         if not hasattr(module, cls):
             raise ImportError(f"{_OURS[name]} has no {cls}; build it anew")
     return module

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, final, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from ackcore._records import (
     OffsetStats,
     Outcome,
     Outcomes,
+    RawMessage,
     Settled,
     Stats,
     UInt8s,
@@ -55,6 +56,14 @@ def pack_runs(
 ) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]: ...
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]: ...
 def fingerprint(data: Any, seed: int = 0) -> int: ...
+
+@final
+class RawMessages:
+    def __new__(cls, functions: Sequence[int], queue: int) -> Self: ...
+    def consume(self, most: int, timeout_s: float) -> None: ...
+    def clear(self) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int) -> RawMessage: ...
 
 @final
 class RecordBuffers:

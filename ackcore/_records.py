@@ -252,3 +252,46 @@ class GatheredRecords(NamedTuple):
     offsets: Int64s  # shape (n,)
     times_ms: Int64s  # shape (n,): since 1970
     timed: UInt8s | None  # shape (n,): 0 where a record has no time; None if all have one
+
+
+#: In place of a record's headers that confluent-kafka's message cannot tell: of one the name is not
+#: UTF-8.
+UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("ackcore.unreadable", None)]
+
+
+class RawMessage(NamedTuple):
+    """A copy of one of `RawMessages`, with the methods of confluent-kafka's message.
+
+    Its error is a code of librdkafka's and what that says, and it is no record then.
+    """
+
+    offset_: int
+    error_: tuple[int, str] | None = None
+    key_: bytes | None = None
+    value_: bytes | None = None
+    headers_: list[tuple[str, bytes | None]] | None = None
+    timestamp_: tuple[int, int] = (0, 0)
+
+    def offset(self) -> int:
+        """Return its offset."""
+        return self.offset_
+
+    def error(self) -> tuple[int, str] | None:
+        """Return what is wrong, None of a record."""
+        return self.error_
+
+    def key(self) -> bytes | None:
+        """Return its key."""
+        return self.key_
+
+    def value(self) -> bytes | None:
+        """Return its value."""
+        return self.value_
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Return its headers, None if it has none."""
+        return self.headers_
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return which time it has, 0 for none, and that in milliseconds since 1970."""
+        return self.timestamp_

@@ -5,12 +5,13 @@ Both backends check with these and refuse in these words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._columns import id_column, uint8_column
+from ackcore._columns import as_count, id_column, uint8_column
 from ackcore._records import Int64s, UInt8s
 
 #: Shards that rows are dealt out to at most; pyx/pack.pxd has it too.
@@ -19,6 +20,8 @@ MAX_SHARDS = 1 << 20
 WIDTHS = (1, 2, 4, 8, 16, 32)
 #: Rows of one call of `pack_runs`: a run's length is an int32.
 MAX_ROWS = 2**31 - 1
+#: Functions of librdkafka that `RawMessages` calls.
+RAW_FUNCTIONS = 5
 #: An ordinal to start at leaves room for the rows of any call.
 START_BITS = 62
 
@@ -140,3 +143,14 @@ def check_counts(counts: Int64s, rows: int) -> None:
     total = sum(counts.tolist())
     if total != rows:
         raise ValueError(f"counts must add up to the {rows} rows of owners, got {total}")
+
+
+def addresses(functions: Sequence[int], queue: int) -> list[int]:
+    """Return the addresses that `RawMessages` takes, its queue's last."""
+    if len(functions) != RAW_FUNCTIONS:
+        raise ValueError(
+            f"functions must be {RAW_FUNCTIONS} addresses, of RawMessages' functions in their "
+            f"order, got {len(functions)}"
+        )
+    found = [as_count(each, "functions", 1, 2**64 - 1) for each in functions]
+    return [*found, as_count(queue, "queue", 1, 2**64 - 1)]

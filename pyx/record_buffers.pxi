@@ -2,13 +2,33 @@
 #
 # A message is an object with methods, and has no call for many of them: here each is called once,
 # and what it answers is copied to the end of its column, so that neither messages nor their
-# bytes outlast the call.  Nothing is taken for granted of a message's layout in memory.
+# bytes outlast the call.  Nothing is taken for granted of the layout of such an object.
+# `RawMessages` are read where they are, and copied without the GIL.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
 #: Bytes that a column is given before there is anything to be put into it.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
+
+
+ctypedef struct bytes_t:
+    int32_t *ends
+    uint8_t *valid
+    char *data
+    Py_ssize_t size, nulls
+
+
+cdef inline void append_raw(
+    bytes_t *column, Py_ssize_t i, const void *value, size_t length
+) noexcept nogil:
+    column.valid[i] = value != NULL
+    if value == NULL:
+        column.nulls += 1
+    else:
+        memcpy(column.data + column.size, value, length)
+        column.size += length
+    column.ends[i] = <int32_t>column.size
 
 
 cdef cnp.ndarray with_room(cnp.ndarray column, Py_ssize_t used, Py_ssize_t needed, int typenum):
@@ -61,6 +81,16 @@ cdef class _BinaryRows:
                 size += length
             ends[i] = <int32_t>size
         self.size = size
+
+    cdef bytes_t place(self, Py_ssize_t used):
+        """Where the next values go, into room that there is."""
+        cdef bytes_t place
+        place.ends = <int32_t *>cnp.PyArray_DATA(self.offsets) + used + 1
+        place.valid = <uint8_t *>cnp.PyArray_DATA(self.valid) + used
+        place.data = <char *>cnp.PyArray_DATA(self.data)
+        place.size = self.size
+        place.nulls = 0
+        return place
 
     cdef object taken(self, Py_ssize_t n):
         """Hand over the column, and begin a new one."""
@@ -126,7 +156,7 @@ cdef class RecordBuffers:
 
         Parameters
         ----------
-        messages : sequence of confluent_kafka.Message
+        messages : sequence of confluent_kafka.Message, or RawMessages
             Of one partition and one class, in the order of their offsets.
         first : int, default 0
             The place in ``messages`` where to begin.
@@ -148,6 +178,9 @@ cdef class RecordBuffers:
         On any error nothing has been added.
         """
         cdef int64_t until = stop
+        if type(messages) is RawMessages:
+            with cython.critical_section(self):
+                return self.add_raw(<RawMessages>messages, first, until)
         cdef list some = list(messages[first:])
         cdef Py_ssize_t i, n = 0, taken = 0
         cdef int64_t begin, of_key, of_value, key_size, value_size, ms
@@ -196,7 +229,10 @@ cdef class RecordBuffers:
             time[i] = ms
             is_timed[i] = kind != 0
             untimed += kind == 0
-            found = headers_of(message) or None
+            try:
+                found = headers_of(message) or None
+            except (SystemError, UnicodeDecodeError):  # confluent-kafka makes the first of it
+                found = _records.UNREADABLE_HEADERS
             if found is not None and headers is None:
                 headers = [None] * i
             if headers is not None:
@@ -210,6 +246,76 @@ cdef class RecordBuffers:
                 self.untimed += untimed
         return first + taken
 
+    cdef Py_ssize_t add_raw(
+        self, RawMessages messages, Py_ssize_t first, int64_t until
+    ) except -1:
+        cdef Py_ssize_t n = 0, used = self.n, needed
+        cdef int64_t key_room = self.most_bytes - self.keys.size
+        cdef int64_t value_room = self.most_bytes - self.values.size
+        cdef size_t key_size = 0, value_size = 0
+        cdef bint is_headed = False
+        cdef kafka_message_t *one
+        cdef void *found = NULL
+        if first < 0:
+            raise IndexError(f"place must be in 0..{messages.n - 1}, got {first}")
+        if first >= messages.n:
+            return first
+        cdef kafka_message_t **some = messages.messages + first
+        with nogil:
+            for n in range(messages.n - first):
+                one = some[n]
+                if one.err or one.offset >= until:
+                    break
+                if one.key_size > <size_t>key_room - key_size:
+                    break
+                if one.size > <size_t>value_room - value_size:
+                    break
+                key_size += one.key_size
+                value_size += one.size
+                is_headed |= messages.headers_of(one, &found) == 0
+            else:
+                n = messages.n - first
+        if not n:
+            return first
+        needed = used + n if used else max(n, self.rows_at_once)
+        cdef cnp.ndarray offsets = with_room(self.offsets, used, needed, cnp.NPY_INT64)
+        cdef cnp.ndarray times = with_room(self.times, used, needed, cnp.NPY_INT64)
+        cdef cnp.ndarray timed = with_room(self.timed, used, needed, cnp.NPY_UINT8)
+        self.keys.reserve(used, needed, key_size)
+        self.values.reserve(used, needed, value_size)
+        cdef list headers = [messages.headers(first + i) for i in range(n)] if is_headed else None
+        self.join_headers(headers, used, n)
+        self.offsets, self.times, self.timed = offsets, times, timed
+        cdef int64_t *offset = <int64_t *>cnp.PyArray_DATA(offsets) + used
+        cdef int64_t *time = <int64_t *>cnp.PyArray_DATA(times) + used
+        cdef uint8_t *is_timed = <uint8_t *>cnp.PyArray_DATA(timed) + used
+        cdef bytes_t key = self.keys.place(used), value = self.values.place(used)
+        cdef Py_ssize_t i, untimed = 0
+        cdef int kind = 0
+        with nogil:
+            for i in range(n):
+                one = some[i]
+                offset[i] = one.offset
+                time[i] = messages.timestamp_of(one, &kind)
+                is_timed[i] = kind != 0
+                untimed += kind == 0
+                append_raw(&key, i, one.key, one.key_size)
+                append_raw(&value, i, one.payload, one.size)
+        self.keys.size, self.values.size = key.size, value.size
+        self.untimed += untimed
+        self.keys.nulls += key.nulls
+        self.values.nulls += value.nulls
+        self.n = used + n
+        return first + n
+
+    cdef int join_headers(self, list headers, Py_ssize_t used, Py_ssize_t n) except -1:
+        """Nothing fails from here on but for want of memory for pointers."""
+        if headers is not None or self.headers is not None:
+            if self.headers is None:
+                self.headers = [None] * used
+            self.headers += headers if headers is not None else [None] * n
+        return 0
+
     cdef int append(
         self, list keys, list values, list headers, int64_t *offset, int64_t *time,
         uint8_t *is_timed, Py_ssize_t n, int64_t key_size, int64_t value_size,
@@ -222,11 +328,7 @@ cdef class RecordBuffers:
         cdef cnp.ndarray timed = with_room(self.timed, used, needed, cnp.NPY_UINT8)
         self.keys.reserve(used, needed, key_size)
         self.values.reserve(used, needed, value_size)
-        # Nothing fails from here on but for want of memory for pointers.
-        if headers is not None or self.headers is not None:
-            if self.headers is None:
-                self.headers = [None] * used
-            self.headers += headers if headers is not None else [None] * n
+        self.join_headers(headers, used, n)
         self.offsets, self.times, self.timed = offsets, times, timed
         memcpy(<int64_t *>cnp.PyArray_DATA(offsets) + used, offset, n * sizeof(int64_t))
         memcpy(<int64_t *>cnp.PyArray_DATA(times) + used, time, n * sizeof(int64_t))

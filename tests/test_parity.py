@@ -33,7 +33,9 @@ def test_the_native_module_has_what_the_reference_has(native, reference):
     assert public(native) == set(reference.__all__)
 
 
-@pytest.mark.parametrize("cls", ["Ledger", "IdSource", "OffsetTracker", "RecordBuffers"])
+@pytest.mark.parametrize(
+    "cls", ["Ledger", "IdSource", "OffsetTracker", "RawMessages", "RecordBuffers"]
+)
 def test_classes_have_the_same_members(native, reference, cls):
     native_class, reference_class = getattr(native, cls), getattr(reference, cls)
     assert names_of(native_class) == names_of(reference_class)
@@ -99,6 +101,7 @@ def test_all_that_is_public_has_words(native, reference):
             module.Ledger,
             module.IdSource,
             module.OffsetTracker,
+            module.RawMessages,
             module.RecordBuffers,
         ):
             methods = [name for name in names_of(cls) if callable(getattr(cls, name))]

@@ -141,3 +141,22 @@ def test_what_is_no_message_of_the_client_adds_nothing(backend, message, says):
     for most, kind in [(-1, ValueError), (2**31, ValueError), ("1", TypeError)]:
         with pytest.raises(kind, match="most_bytes"):
             backend.RecordBuffers(most)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemError("no result"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
+)
+def test_headers_that_the_client_cannot_read_are_named(backend, error):
+    """The record is read all the same, or nothing behind it ever would be."""
+
+    class Unreadable(FakeMessage):
+        def headers(self):
+            raise error
+
+    buffers = backend.RecordBuffers()
+    assert buffers.add([Unreadable(7, b"a"), Unreadable(8, b"b")]) == 2
+    rows = rows_of(buffers.taken())
+    assert rows == [
+        (None, b"a", [("ackcore.unreadable", None)], 7, 5),
+        (None, b"b", [("ackcore.unreadable", None)], 8, 5),
+    ]

@@ -16,6 +16,7 @@ from ackcore._reference.ids import (
 from ackcore._reference.ledger import Ledger
 from ackcore._reference.offsets import OffsetTracker
 from ackcore._reference.pack import sort_by_shard, split_by_shard, take_shard
+from ackcore._reference.raw_messages import RawMessages
 from ackcore._reference.record_buffers import RecordBuffers
 from ackcore._reference.rows import (
     fingerprint,
@@ -29,6 +30,7 @@ __all__ = [
     "IdSource",
     "Ledger",
     "OffsetTracker",
+    "RawMessages",
     "RecordBuffers",
     "acker_task",
     "edge_id",

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ackcore._columns import as_count
-from ackcore._records import BinaryColumn, GatheredRecords
+from ackcore._records import UNREADABLE_HEADERS, BinaryColumn, GatheredRecords
+from ackcore._reference.raw_messages import RawMessages
 
 #: More would have no offsets in 32 bits.
 _MOST_BYTES = 2**31 - 1
@@ -42,11 +43,14 @@ class RecordBuffers:
         """Bytes of their keys and values."""
         return self._key_bytes + self._value_bytes
 
-    def add(self, messages: Sequence[Any], first: int = 0, stop: int = 2**63 - 1) -> int:
+    def add(
+        self, messages: Sequence[Any] | RawMessages, first: int = 0, stop: int = 2**63 - 1
+    ) -> int:
         """Add the records that messages are, from a place on."""
         found = []
         key_bytes, value_bytes = self._key_bytes, self._value_bytes
-        for place, message in enumerate(messages[first:], first):
+        for place in range(first, len(messages)):
+            message = messages[place]
             if message.error() is not None:
                 break
             offset = message.offset()
@@ -58,7 +62,7 @@ class RecordBuffers:
             if max(key_bytes, value_bytes) > self._most_bytes:
                 break
             kind, ms = message.timestamp()
-            found.append((key, value, message.headers() or None, offset, (kind, ms)))
+            found.append((key, value, _headers(message), offset, (kind, ms)))
         for key, value, headers, offset, timestamp in found:
             self._key_bytes += len(key or b"")
             self._value_bytes += len(value or b"")
@@ -84,6 +88,13 @@ class RecordBuffers:
         )
         self._begin()
         return found
+
+
+def _headers(message: Any) -> Any:
+    try:
+        return message.headers() or None
+    except (SystemError, UnicodeDecodeError):  # confluent-kafka makes the first of it
+        return UNREADABLE_HEADERS
 
 
 def _size(value: Any, name: str, place: int) -> int:

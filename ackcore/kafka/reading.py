@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from confluent_kafka import (
@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 
 from ackcore._columns import as_count
+from ackcore._records import RawMessage
 from ackcore.flow.numbers import positive
 from ackcore.kafka.errors import (
     LogTruncated,
@@ -33,8 +34,12 @@ from ackcore.kafka.errors import (
     exception_text,
 )
 from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.raw_consumer import event_error, raw_consumer
 from ackcore.kafka.record_columns import RecordColumns
 from ackcore.kafka.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from ackcore._reference import RawMessages
 
 #: Bytes of a batch.
 BATCH_BYTES = 1 << 20
@@ -132,7 +137,8 @@ class RangeReader:
                 theirs(error)
 
         try:
-            self._consumer = Consumer(settings.client({**_OWN, "error_cb": hear}, _DEFAULTS))
+            conf = settings.client(_OWN, _DEFAULTS)
+            self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
         except KafkaException as error:
             text = settings.redacted(exception_text(error))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
@@ -185,11 +191,11 @@ class RangeReader:
     def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         rest, size = range_, 200.0  # bytes of a record, as far as is known
         columns = RecordColumns(range_.topic, range_.partition)
-        messages: list[Message] = []
+        messages: list[Message] | RawMessages = []
         place = 0  # among them; what is before it was taken in
         last, asked = time.monotonic(), False
         while rest.size:
-            if place == len(messages):
+            if place >= len(messages):  # those of a consumer that was closed are gone
                 room = (self._batch_bytes - columns.bytes) / size
                 n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
                 messages = []  # the next ones lie where these did
@@ -228,10 +234,11 @@ class RangeReader:
             if failure is not None:
                 raise failure
 
-    def _take(self, event: Message, rest: OffsetRange) -> tuple[OffsetRange, Exception | None]:
+    def _take(
+        self, event: Message | RawMessage, rest: OffsetRange
+    ) -> tuple[OffsetRange, Exception | None]:
         """Take in what is no record."""
-        error = event.error()
-        assert error is not None
+        error = event_error(event)
         if error.code() == KafkaError._PARTITION_EOF:
             position = event.offset() or 0
             self._heard = f"the partition ends at offset {position}"
@@ -295,5 +302,5 @@ def read_range(
         yield from reader.read(range_)
 
 
-def _offset(record: Message) -> int:
+def _offset(record: Message | RawMessage) -> int:
     return record.offset() or 0

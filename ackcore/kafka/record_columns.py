@@ -15,7 +15,7 @@ from ackcore._records import BinaryColumn, UInt8s
 from ackcore.kafka.ranges import RECORD_SCHEMA
 
 if TYPE_CHECKING:
-    from ackcore._reference import RecordBuffers
+    from ackcore._reference import RawMessages, RecordBuffers
 else:
     RecordBuffers = implementation.RecordBuffers
 
@@ -54,7 +54,7 @@ class RecordColumns:
         """Of keys and values."""
         return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
-    def add(self, messages: Sequence[Message], first: int, stop: int) -> int:
+    def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:
         """Append the records of messages from a place on, up to an event or an offset.
 
         Returns

@@ -39,10 +39,16 @@ SMALL_FETCHES = {
 }
 
 
-@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
-def kafka(request):
-    """Either, by one interface."""
-    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
+@pytest.fixture(params=["mock", "objects", pytest.param("real", marks=pytest.mark.broker)])
+def kafka(request, monkeypatch):
+    """Either, by one interface, and the mock once more by confluent-kafka's consumer."""
+    if request.param == "objects":
+        monkeypatch.setattr(reading, "raw_consumer", no_raw_consumer)
+    return request.getfixturevalue("kafka_broker" if request.param == "real" else "mock_kafka")
+
+
+def no_raw_consumer(conf, heard):
+    """As where librdkafka cannot be called."""
 
 
 def settings_of(kafka, **options):
@@ -355,6 +361,7 @@ class Script:
 def read_script(monkeypatch, script, start, stop, **options):
     """Return the offsets that are read of a script, and the error at their end."""
     monkeypatch.setattr(reading, "Consumer", script)
+    monkeypatch.setattr(reading, "raw_consumer", no_raw_consumer)
     settings = ClientSettings("h:1", {"sasl.password": "hunter2", **options})
     found = []
     try:

@@ -1,0 +1,153 @@
+# Messages of librdkafka as they are in C, without an object for each.  Part of _native.pyx, before
+# record_buffers.pxi.
+#
+# What is called is librdkafka's public interface, at addresses that the caller has looked up: the
+# structure below and these functions have been as they are since version 1.0, and are as they are
+# for as long as the library is called librdkafka.so.1.
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdlib cimport free, realloc
+
+ctypedef struct kafka_message_t:
+    int err
+    void *topic
+    int32_t partition
+    void *payload  # of an event: what it says, or NULL
+    size_t size
+    void *key
+    size_t key_size
+    int64_t offset
+    void *private
+
+ctypedef Py_ssize_t (*consume_t)(void *, int, kafka_message_t **, size_t) noexcept nogil
+ctypedef void (*destroy_t)(kafka_message_t *) noexcept nogil
+ctypedef int64_t (*timestamp_t)(const kafka_message_t *, int *) noexcept nogil
+ctypedef int (*headers_t)(const kafka_message_t *, void **) noexcept nogil
+ctypedef int (*header_t)(
+    const void *, size_t, const char **, const void **, size_t *
+) noexcept nogil
+
+
+cdef object bytes_or_none(const void *data, size_t size):
+    if data == NULL:
+        return None
+    return PyBytes_FromStringAndSize(<const char *>data, size)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class RawMessages:
+    """Messages of a queue of librdkafka, so many at a time, where that has them.
+
+    A sequence of `RawMessage`: to look at one copies it.  `RecordBuffers.add` takes them as they
+    are.  It is used by one thread at a time, and emptied before its queue is destroyed.
+
+    Parameters
+    ----------
+    functions : sequence of int
+        The addresses of rd_kafka_consume_batch_queue, rd_kafka_message_destroy,
+        rd_kafka_message_timestamp, rd_kafka_message_headers and rd_kafka_header_get_all.
+    queue : int
+        The address of the queue.
+
+    Raises
+    ------
+    ValueError
+        If these are not five addresses, or one is 0.
+    """
+
+    cdef consume_t consume_batch
+    cdef destroy_t destroy
+    cdef timestamp_t timestamp_of
+    cdef headers_t headers_of
+    cdef header_t header_at
+    cdef void *queue
+    cdef kafka_message_t **messages
+    cdef Py_ssize_t n, room
+
+    def __cinit__(self, functions, queue):
+        addresses = _row_arguments.addresses(functions, queue)
+        self.consume_batch = <consume_t><uintptr_t>addresses[0]
+        self.destroy = <destroy_t><uintptr_t>addresses[1]
+        self.timestamp_of = <timestamp_t><uintptr_t>addresses[2]
+        self.headers_of = <headers_t><uintptr_t>addresses[3]
+        self.header_at = <header_t><uintptr_t>addresses[4]
+        self.queue = <void *><uintptr_t>addresses[5]
+
+    def __dealloc__(self):
+        self.drop()
+        free(self.messages)
+
+    def consume(self, most, timeout_s):
+        """Let go of the messages there are, and wait for so many, or for so long.
+
+        Parameters
+        ----------
+        most : int
+        timeout_s : float
+
+        Raises
+        ------
+        ValueError
+            If ``most`` is not in 1..2**24.
+        """
+        cdef Py_ssize_t wanted = as_count(most, "most", 1, 1 << 24), found
+        cdef int wait_ms = <int>max(0, min(timeout_s * 1000, <double>INT32_MAX))
+        cdef kafka_message_t **larger
+        self.clear()
+        if wanted > self.room:
+            larger = <kafka_message_t **>realloc(
+                self.messages, wanted * sizeof(kafka_message_t *)
+            )
+            if larger == NULL:
+                raise MemoryError(f"no memory for {wanted} messages")
+            self.messages, self.room = larger, wanted
+        with nogil:
+            found = self.consume_batch(self.queue, wait_ms, self.messages, wanted)
+        self.n = max(found, 0)
+
+    def clear(self):
+        """Let go of the messages there are."""
+        with nogil:
+            self.drop()
+
+    cdef void drop(self) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(self.n):
+            self.destroy(self.messages[i])
+        self.n = 0
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, place):
+        cdef Py_ssize_t i = place
+        cdef int kind = 0
+        cdef int64_t ms
+        if i < 0 or i >= self.n:
+            raise IndexError(f"place must be in 0..{self.n - 1}, got {i}")
+        cdef kafka_message_t *one = self.messages[i]
+        if one.err:
+            text = bytes_or_none(one.payload, one.size) or b""
+            error = one.err, text.rstrip(b"\0").decode("utf-8", "replace")
+            return _records.RawMessage(one.offset, error)
+        ms = self.timestamp_of(one, &kind)
+        return _records.RawMessage(
+            one.offset, None, bytes_or_none(one.key, one.key_size),
+            bytes_or_none(one.payload, one.size), self.headers(i), (kind, ms),
+        )
+
+    cdef list headers(self, Py_ssize_t i):
+        cdef void *found = NULL
+        cdef const char *name = NULL
+        cdef const void *value = NULL
+        cdef size_t size = 0, number = 0
+        if self.headers_of(self.messages[i], &found):
+            return None
+        some = []
+        while self.header_at(found, number, &name, &value, &size) == 0:
+            some.append(
+                ((<bytes>name).decode("utf-8", "backslashreplace"), bytes_or_none(value, size))
+            )
+            number += 1
+        return some
