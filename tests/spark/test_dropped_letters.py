@@ -168,6 +168,23 @@ def test_who_read_the_notes_before_does_not_see_empty_letters(letters, checkpoin
         assert len(rows) == (2 if file.first == 1 else 4)
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_dataframe_made_before_a_drop_has_what_is_left(
+    letters, checkpoint, spark, conf, replayed
+):
+    write(letters, 0, 18)
+    if replayed:
+        replay(checkpoint, where=named(2, 17))
+    conf("spark.sql.files.maxPartitionBytes", "1000")  # a file is read by many tasks
+    frame = dead_letters(checkpoint, spark)
+    drop(checkpoint, named(3, 17))
+    there = left(18, 3, 17)
+    rows = frame.collect()
+    assert {row.message_id for row in rows} == set(there.values())
+    assert len(rows) == frame.count() == len(there)
+    assert sum(row.replayed for row in rows) == (2 if replayed else 0)
+
+
 def test_columns_that_may_not_be_null_are_emptied_as_well(checkpoint, spark):
     kinds = [
         pa.string(), pa.int64(), pa.bool_(), pa.float64(), pa.binary(), pa.date32(),

@@ -57,7 +57,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
 
     The query need not be stopped.  The books stay: what died has died; and how many were dropped,
     and which, stays on record.  What was sent again before goes on.  A DataFrame that
-    `dead_letters` returned before is to be asked for again.
+    `dead_letters` returned before leaves them out from now on.
 
     Parameters
     ----------

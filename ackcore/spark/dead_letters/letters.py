@@ -43,7 +43,7 @@ LETTER = pa.schema(
     ]
 )
 #: No letter is without it, but one that was emptied.
-_ATTEMPTS = "attempts"
+ATTEMPTS = "attempts"
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
 _WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
 #: What goes into one row group, so that no more of a file is in memory.
@@ -182,11 +182,11 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
     """Return which rows of a file were emptied; None if no one was, which its footer tells."""
-    at = file.schema_arrow.get_field_index(_ATTEMPTS)
+    at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):
         return None
-    found: Bools = file.read([_ATTEMPTS])[_ATTEMPTS].is_null().to_numpy()
+    found: Bools = file.read([ATTEMPTS])[ATTEMPTS].is_null().to_numpy()
     return found
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
-from ackcore.spark.dead_letters.letters import LETTER, read_letters
+from ackcore.spark.dead_letters.letters import ATTEMPTS, LETTER, read_letters
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
@@ -71,7 +71,9 @@ def dead_letters(
         in microseconds, since Parquet has none; `replay` sends it as it was.)
 
         It reads the files that there are at the call: call again for what came later, and
-        rather than keep it for more than an hour.
+        rather than keep it for more than an hour. Letters that are dropped meanwhile are left out
+        from when their file is written again; a job that has that file open in this instant may
+        fail in Spark, and does not when it is run again.
 
     Raises
     ------
@@ -186,6 +188,8 @@ def letters_of(
         frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")
         sent = [F.coalesce("replayed", F.lit(0)), F.col("replay_request")]
         frame = frame.where(sent[0] != _DROPPED)
+    # Emptied by a drop that came after the notes were read.
+    frame = frame.where(F.col(ATTEMPTS).isNotNull())
     return frame.select(
         F.lit(kind.spout).alias("spout"),
         *(name for name in LETTER.names if name != "replays"),
