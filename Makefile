@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash demo-kafka soak test test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test faults test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -51,6 +51,9 @@ soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed 
 
 test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(call by_two,loadfile) $(ARGS)
+
+faults: java .venv/.built ## the slow fault runs, one by one: processes killed or stopped at each step (K=paused)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) tests -m faults $(ARGS)
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) -m "not faults and not broker" $(call by_two,worksteal) $(ARGS)

@@ -208,14 +208,20 @@ def read(
     for number in planned:
         read_record(root / "batches" / f"{number}.plan")
     decided = {}
+    corrected = {}
     waiting: list[Held] = []
     totals: Counter[str] = Counter()
     manifests = sorted((root / "state").glob("*/manifest.json"), key=lambda p: int(p.parent.name))
     for path in manifests:
         number, manifest = int(path.parent.name), read_record(path)
+        refused = path.with_name("refused.json")
+        # What sinks refused makes more of them dead, after the decision.
+        after = [read_record(refused)] if refused.exists() else []
+        corrected[number] = (after or [manifest])[0]["totals"]
         dead = [
             row["_ackcore_message_id"]
-            for entries in manifest["dead"].values()
+            for record in [manifest, *after]
+            for entries in record["dead"].values()
             for entry in (entries if isinstance(entries, list) else [entries])
             for row in _rows(root / "state", entry).to_pylist()
         ]
@@ -228,7 +234,7 @@ def read(
             if len(table) != entry["rows"]:
                 raise Damaged(f"{entry['file']} has {len(table)} rows and not {entry['rows']}")
             waiting += _held(table.slice(entry["start"]), spout, key)
-        for account in last["totals"]["spouts"].values():
+        for account in corrected[max(decided)]["spouts"].values():
             totals.update(account)
     letters = Path(dead_letters) if dead_letters is not None else root / "dead_letters"
     return Found(

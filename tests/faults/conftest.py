@@ -22,6 +22,8 @@ sys.path.insert(0, str(HERE))
 
 import books  # noqa: E402
 import fault_job  # noqa: E402
+import places  # noqa: E402
+from processes import Processes  # noqa: E402
 
 #: Longer than any of these jobs takes, on a machine that does other things too.
 TIMEOUT_S = 900
@@ -46,6 +48,24 @@ class Ended:
         return self.said["error"]
 
 
+class Driver(Processes):
+    """A job's process, and those that it starts."""
+
+    def __init__(self, command, log, environment, result, **more):
+        super().__init__(command, log, environment, **more)
+        self._log, self._result = log, result
+
+    def ended(self) -> Ended:
+        """Wait until it has ended or died."""
+        try:
+            code = self.driver.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise
+        said = json.loads(self._result.read_text()) if self._result.exists() else {}
+        return Ended(code, said, self._log.read_text(errors="replace"))
+
+
 def _obey_modes() -> None:
     """Root writes where it may not; take that right from the process to be."""
     drop_from_bounding_set, dac_override = 24, 1
@@ -55,24 +75,34 @@ def _obey_modes() -> None:
 class Job:
     """A topology with its source, checkpoint and sink in one directory."""
 
-    def __init__(self, directory, records, *, files=2, **config):
+    def __init__(self, directory, records, *, files=2, place=None, **config):
         self.directory = directory
         self.records = records
-        self.config = {"directory": str(directory), **config}
+        self.place = place or places.Disk(directory)
+        self.config = {
+            "directory": str(directory),
+            "checkpoint": self.place.checkpoint,
+            "sink_path": self.place.sink,
+            **self.place.more,
+            **config,
+        }
         for name in ("in", "marks", "tmp"):
             directory.joinpath(name).mkdir(parents=True)
         fault_job.stage(directory / "in", list(records.values()), files)
         self.seen = None
+        self._starts = 0
 
     def run_here(self, spark, **more) -> str | None:
         """Run it in this process; return ``Type: message`` of what it ended with."""
         return fault_job.run_job(spark, {**self.config, **more})["error"]
 
-    def run(self, *, failpoints="", master="local[2,4]", obey=False, **more) -> Ended:
-        """Run it in a process of its own, until it ends or dies; ``obey`` modes of files."""
-        config, result = self.directory / "config.json", self.directory / "result.json"
-        config.write_text(json.dumps({**self.config, "master": master, **more}))
-        result.unlink(missing_ok=True)
+    def start(self, *, failpoints="", master="local[2,4]", obey=False, **more) -> Driver:
+        """Start it in a process of its own; ``obey`` modes of files."""
+        self._starts += 1
+        config = self.directory / f"config-{self._starts}.json"
+        result = self.directory / f"result-{self._starts}.json"
+        described = {**self.config, "master": master, "result": str(result), **more}
+        config.write_text(json.dumps(described))
         environment = {
             **os.environ,
             # What a killed driver leaves behind goes with the test's directory.
@@ -84,19 +114,17 @@ class Job:
             environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         if master.startswith("local-cluster"):
             environment["SPARK_HOME"] = self._spark_home()
-        with open(self.directory / "log.txt", "ab") as log:
-            code = subprocess.run(
-                [sys.executable, str(HERE / "fault_job.py"), str(config)],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                timeout=TIMEOUT_S,
-                preexec_fn=_obey_modes if obey else None,
-                check=False,
-            ).returncode
-        said = json.loads(result.read_text()) if result.exists() else {}
-        return Ended(code, said, (self.directory / "log.txt").read_text(errors="replace"))
+        return Driver(
+            [sys.executable, str(HERE / "fault_job.py"), str(config)],
+            self.directory / "log.txt",
+            environment,
+            result,
+            preexec_fn=_obey_modes if obey else None,
+        )
+
+    def run(self, **how) -> Ended:
+        """Run it in a process of its own, as `start` says, until it ends or dies."""
+        return self.start(**how).ended()
 
     def _spark_home(self) -> str:
         """A cluster writes its logs into Spark's home: give it one to throw away."""
@@ -113,9 +141,10 @@ class Job:
 
     def found(self):
         """Read what is on the disk; the decisions that were there before must be there still."""
+        here = self.place.fetched()
         found = books.read(
-            self.directory / "checkpoint",
-            self.directory / "sink",
+            here / "checkpoint",
+            here / "sink",
             dead_letters=self.config.get("dead_letters"),
         )
         if self.seen is not None:
@@ -199,10 +228,17 @@ def two_hosts(tmp_path):
 
 
 @pytest.fixture
-def job(tmp_path):
-    """``job(records, **config)`` puts a job into a directory of its own."""
+def job(request, tmp_path):
+    """``job(records, place="disk", **config)`` puts a job into a directory or a bucket of its own.
 
-    def job(records, name="job", **config):
-        return Job(tmp_path / name, records, **config)
+    What a driver hears of the bucket goes through the fixture `s3`.
+    """
+
+    def job(records, name="job", place="disk", **config):
+        where = None
+        if place == "bucket":
+            url, server = (request.getfixturevalue(name) for name in ("bucket", "s3_server"))
+            where = places.Bucket(f"{url}/{name}", server.endpoint, tmp_path / name)
+        return Job(tmp_path / name, records, place=where, **config)
 
     return job

@@ -70,7 +70,9 @@ from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.run.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
+from ackcore.spark.sinks.interface import read_accepted  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
+from ackcore.spark.sinks.rejects import SinkRejects  # noqa: E402
 from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
 from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
@@ -370,6 +372,30 @@ class Sink:
         frame.write.mode(self.mode).parquet(place)
 
 
+class Picky:
+    """Another sink, but rows of some ids are refused before it is asked."""
+
+    replaces = True
+
+    def __init__(self, writer, refuse):
+        self.writer, self.refuse = writer, set(refuse)
+        self.claim = writer.claim
+
+    def write(self, frame, batch_id):
+        raise AssertionError("the files are handed over")
+
+    def write_accepted(self, accepted):
+        ids = {
+            key
+            for file in accepted.files
+            for rows in read_accepted(file, accepted.nonacked)
+            for key in rows["id"].to_pylist()
+        }
+        if bad := sorted(ids & self.refuse):
+            raise SinkRejects(pa.table({"id": pa.array(bad, pa.int64())}), "no such order")
+        self.writer.write_accepted(accepted)
+
+
 def source_of(spark, config):
     """The lines: of files, or of a topic."""
     if "kafka" in config:
@@ -408,9 +434,10 @@ def topology_of(spark, config):
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"
     )
-    path = f"{directory}/sink"
-    sink = config.get("sink")
-    builder.sink("count", to_parquet(path) if sink is None else Sink(path, marks, **sink))
+    path = config.get("sink_path", f"{directory}/sink")
+    sink, refuse = config.get("sink"), config.get("refuse")
+    writer = to_parquet(path) if sink is None else Sink(path, marks, **sink)
+    builder.sink("count", writer if refuse is None else Picky(writer, refuse))
     settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
 
@@ -433,9 +460,14 @@ def in_any_order(batches):
         yield batch.take(pa.array(random.SystemRandom().sample(range(len(batch)), len(batch))))
 
 
+def checkpoint_of(config):
+    """Where the checkpoint is."""
+    return config.get("checkpoint", f"{config['directory']}/checkpoint")
+
+
 def clock_of(config):
     """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    done = f"{config['directory']}/checkpoint/ackcore/batches/*.done"
+    done = f"{checkpoint_of(config)}/ackcore/batches/*.done"
 
     def clock():
         back = config.get("clock_back_ms", 0) if glob(done) else 0
@@ -453,7 +485,7 @@ def wait_briefly(seconds):
 def run_job(spark, config):
     """Run it to its end; return what it says of itself."""
     said = {"error": None, "progress": [], "books": {}}
-    checkpoint = f"{config['directory']}/checkpoint"
+    checkpoint = checkpoint_of(config)
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
@@ -465,6 +497,8 @@ def run_job(spark, config):
             said["books"] = books.to_json()
             return said
         trigger = config.get("trigger", {"availableNow": True})
+        if "spark_checkpoint" in config:
+            options["spark_checkpoint"] = config["spark_checkpoint"]
         query = start(topology, spark, checkpoint, trigger=trigger, **options)
         try:
             if config.get("until_decided") is not None:
@@ -493,7 +527,7 @@ def main(path):
     config = json.loads(Path(path).read_text())
     with spark_session(config["master"], config.get("conf", {})) as (spark, _):
         said = run_job(spark, config)
-        Path(config["directory"], "result.json").write_text(json.dumps(said))
+        Path(config["result"]).write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

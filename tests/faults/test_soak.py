@@ -12,12 +12,8 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections import Counter
-from pathlib import Path
 
 import fault_job
 import pytest
@@ -31,56 +27,6 @@ FILE_ROWS = 40
 #: Files that wait at most: chaos slows drivers down, and the last one does what is left.
 MOST_BEHIND = 20
 POISON = 17  # each record whose id this divides is rejected
-
-
-class Processes:
-    """The processes of one driver, found by a word in their environment."""
-
-    def __init__(self, command, log, **environment):
-        self._word = uuid.uuid4().hex
-        with open(log, "ab") as sink:
-            self.driver = subprocess.Popen(
-                command,
-                env={**os.environ, **environment, "ACKCORE_SOAK_WORD": self._word},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-            )
-
-    def of(self, kind):
-        """Process ids of one kind that live now."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if self._word.encode() not in path.joinpath("environ").read_bytes():
-                    continue
-                command = path.joinpath("cmdline").read_bytes()
-                if b"CoarseGrainedExecutorBackend" in command:
-                    what = "executor"
-                elif b"pyspark.daemon" in command or b"pyspark/daemon" in command:
-                    what = "worker"
-                elif b"java" in command.split(b"\0")[0]:
-                    what = "jvm"
-                else:
-                    what = "driver"
-                if what == kind:
-                    found.append(int(path.name))
-        return found
-
-    def end(self):
-        """Kill whatever is left."""
-        for _ in range(100):
-            left = [
-                pid for kind in ("driver", "jvm", "executor", "worker") for pid in self.of(kind)
-            ]
-            if not left:
-                break
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self.driver.poll()
-            time.sleep(0.1)
-        self.driver.wait()
 
 
 def feed(directory, records, number):
@@ -113,15 +59,7 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
         settings={"max_attempts": 12, "run_attempts": 50, "careful_after": 5},
         trigger={"processingTime": "500 milliseconds"},
         conf={"spark.task.maxFailures": "8", "spark.deploy.maxExecutorRetries": "-1"},
-        master=MASTER,
     )
-    config = it.directory / "config.json"
-    config.write_text(json.dumps({**it.config, "until_decided": None}))
-    environment = {"TMPDIR": str(it.directory / "tmp"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    if MASTER.startswith("local-cluster"):
-        environment["SPARK_HOME"] = it._spark_home()
-    command = [sys.executable, str(Path(fault_job.__file__)), str(config)]
-    log = it.directory / "log.txt"
     done, starts, fed = Counter(), 0, 0
     until = time.monotonic() + SECONDS
     running = None
@@ -132,7 +70,7 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
                     running.end()
                 for left in (it.directory / "tmp").iterdir():
                     shutil.rmtree(left, ignore_errors=True)
-                running = Processes(command, log, **environment)
+                running = it.start(master=MASTER, until_decided=None)
                 starts += 1
             if fed - done_batches(it.directory) < MOST_BEHIND:
                 it.records.update(feed(it.directory, records, fed))

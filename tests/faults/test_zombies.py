@@ -8,34 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zombie_job
-from test_driver_dies import STEPS
+from processes import PATIENCE_S, eventually, state_of
 
 pytestmark = pytest.mark.faults
 
 HERE = Path(__file__).parent
-PATIENCE_S = 300
-
-
-def eventually(what):
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def state_of(pid):
-    """How the system says that a process is; None if it is no more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
 
 
 def jvm_of(pid):
@@ -127,22 +110,4 @@ def test_tasks_of_a_dead_driver_write_into_no_file_of_its_successor(stage):
     workers = [int((stage.directory / "marks" / f"a-{p}-1").read_text()) for p in (0, 1)]
     os.kill(jvm, signal.SIGCONT)
     eventually(lambda: all(state_of(pid) in (None, "Z") for pid in (jvm, *workers)))
-    assert stage.snapshot() == before
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_is_stopped_at_a_step_and_wakes_writes_nothing(stage, step):
-    first = stage.driver("plain", ACKCORE_FAILPOINTS=f"{step}=stop")
-    eventually(lambda: state_of(first.pid) == "T")
-    (stage.directory / "checkpoint/ackcore/lock").unlink()  # as if its lease had run out
-    said = stage.ended(stage.driver("plain"), "plain")
-    assert said["error"] is None
-    alive = [key for key in range(zombie_job.RECORDS) if key != zombie_job.POISON]
-    account = said["books"]["spouts"]["ids"]
-    assert (account["acked"], account["dead"]) == (len(alive), 1)
-    assert stage.written() == alive
-    before = stage.snapshot()
-    os.kill(first.pid, signal.SIGCONT)
-    said = stage.ended(first, "plain")
-    assert said["error"].startswith("CheckpointInUse: "), said
     assert stage.snapshot() == before

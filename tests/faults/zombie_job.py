@@ -1,11 +1,10 @@
-"""A driver that is cut off while its tasks go on, or stands still at a step of the protocol.
+"""A driver that is cut off while its tasks go on.
 
     python zombie_job.py directory role
 
 Records 0 to 4999 go through one bolt into Parquet.  The tasks of the driver ``a`` hang in it until
 those of the driver ``b`` have a file open, and again until all of b is over; they fail most
-records, so that what they write is not what b's do.  The driver ``plain`` hangs nowhere; of its
-records some fail once, and one is rejected.
+records, so that what they write is not what b's do.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-RECORDS, FILES, POISON = 5000, 2, 17
+RECORDS, FILES = 5000, 2
 ID = pa.schema([("id", pa.int64())])
 
 from pyspark import TaskContext  # noqa: E402
 
 from ackcore.spark.query import run_batch  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
-from ackcore.topology import BatchBolt, Reject, TopologyBuilder  # noqa: E402
+from ackcore.topology import BatchBolt, TopologyBuilder  # noqa: E402
 
 
 def wait_for(mark):
@@ -40,7 +39,6 @@ class Hang(BatchBolt):
     """Hands on what it gets, when it may."""
 
     outputs = ID
-    needs_identity = True
 
     def __init__(self, marks, role):
         self.marks, self.role = marks, role
@@ -50,9 +48,6 @@ class Hang(BatchBolt):
 
     def process(self, batch, out):
         self.calls += 1
-        if self.role == "plain":
-            self.plain(batch, out)
-            return
         here = f"{TaskContext.get().partitionId()}"
         Path(self.marks, f"{self.role}-{here}-{self.calls}").write_text(str(os.getpid()))
         rows = range(len(batch))
@@ -65,17 +60,6 @@ class Hang(BatchBolt):
         elif self.calls == 2:
             wait_for(Path(self.marks, f"a-{here}-2"))
         out.emit(batch.slice(0, len(rows)), parents=rows)
-
-    def plain(self, batch, out):
-        keep = []
-        for i, key in enumerate(batch.column("id").to_pylist()):
-            if key == POISON:
-                out.fail([i], [Reject("poison")])
-            elif key % 500 == 3 and out.identity.attempts[i] == 0:
-                out.fail([i], [ConnectionError("once")])
-            else:
-                keep.append(i)
-        out.emit(batch.take(pa.array(keep, pa.int64())), parents=keep)
 
 
 def main(directory, role):

@@ -1,0 +1,117 @@
+"""Where a job's checkpoint, its dead letters and its sink are, as tests look at them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+from typing import ClassVar
+
+from s3_server import objects_of
+
+
+class Disk:
+    """A directory.
+
+    Attributes
+    ----------
+    checkpoint, sink : str
+        What a query is given.
+    more : dict
+        What else it is given.
+    """
+
+    more: ClassVar = {}
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self.checkpoint, self.sink = f"{directory}/checkpoint", f"{directory}/sink"
+
+    def fetched(self) -> Path:
+        """Where all of it lies as files: ``checkpoint`` and ``sink``."""
+        return self._directory
+
+    def contents(self) -> dict[str, bytes]:
+        """What is there, by name; of the work of runs, which nobody looks at again, nothing."""
+        return {
+            str(path.relative_to(self._directory)): path.read_bytes()
+            for top in (self.checkpoint, self.sink)
+            for path in Path(top).rglob("*")
+            if path.is_file() and "ackcore/work/" not in str(path)
+        }
+
+    def lose_lock(self, how: str = "removed") -> None:
+        """Take the lock from who holds it, as a shared file system may, of a host that is silent.
+
+        ``how`` is "removed", or "copied": as when the checkpoint was put back from a copy.
+        """
+        if how == "removed":
+            Path(self.checkpoint, "ackcore/lock").unlink()
+        else:
+            shutil.copytree(self.checkpoint, f"{self.checkpoint}-copy")
+            shutil.rmtree(self.checkpoint)
+            Path(f"{self.checkpoint}-copy").rename(self.checkpoint)
+
+
+class Bucket:
+    """A place in a bucket, but for the dead letters and Spark's own log, which are in a directory.
+
+    It is looked at on the server itself, past the faults of what the query goes through.
+    """
+
+    def __init__(self, url: str, endpoint: str, directory: Path):
+        self._name, _, self._prefix = url.removeprefix("s3://").partition("/")
+        self._endpoint, self._directory = endpoint, directory
+        self._looks = 0
+        self.checkpoint, self.sink = f"{url}/checkpoint", f"{url}/sink"
+        self.more = {
+            "dead_letters": f"{directory}/dead",
+            "spark_checkpoint": f"{directory}/spark",
+        }
+
+    def _objects(self) -> dict[str, bytes]:
+        prefix = f"{self._prefix}/"
+        found = objects_of(self._endpoint, self._name, prefix)
+        return {key.removeprefix(prefix): data for key, data in found.items()}
+
+    def fetched(self) -> Path:
+        """Where all of it lies as files: the records, too, which are in one object."""
+        self._looks += 1
+        copy = self._directory / f"fetched-{self._looks}"
+        objects = self._objects()
+        root = "checkpoint/ackcore"
+        head = objects.pop(f"{root}/head.json", None)
+        for name, body in ({} if head is None else _checked(head)["records"]).items():
+            if "object" in body:
+                data = objects[f"{root}/{body['object']}"]
+                assert (len(data), _digest(data)) == (body["bytes"], body["blake2b"])
+            else:
+                data = json.dumps(body).encode()
+            objects[f"{root}/{name}"] = data + f"\nblake2b {_digest(data)}\n".encode()
+        for name, data in objects.items():
+            path = copy / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return copy
+
+    def contents(self) -> dict[str, bytes]:
+        """As `Disk.contents`."""
+        kept = {name: data for name, data in self._objects().items() if "ackcore/work/" not in name}
+        letters = Path(self.more["dead_letters"])
+        return kept | {
+            str(path): path.read_bytes() for path in letters.rglob("*") if path.is_file()
+        }
+
+    def lose_lock(self) -> None:
+        """There is none: whoever comes takes over."""
+
+
+def _checked(head: bytes) -> dict:
+    line, _, rest = head.partition(b"\n")
+    assert rest.split() == [b"blake2b", _digest(line).encode()]
+    return json.loads(line)
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
