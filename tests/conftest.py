@@ -326,6 +326,32 @@ def s3(s3_server, monkeypatch):
     proxy.close()
 
 
+@pytest.fixture(scope="session")
+def s3_proxy():
+    """A second S3 server, of other make."""
+    module = importlib.import_module("s3_proxy")
+    try:
+        server = module.S3Proxy()
+    except module.Unavailable as error:
+        if os.environ.get("ACKCORE_REQUIRE_S3"):
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def second_bucket(s3_proxy, monkeypatch):
+    """The URL of a place in a bucket of this test's own, on the second server."""
+    module = importlib.import_module("s3_server")
+    # One request at a time: this one, too, looks at a version and replaces it in two steps.
+    proxy = module.FaultProxy(s3_proxy.port)
+    for name, value in module.environment(proxy.endpoint).items():
+        monkeypatch.setenv(name, value)
+    yield f"s3://{s3_proxy.new_bucket()}/some/place"
+    proxy.close()
+
+
 @pytest.fixture
 def bucket(s3_server, s3):
     """The URL of a place in a bucket of this test's own."""

@@ -26,11 +26,15 @@ SOON = {
 }
 
 
-@pytest.fixture(params=["local", "s3"])
+#: Of s3proxy, a JVM that takes seconds to start, in `make test` one test alone is asked.
+SECOND = pytest.param("second_bucket", id="s3proxy", marks=pytest.mark.faults)
+
+
+@pytest.fixture(params=["local", pytest.param("bucket", id="s3"), SECOND])
 def store(request, tmp_path):
     if request.param == "local":
         return open_store(tmp_path / "below" / "root", "path")
-    return ObjectStore(request.getfixturevalue("bucket"), SOON)
+    return ObjectStore(request.getfixturevalue(request.param), SOON)
 
 
 @pytest.fixture
