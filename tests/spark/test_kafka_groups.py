@@ -12,6 +12,7 @@ from pyspark import cloudpickle
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import test_kafka_spout as spouts
+from servers import wait_until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore import OffsetState
@@ -62,6 +63,50 @@ def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kaf
     mock_kafka.produce("u", [b"a"])
     apart = source(mock_kafka, "t"), source(mock_kafka, "u"), source(mock_kafka, "u", group_id="h")
     assert run("two", *apart).acked == 3
+
+
+def test_a_topic_that_comes_later_and_fits_the_patterns_of_two_spouts_ends_the_query(
+    spark, mock_kafka, tmp_path, running
+):
+    """It is refused before the group is told of it."""
+    for name in ("t", "u"):
+        mock_kafka.create_topic(name)
+    builder = TopologyBuilder()
+    for name in ("t", "u"):
+        spout = source(mock_kafka, None, pattern=f"{name}|both", refresh_s=0.05)
+        builder.spout(name, spout)
+        builder.sink(name, lambda frame, number: None, name=f"of_{name}")
+    on = running(builder.build(), spark, tmp_path / "checkpoint")
+    mock_kafka.produce("t", [b"a"])
+    on.process_all_available()
+    mock_kafka.create_topic("both")
+    mock_kafka.produce("both", [b"b"])
+    assert wait_until(lambda: not on.is_active, "the query ends")
+    assert "spouts 't' and 'u' read the same partitions and both tell group 'g'" in str(
+        on.exception
+    )
+
+
+def test_a_group_that_was_deleted_is_told_anew(spark, kafka_broker, tmp_path, running):
+    """What has moved on since; a query has its own offsets and reads nothing twice."""
+    topic, group, kept = kafka_broker.new_topic(), kafka_broker.new_group(), Kept()
+    on = running(
+        topology(source(kafka_broker, topic, group_id=group), kept), spark, tmp_path / "checkpoint"
+    )
+    for n in range(2):
+        kafka_broker.produce(topic, [b"%d" % n])
+        on.process_all_available()
+        assert wait_until(
+            lambda: kafka_broker.committed(group, topic)[0] == n + 1,  # noqa: B023
+            "the commit",
+        )
+        kafka_broker.admin.delete_consumer_groups([group])[group].result(30)
+        assert kafka_broker.committed(group, topic)[0] < 0
+    kafka_broker.produce(topic, [b"2"])
+    on.process_all_available()
+    assert wait_until(lambda: kafka_broker.committed(group, topic)[0] == 3, "the commit")
+    assert kept.texts == ["0", "1", "2"]
+    assert on.books.balanced
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):

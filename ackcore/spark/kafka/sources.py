@@ -72,16 +72,20 @@ class KafkaSources:
                     one = spouts[name] = SpoutOffsets(name, spout.source, state.deployment_key)
                     if ends and not (once and body is not None):
                         one.end_here()
-            refuse_two_tellers(
-                Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
-                for name, one in spouts.items()
-                if one.spout.group_id is not None
-            )
+            sources._check_tellers()
             sources._commit_last(state)
         except BaseException:
             sources.close()
             raise
         return sources
+
+    def _check_tellers(self) -> None:
+        """Raise ValueError if two spouts tell one group of the same partitions."""
+        refuse_two_tellers(
+            Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
+            for name, one in self._spouts.items()
+            if one.spout.group_id is not None
+        )
 
     def _commit_last(self, state: State) -> None:
         """Commit what a driver may have marked that died before it committed."""
@@ -94,7 +98,10 @@ class KafkaSources:
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return what a micro-batch takes, given the plan before it."""
+        """Return what a micro-batch takes, given the plan before it.
+
+        Raises ValueError if two spouts tell one group of a topic that has come since.
+        """
         found = {}
         tasks = task_slots(self._spark)
         for name, one in self._spouts.items():
@@ -104,6 +111,8 @@ class KafkaSources:
                 found[name] = before.carried().body()
             else:
                 found[name] = one.plan(before, tasks, bounded=not self._once).body()
+        # What fits both of their patterns may have come to be.
+        self._check_tellers()
         return found
 
     def most_retries(self) -> int | None:
