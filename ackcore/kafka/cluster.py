@@ -75,11 +75,21 @@ class Partition(NamedTuple):
         return TopicPartition(self.topic, self.partition)
 
 
-class Watermarks(NamedTuple):
-    """A partition has offsets from ``low``; the next one that can be read will be ``high``."""
-
+class _Bounds(NamedTuple):
     low: int
     high: int
+
+
+class Watermarks(_Bounds):
+    """A partition has offsets from ``low``; the next one that can be read will be ``high``.
+
+    Attributes
+    ----------
+    epoch : int or None
+        Of the leader that says so, where it tells it; not compared.
+    """
+
+    epoch: int | None = None
 
 
 class Committed(NamedTuple):
@@ -221,7 +231,11 @@ class Cluster:
         lows = self._offsets(keys, _EARLIEST)
         highs = self._offsets(keys, _LATEST)
         both = lows.found.keys() & highs.found.keys()
-        found = {key: Watermarks(lows.found[key], highs.found[key]) for key in keys if key in both}
+        found = {
+            key: Watermarks(lows.found[key][0], highs.found[key][0]) for key in keys if key in both
+        }
+        for key, marks in found.items():
+            marks.epoch = highs.found[key][1]
         return Answers(found, {**lows.failed, **highs.failed})
 
     def offsets_for_time(
@@ -235,13 +249,16 @@ class Cluster:
         # The ends first: what comes between the two requests may be of that time.
         ends = self._offsets(keys, _LATEST)
         answers = self._offsets(keys, OffsetSpec.for_timestamp(timestamp_ms))
-        some = {key: offset for key, offset in answers.found.items() if offset >= 0}
+        some = {key: offset for key, (offset, _) in answers.found.items() if offset >= 0}
         none = answers.found.keys() - some.keys()
-        found = {key: end for key, end in ends.found.items() if key in none}
+        found = {key: end for key, (end, _) in ends.found.items() if key in none}
         failed = {key: why for key, why in ends.failed.items() if key in none}
         return Answers({**some, **found}, {**answers.failed, **failed})
 
-    def _offsets(self, keys: Sequence[TopicPartition], spec: OffsetSpec) -> Answers[int]:
+    def _offsets(
+        self, keys: Sequence[TopicPartition], spec: OffsetSpec
+    ) -> Answers[tuple[int, int | None]]:
+        """Return offsets with their leaders' epochs."""
         if not keys:
             return Answers({}, {})
         asked = self._admin.list_offsets(
@@ -253,7 +270,7 @@ class Cluster:
         for partition, (answer, failure) in self._results(asked).items():
             key = TopicPartition(partition.topic, partition.partition)
             if failure is None:
-                found[key] = int(answer.offset)
+                found[key] = int(answer.offset), answer.leader_epoch
             else:
                 failed[key] = failure
         return Answers(found, failed)

@@ -18,7 +18,14 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaSpout, OffsetRange
-from ackcore.kafka.cluster import Answers, ClusterFailed, Failure, Partition, UnknownTopics
+from ackcore.kafka.cluster import (
+    Answers,
+    ClusterFailed,
+    Failure,
+    Partition,
+    UnknownTopics,
+    Watermarks,
+)
 from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka import offsets
 from ackcore.spark.kafka.offsets import OffsetsRefused, SpoutOffsets
@@ -62,6 +69,8 @@ def later(next_, low=10, high=100, **known):
         ({}, later(101), Start(10, "out of range")),
         ({}, later(101, is_same=True), Start(100, "truncated")),
         ({}, later(50, is_other=True), Start(10, "topic made anew")),
+        ({}, later(50, other_from=30), Start(30, "truncated")),
+        ({}, later(101, is_same=True, other_from=30), Start(30, "truncated")),
         ({"max_offset_behind": 1}, later(50), None),
         ({"max_offset_behind": 90}, first(), Start(10, "earliest")),
     ],
@@ -145,6 +154,7 @@ class Cluster:
 
     def __init__(self, *marks):
         self.marks = {("t", p): mark for p, mark in enumerate(marks)}
+        self.epochs = {}
         self.told = {}
         self.down = False
         self.mute = set()
@@ -158,7 +168,10 @@ class Cluster:
 
     def watermarks(self, partitions):
         self.refuse()
-        return self.split({each: self.marks[each] for each in partitions})
+        found = {each: Watermarks(*self.marks[each]) for each in partitions}
+        for each, epoch in self.epochs.items():
+            found[each].epoch = epoch
+        return self.split(found)
 
     def committed(self, group, partitions):
         return self.split({each: self.told[each] for each in partitions if each in self.told})
@@ -214,6 +227,52 @@ def test_a_plan_goes_on_where_the_one_before_ended(of):
     it._refresh_at = 0
     assert it.has_new()
     assert taken(it.plan(second, 2, bounded=True)) == [(2, 0, 1)]
+
+
+def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(of, monkeypatch, caplog):
+    """Brokers are asked when the leader is another one, and not before."""
+    cluster, asked = Cluster((0, 10), (0, 10)), []
+
+    def truncated_at(client, partition, low, position, epoch):
+        asked.append((partition, low, position, epoch))
+        return 4 if len(asked) == 1 else None
+
+    monkeypatch.setattr(offsets, "truncated_at", truncated_at)
+    it = of(cluster)
+    cluster.epochs = {("t", 0): 3}
+    first = it.plan(None, 2, bounded=True)
+    it.commit(first, [])
+    assert OffsetPlan.of(json.loads(json.dumps(first.body()))) == first
+    assert not it.has_new()
+    cluster.epochs = {("t", 0): 5, ("t", 1): 1}  # of the second none was known
+    assert it.has_new()
+    second = it.plan(OffsetPlan.of(first.body()), 2, bounded=True)
+    assert asked == [(("t", 0), 0, 10, 3)]
+    assert taken(second) == [(0, 4, 10)]
+    assert "t-0 begins at offset 4, truncated" in caplog.text
+    it.commit(second, [])
+    assert not it.has_new()
+    assert taken(it.plan(second, 2, bounded=True)) == []
+    # One that ends below where it was read is asked for what it has.
+    cluster.epochs["t", 0], cluster.marks["t", 0] = 6, (0, 8)
+    it.plan(second, 2, bounded=True)
+    assert asked[1:] == [(("t", 0), 0, 8, 5)]
+
+
+def test_a_leader_that_does_not_say_whether_it_has_what_was_read_is_asked_again(of, monkeypatch):
+    def silent(*_):
+        raise ConnectionError("nobody says in time")
+
+    monkeypatch.setattr(offsets, "truncated_at", silent)
+    cluster = Cluster((0, 10))
+    it = of(cluster)
+    cluster.epochs = {("t", 0): 3}
+    first = it.plan(None, 1, bounded=True)
+    cluster.epochs, cluster.marks["t", 0] = {("t", 0): 4}, (0, 20)
+    second = it.plan(first, 1, bounded=True)
+    assert taken(second) == []
+    monkeypatch.setattr(offsets, "truncated_at", lambda *_: None)
+    assert taken(it.plan(second, 1, bounded=True)) == [(0, 10, 20)]
 
 
 def test_what_comes_after_it_began_is_not_taken_where_it_ends(of):
@@ -409,12 +468,12 @@ def test_a_truncated_partition_goes_on_at_its_end(of):
     cluster.marks["t", 0] = (0, 98)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == []
-    assert second.positions["t"][0] == (98, 98, "truncated")
+    assert second.positions["t"][0] == Position(98, 98, "truncated")
     with pytest.raises(OffsetsRefused, match="would begin at offset 98, truncated"):
         of(cluster, lost="refuse").plan(first, 1, bounded=True)
     # One that was made anew since its id was asked for is not taken for it.
     cluster.topic_id = "two"
-    assert it.plan(first, 1, bounded=True).positions["t"][0] == (98, 98, "topic made anew")
+    assert it.plan(first, 1, bounded=True).positions["t"][0] == Position(98, 98, "topic made anew")
 
 
 def test_a_topic_that_was_deleted_ends_nothing(of):

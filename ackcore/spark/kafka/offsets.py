@@ -17,10 +17,12 @@ from ackcore.kafka.cluster import (
     Failure,
     TopicPartition,
     UnknownTopics,
+    Watermarks,
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.starts import time_ms
+from ackcore.kafka.truncations import truncated_at
 from ackcore.spark.kafka.commits import states
 from ackcore.spark.kafka.groups import Key, ToldGroup
 from ackcore.spark.kafka.intake import Intake
@@ -118,7 +120,7 @@ class SpoutOffsets:
                 len(self.partitions),
             )
 
-    def _marks(self, *, all_of_them: bool = False) -> dict[Key, tuple[int, int]]:
+    def _marks(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
         """Return the first offset and the end of each partition that has a leader, in order.
 
         Raises `ConnectionError` if all are to be known, and are not.
@@ -147,12 +149,15 @@ class SpoutOffsets:
 
     def has_new(self) -> bool:
         """Whether there is something that no micro-batch is done with."""
-        ends = self.ends()
-        if self._done is None or self._is_of_others(self._done, {topic for topic, _ in ends}):
+        marks = self._marks()
+        if self._done is None or self._is_of_others(self._done, {topic for topic, _ in marks}):
             return True
         # One that ends below was truncated or made anew.  Were it left until it is as long again,
-        # what has come by then would be taken for what was read.
-        return any(_next(self._done, of, -1) != end for of, end in ends.items())
+        # what has come by then would be taken for what was read; one that is has another leader.
+        return any(
+            _next(self._done, of, -1) != one.high or _has_new_leader(self._done, of, one)
+            for of, one in marks.items()
+        )
 
     def _is_of_others(self, plan: OffsetPlan, topics: Collection[str]) -> bool:
         """Whether one of these topics is another than that of a plan, as far as is known."""
@@ -248,7 +253,8 @@ class SpoutOffsets:
             began = starts[each].why if each in starts else _position(before, each).began
             topic, partition = each
             next_ = at[each] + takes.get(each, 0)
-            positions.setdefault(topic, {})[partition] = Position(next_, high, began)
+            epoch = marks[each].epoch
+            positions.setdefault(topic, {})[partition] = Position(next_, high, began, epoch)
         if self.spout.tasks is None:
             dealt = evenly(ranges, tasks)
         else:
@@ -344,7 +350,7 @@ class SpoutOffsets:
         return {**({} if before is None else before.topic_ids), **now}
 
     def _starts(
-        self, before: OffsetPlan | None, marks: Mapping[Key, tuple[int, int]]
+        self, before: OffsetPlan | None, marks: Mapping[Key, Watermarks]
     ) -> dict[Key, Start]:
         """Decide where partitions begin that do not go on where they are."""
         first = before is None
@@ -365,9 +371,13 @@ class SpoutOffsets:
             of_time = times.found
         ids = {} if before is None else before.topic_ids
         found = {}
-        for (topic, partition), (low, high) in marks.items():
+        for (topic, partition), mark in marks.items():
+            low, high = mark
             position = None if before is None else before.positions.get(topic, {}).get(partition)
             known, now = ids.get(topic), self._topic_ids.get(topic)
+            other_from = None
+            if position is not None and known == now:
+                other_from = self._other_from(position, (topic, partition), mark)
             start = decide(
                 self.spout,
                 Found(
@@ -381,11 +391,19 @@ class SpoutOffsets:
                     is_first=first,
                     committed=committed.get((topic, partition)),
                     of_time=of_time.get((topic, partition)),
+                    other_from=other_from,
                 ),
             )
             if start is not None:
                 found[topic, partition] = start
         return found
+
+    def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
+        """Return from which offset on a log is not the one that was read up to a position."""
+        if position.epoch is None or now.epoch is None or now.epoch <= position.epoch:
+            return None
+        read = min(position.next, now.high)
+        return truncated_at(self.spout.client, of, now.low, read, position.epoch)
 
     def _report(self, starts: Mapping[Key, Start]) -> None:
         """Log the decisions; raise if one is not to be."""
@@ -447,6 +465,13 @@ def _unanswered(what: str, failed: Mapping[Any, Failure]) -> ConnectionError:
 def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
     position = before.positions.get(of[0], {}).get(of[1])
     return otherwise if position is None else position.next
+
+
+def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
+    """Whether a partition has another leader than when it was planned, as far as is known."""
+    position = before.positions.get(of[0], {}).get(of[1])
+    known = None if position is None else position.epoch
+    return known is not None and now.epoch is not None and now.epoch > known
 
 
 def _position(before: OffsetPlan | None, of: Key) -> Position:

@@ -19,11 +19,19 @@ LEAST = 10_000
 
 
 class Position(NamedTuple):
-    """Of a partition: the next offset to take, its end when that was asked, how it began."""
+    """Of a partition: the next offset to take, its end when that was asked, how it began.
+
+    ``epoch`` is that of the leader that told the end, where it did.
+    """
 
     next: int
     end: int
     began: str
+    epoch: int | None = None
+
+    def body(self) -> list[Any]:
+        """Return it as JSON can hold it."""
+        return [*self] if self.epoch is not None else [*self[:3]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class OffsetPlan:
             "topics": {
                 topic: {
                     "id": self.topic_ids.get(topic),
-                    "partitions": [[partition, *one] for partition, one in found.items()],
+                    "partitions": [[partition, *one.body()] for partition, one in found.items()],
                 }
                 for topic, found in self.positions.items()
             },

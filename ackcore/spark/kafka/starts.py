@@ -33,6 +33,8 @@ class Found(NamedTuple):
         What the group has committed, if that was asked.
     of_time : int or None
         The first offset of the time at which it is to begin, if it is; the end without any.
+    other_from : int or None
+        From which offset on its log is another one than when it was planned, if that is known.
     """
 
     topic: str
@@ -45,6 +47,7 @@ class Found(NamedTuple):
     is_first: bool = False
     committed: tuple[int, str | None] | None = None
     of_time: int | None = None
+    other_from: int | None = None
 
 
 class Start(NamedTuple):
@@ -89,6 +92,8 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
         return Start(low, "topic made anew")
     if position.next < low:
         return _lost(found, Start(position.next, position.began))
+    if found.other_from is not None:
+        return Start(found.other_from, "truncated")
     if position.next > high:
         # What was above is not there any more, and what comes under those offsets is new.  What is
         # there of the same topic was taken; of one that cannot be told from it, nothing was.

@@ -1,0 +1,91 @@
+"""A log that was truncated is told from one that has but another leader, also filled up again."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+
+from servers import wait_until
+
+from ackcore.kafka import ClientSettings, Cluster
+from ackcore.kafka.truncations import truncated_at
+
+
+@pytest.fixture
+def kafka(mock_kafka):
+    """Offsets 0 to 4 are of the leader of epoch 0, 5 to 9 of that of epoch 1."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a"] * 5)
+    mock_kafka.partition_set_leader("t", 0, 2)
+    mock_kafka.produce("t", [b"b"] * 5)
+    return mock_kafka
+
+
+def asked(kafka, low, position, epoch, **arguments):
+    settings = ClientSettings(kafka.bootstrap_servers, {"log_level": 0})
+    return truncated_at(settings, ("t", 0), low, position, epoch, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("low", "position", "epoch", "found"),
+    [
+        (0, 5, 0, None),  # another leader, which had it all
+        (0, 3, 0, None),
+        (0, 10, 1, None),
+        (0, 10, 0, 5),
+        (0, 6, 0, 5),
+        (5, 10, 0, 5),
+        (8, 10, 0, 8),
+        (8, 8, 0, None),  # nothing of it is there any more
+    ],
+)
+def test_where_a_log_is_another_one_is_found(kafka, low, position, epoch, found):
+    assert asked(kafka, low, position, epoch) == found
+
+
+def test_brokers_that_do_not_answer_say_nothing(kafka):
+    kafka.broker_set_down(-1)
+    with pytest.raises(ConnectionError, match=r"nobody says in time whether t-0 is .* offset 10"):
+        asked(kafka, 0, 10, 0, timeout_s=0.5)
+
+
+def cut(log, offset):
+    """Take the batches from an offset on from a partition's log, as a disk that lost them."""
+    held, place = log.read_bytes(), 0
+    while place < len(held):
+        first, size = struct.unpack_from(">qi", held, place)
+        if first >= offset:
+            break
+        place += 12 + size
+    assert 0 < place < len(held)
+    log.write_bytes(held[:place])
+
+
+@pytest.mark.broker
+def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker):
+    topic = own_kafka_broker.new_topic()
+    settings = ClientSettings(own_kafka_broker.bootstrap_servers)
+
+    def marks():
+        with Cluster(settings) as cluster:
+            return cluster.watermarks([(topic, 0)]).found.get((topic, 0))
+
+    for n in range(10):
+        own_kafka_broker.produce(topic, [b"%d" % n])
+    before = marks()
+    assert (*before, before.epoch) == (0, 10, 0)
+    own_kafka_broker.kill()
+    (log,) = own_kafka_broker._directory.glob(f"**/{topic}-0/*.log")
+    cut(log, 4)
+    own_kafka_broker.restart()
+    own_kafka_broker.produce(topic, [b"other"] * 20)
+    after = wait_until(marks, "the partition")
+    assert (*after,) == (0, 24)
+    assert after.epoch > before.epoch
+    assert truncated_at(settings, (topic, 0), 0, 10, before.epoch) == 4
+    assert truncated_at(settings, (topic, 0), 0, 4, before.epoch) is None
+    assert truncated_at(settings, (topic, 0), 0, 24, after.epoch) is None
