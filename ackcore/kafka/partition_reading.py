@@ -16,6 +16,7 @@ from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.origins import Origin
+from ackcore.kafka.truncations import truncated_at
 from ackcore.offsets import decode_metadata
 from ackcore.retry import capped_doubling
 
@@ -27,6 +28,11 @@ _BATCH = 500
 _LOOK_S, SHORT_LOOK_S = 0.1, 0.01
 #: How long a partition is left alone that is in range, and was refused as out of it.
 _FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
+
+#: To librdkafka an offset is of no leader's epoch.
+_NO_EPOCH = -1
+#: How long leaders may take to say whether a log is what it was.
+_ASK_S = 10.0
 
 #: What the client cannot read: it says so once, and goes on behind it.
 _UNREADABLE = frozenset(
@@ -91,6 +97,8 @@ class PartitionReading:
         self._resets: dict[Key, int] = {}
         self._read_again: dict[Key, int] = {}
         self._other_logs: dict[Key, int] = {}
+        #: Of the leader that wrote the last record that was read.
+        self._epochs: dict[Key, int] = {}
 
     # Partitions.
 
@@ -127,7 +135,13 @@ class PartitionReading:
             for key in keys:
                 self._held.forget(key)
                 self._begun.pop(key, None)
-                for known in (self.ends, self._resets, self._read_again, self._other_logs):
+                for known in (
+                    self.ends,
+                    self._resets,
+                    self._read_again,
+                    self._other_logs,
+                    self._epochs,
+                ):
                     known.pop(key, None)
             self._changed.notify_all()
 
@@ -228,13 +242,18 @@ class PartitionReading:
             sizes.append(len(message))
         self._unpositioned.discard(key)
         self._resets.pop(key, None)
+        epoch = messages[-1].leader_epoch()
+        if epoch is not None:
+            self._epochs[key] = epoch
         with self._changed:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, key: Key, offset: int) -> None:
         """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""
         self._unpositioned.add(key)
-        begun = TopicPartition(*key, offset)
+        # With an epoch it is refused once more where its log is another one.
+        epoch = self._epochs.get(key, _NO_EPOCH)
+        begun = TopicPartition(*key, offset, leader_epoch=epoch)
         if self._incremental:
             self._client.incremental_unassign([begun])
             self._client.incremental_assign([begun])
@@ -273,7 +292,7 @@ class PartitionReading:
         high = self.ends[key]
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
-        if low <= position <= high:
+        if low <= position <= high and not self._is_truncated(key, low, position):
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
             self._log.warning(
@@ -282,6 +301,8 @@ class PartitionReading:
                 *(name, low, high, position, wait_ms),
             )
             self._read_again[key] = now_ms() + wait_ms
+            return
+        if key in self._other_logs:
             return
         if position > high:
             self.learn_ids(self._topic_ids([key[0]]))
@@ -303,7 +324,35 @@ class PartitionReading:
             keep = self._settings.dead_letters is not None
             lost = self._held.lose(key, target, now_ms(), keep)
         self._log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+        self._epochs.pop(key, None)
         self._read_from(key, target)
+
+    def _is_truncated(self, key: Key, low: int, position: int) -> bool:
+        """Whether the log of a partition is another one below a position; it is read anew then.
+
+        Raises
+        ------
+        OffsetsOutOfRange
+            If that is not to be.
+        """
+        epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
+        if epoch is None:
+            return False
+        try:
+            other = truncated_at(self._settings.client, key, low, position, epoch, _ASK_S)
+        except ConnectionError as error:
+            self._log.warning("%s", error)
+            return False  # it is refused again
+        if other is None:
+            return False
+        what = f"{name} was read up to {position}, and its log was truncated at {other}"
+        if self._settings.on_out_of_range == "fail":
+            raise OffsetsOutOfRange(
+                f"{what}; out_of_range='earliest' or 'latest' reads what has come there since"
+            )
+        self._log.warning("%s: it is read from there", what)
+        self._other_logs[key] = other
+        return True
 
     def go_on(self) -> None:
         """Read on where a partition was refused a while ago, or is another log."""
@@ -327,6 +376,7 @@ class PartitionReading:
                     deployment=self._begun[key].origin.deployment,
                 )
             del self._other_logs[key]
+            self._epochs.pop(key, None)
             self._read_from(key, target)
             self._client.resume([TopicPartition(*key)])
 

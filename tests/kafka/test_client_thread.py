@@ -3,7 +3,7 @@
 import logging
 import threading
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ from ackcore.kafka import (
     TooManyDead,
     client_thread,
     dead_letters,
+    partition_reading,
 )
 from ackcore.kafka import client as kafka_client
 from ackcore.kafka.cluster import Partition
@@ -69,8 +70,11 @@ def _topics(monkeypatch):
 
 
 class Message:
-    def __init__(self, offset, value=b"x", error=None):
-        self._offset, self._value, self._error = offset, value, error
+    def __init__(self, offset, value=b"x", error=None, epoch=None):
+        self._offset, self._value, self._error, self._epoch = offset, value, error, epoch
+
+    def leader_epoch(self):
+        return self._epoch
 
     def error(self):
         return self._error
@@ -302,6 +306,43 @@ def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, a
         client.script.append(lambda: Message(len(read)))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [len(read)]
     assert "refused as out of range" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["earliest", "fail"])
+def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
+    monkeypatch, caplog, policy
+):
+    """What was read of the log before is done first; a leader that does not say is asked again."""
+    client, asked = Client(), []
+    answers = [ConnectionError("nobody says"), 1]
+
+    def truncated_at(settings, key, low, position, epoch, timeout_s):
+        asked.append((key, low, position, epoch))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
+    records = [lambda n=n: Message(n, epoch=4) for n in range(3)]
+    client.script = [lambda: assigned(client), *records, lambda: out_of_range(3)]
+    says = "t-0 was read up to 3, and its log was truncated at 1"
+    ends = pytest.raises(ConsumerError, match=says) if policy == "fail" else nullcontext()
+    with ends, consuming(monkeypatch, client, out_of_range=policy) as consumer:
+        first = take(consumer, 3)
+        wait_until(lambda: client.assigned == [(0, 3)], "it is read on where nobody says")
+        client.script.append(lambda: out_of_range(3))
+        if policy == "fail":
+            wait_until(lambda: consumer.poll(9, 0.1), "the error")
+        wait_until(lambda: len(asked) == 2, "leaders are asked again")
+        assert asked == [(("t", 0), 0, 3, 4)] * 2
+        for record in first:
+            consumer.ack(record)
+        wait_until(lambda: client.assigned == [(0, 1)], "it is read from where it is another one")
+        client.script.append(lambda: Message(1, epoch=5))
+        assert [one.offset for one in consumer.poll(1, 20.0)] == [1]
+    if policy != "fail":
+        assert f"{says}: it is read from there" in caplog.text
 
 
 def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch):

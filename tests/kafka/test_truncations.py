@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 
+from consumer_books import take
 from servers import wait_until
 
-from ackcore.kafka import ClientSettings, Cluster
+from ackcore.kafka import ClientSettings, Cluster, Consumer
 from ackcore.kafka.truncations import truncated_at
 
 
@@ -89,3 +90,30 @@ def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker
     assert truncated_at(settings, (topic, 0), 0, 10, before.epoch) == 4
     assert truncated_at(settings, (topic, 0), 0, 4, before.epoch) is None
     assert truncated_at(settings, (topic, 0), 0, 24, after.epoch) is None
+
+
+@pytest.mark.broker
+def test_a_consumer_reads_on_where_a_disk_lost_the_end_of_a_log(own_kafka_broker):
+    topic = own_kafka_broker.new_topic()
+    for n in range(10):
+        own_kafka_broker.produce(topic, [b"%d" % n])
+    with Consumer(
+        topic,
+        bootstrap_servers=own_kafka_broker.bootstrap_servers,
+        group_id=topic,
+        start="earliest",
+        out_of_range="earliest",
+    ) as consumer:
+        for record in take(consumer, 10):
+            consumer.ack(record)
+        own_kafka_broker.kill()
+        (log,) = own_kafka_broker._directory.glob(f"**/{topic}-0/*.log")
+        cut(log, 4)
+        own_kafka_broker.restart()
+        own_kafka_broker.produce(topic, [b"other %d" % n for n in range(20)])
+        found = take(consumer, 20)
+        assert [record.value for record in found] == [b"other %d" % n for n in range(20)]
+        assert found[0].offset == 4
+        for record in found:
+            consumer.ack(record)
+    assert own_kafka_broker.committed(topic, topic)[0] == 24
