@@ -5,6 +5,7 @@
 # bytes outlast the call.  Nothing is taken for granted of the layout of such an object.
 # `RawMessages` are read where they are, and copied without the GIL.
 
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
@@ -112,6 +113,19 @@ cdef int64_t checked_size(object value, str name, Py_ssize_t place) except -1:
             f"the {name} of message {place} must be bytes or None, got {type(value).__name__}"
         )
     return PyBytes_GET_SIZE(value)
+
+
+cdef object readable_headers(object headers_of, object message):
+    """A message's headers, if it can tell them."""
+    try:
+        found = headers_of(message)
+        # confluent-kafka returns a list with holes in it, and an error: nobody may look at it.
+        if PyErr_Occurred() == NULL:
+            return found or None
+        PyErr_Clear()
+    except (SystemError, UnicodeDecodeError):  # CPython makes the first of that
+        pass
+    return _records.UNREADABLE_HEADERS
 
 
 @cython.final
@@ -229,10 +243,7 @@ cdef class RecordBuffers:
             time[i] = ms
             is_timed[i] = kind != 0
             untimed += kind == 0
-            try:
-                found = headers_of(message) or None
-            except (SystemError, UnicodeDecodeError):  # confluent-kafka makes the first of it
-                found = _records.UNREADABLE_HEADERS
+            found = readable_headers(headers_of, message)
             if found is not None and headers is None:
                 headers = [None] * i
             if headers is not None:

@@ -93,7 +93,7 @@ class RecordBuffers:
 def _headers(message: Any) -> Any:
     try:
         return message.headers() or None
-    except (SystemError, UnicodeDecodeError):  # confluent-kafka makes the first of it
+    except (SystemError, UnicodeDecodeError):  # CPython makes the first of it
         return UNREADABLE_HEADERS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import re
 from functools import partial
@@ -12,8 +13,10 @@ pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer
+from mock_broker import library_path
 from servers import wait_until
 
+from ackcore import backend
 from ackcore.kafka import (
     RECORD_SCHEMA,
     ClientSettings,
@@ -90,6 +93,50 @@ def test_a_record_is_read_as_it_was_written(kafka):
     assert {(row["topic"], row["partition"]) for row in rows} == {(topic, 1)}
     assert rows[4]["timestamp"].timestamp() == 0.001
     assert rows[3]["timestamp"].year > 2000
+
+
+class Argument(ctypes.Structure):
+    """rd_kafka_vu_t: what a value is, and up to three words of it."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("words", ctypes.c_void_p * 3),
+        ("rest", ctypes.c_char * 40),
+    )
+
+
+def produce_with_header(kafka, topic, name, value):
+    """Send a record with a header whose name may be any bytes, which confluent-kafka's cannot."""
+    library = ctypes.CDLL(library_path())
+    for function in ("conf_new", "new", "produceva"):
+        getattr(library, f"rd_kafka_{function}").restype = ctypes.c_void_p
+    conf, none = ctypes.c_void_p(library.rd_kafka_conf_new()), ctypes.c_size_t(0)
+    servers = kafka.bootstrap_servers.encode()
+    library.rd_kafka_conf_set(conf, b"bootstrap.servers", servers, None, none)
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, conf, None, none))
+    held = [ctypes.c_char_p(each) for each in (topic.encode(), b"headed", name, value)]
+    where, what, header, its = [ctypes.cast(each, ctypes.c_void_p).value for each in held]
+    words = ctypes.c_void_p * 3
+    arguments = (Argument * 3)(
+        Argument(1, words(where)),
+        Argument(4, words(what, 6)),
+        Argument(9, words(header, its, len(value))),
+    )
+    assert library.rd_kafka_produceva(producer, arguments, ctypes.c_size_t(3)) is None
+    assert library.rd_kafka_flush(producer, 20_000) == 0
+    library.rd_kafka_destroy(producer)
+
+
+def test_a_header_whose_name_is_not_utf_8_hides_nothing(kafka, request):
+    topic = kafka.new_topic()
+    produce_with_header(kafka, topic, b"a\xff", b"1")
+    kafka.produce(topic, [{"value": b"behind", "headers": [("b", b"2")]}])
+    first, behind = read(kafka, topic, 0, 2)
+    assert [first["value"], behind["value"]] == [b"headed", b"behind"]
+    assert behind["headers"] == [{"key": "b", "value": b"2"}]
+    by_objects = "objects" in request.node.name or backend != "native"
+    told = ("ackcore.unreadable", None) if by_objects else (r"a\xff", b"1")
+    assert [tuple(header.values()) for header in first["headers"]] == [told]
 
 
 def test_any_range_is_read_whole_by_one_reader(kafka):
