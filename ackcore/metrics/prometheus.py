@@ -15,6 +15,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ackcore.metrics.listening import listening
 from ackcore.metrics.readings import (
     DURATION,
     DURATION_ABOUT,
@@ -111,8 +112,10 @@ class PrometheusListener:
 
         Raises
         ------
+        TypeError, ValueError
+            If the port is no number from 0 to 65535.
         OSError
-            If the port is in use.
+            If it cannot listen there: the port is in use, or the host is none of this machine.
         """
         return MetricsServer(self.registry, port, host)
 
@@ -121,7 +124,8 @@ class MetricsServer:
     """What serves a registry, in a thread, until it is closed or the process ends."""
 
     def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
-        self._server, self._thread = start_http_server(port, host, registry)
+        with listening("the metrics", host, port):
+            self._server, self._thread = start_http_server(port, host, registry)
         #: The port that it listens at.
         self.port: int = self._server.server_port
         self._host = host

@@ -442,8 +442,10 @@ class Query:
         ------
         ImportError
             If prometheus-client is not installed.
+        TypeError, ValueError
+            If the port is no number from 0 to 65535.
         OSError
-            If the port is in use.
+            If it cannot listen there: the port is in use, or the host is none of this machine.
         """
         from ackcore.metrics.prometheus import PrometheusListener  # noqa: PLC0415 - an extra
 
@@ -470,6 +472,16 @@ class Query:
         -------
         ackcore.ui.server.Server
             ``url`` says where; ``close()`` ends it, as the end of this process does.
+
+        Raises
+        ------
+        ImportError
+            If ``ackcore[ui]`` is not installed.
+        TypeError, ValueError
+            If the port is no number from 0 to 65535.
+        OSError
+            If it cannot listen there: the port is in use, or the host is none of this machine.
+            The query goes on.
         """
         # From above: it is there only where its extra is installed.
         server = import_module("ackcore.ui.server")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.replay import replay
@@ -221,6 +223,15 @@ class Server:
         Who has it may send dead letters again; nobody may if not given.
     hosts : sequence of str
         Further names that it is known under.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the port is no number from 0 to 65535.
+    FileNotFoundError
+        If there is no checkpoint at a path.
+    OSError
+        If it cannot listen there: the port is in use, or the host is none of this machine.
     """
 
     def __init__(
@@ -244,7 +255,15 @@ class Server:
             ws="none",
             timeout_graceful_shutdown=1,
         )
-        self._socket = config.bind_socket()
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Not by uvicorn, which ends the process where a port is taken.
+        try:
+            with listening("the page", host, port):
+                self._socket.bind((host, port))
+        except BaseException:
+            self._socket.close()
+            raise
         self._socket.listen()  # who asks before the thread runs, waits
         self._server = uvicorn.Server(config)
         name = f"[{host}]" if ":" in host else host

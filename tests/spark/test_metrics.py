@@ -204,7 +204,7 @@ def test_promtool_accepts_the_rules_and_their_cases_hold():
 
 
 def test_the_dashboard_is_what_grafana_takes(filled):
-    """Grafana itself was not at hand: its model, as its documentation has it."""
+    """Grafana itself was not at hand: its model, as its documentation and its SDK have it."""
     board = json.loads((MONITORING / "dashboard.json").read_text())
     variables = {each["name"]: each for each in board["templating"]["list"]}
     assert variables["datasource"]["query"] == "prometheus"

@@ -1,0 +1,45 @@
+"""Where a server of this process listens, and what keeps it from that."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_WAYS_OUT = {
+    errno.EADDRINUSE: "Name another port, or 0 for any that is free",
+    errno.EACCES: "Name a port from 1024 on, or 0 for any that is free",
+}
+_OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' for all"
+
+
+@contextmanager
+def listening(what: str, host: str, port: int) -> Iterator[None]:
+    """Within, a server begins to listen; an error of that says what to do.
+
+    Parameters
+    ----------
+    what : str
+        What it serves.
+    host : str
+        The address that was asked for.
+    port : int
+        The port, 0 for any that is free.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If no port is such a number.
+    OSError
+        If it cannot listen there.
+    """
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"port must be an int, got {type(port).__name__}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be from 0, for any that is free, to 65535, got {port}")
+    try:
+        yield
+    except OSError as error:
+        way_out = _WAYS_OUT.get(error.errno or 0, _OF_HOSTS)
+        said = f"{what} cannot be served at {host}:{port}: {error.strerror}. {way_out}"
+        raise OSError(error.errno, said) from error
