@@ -59,14 +59,14 @@ PACKAGES: dict[str, set[str]] = {
     "base": set(),
     "stores": {"base"},
     "settle": {"base"},
-    "tasks": {"base", "settle"},
-    "run": {"base", "settle", "tasks"},
+    "tasks": {"base", "stores", "settle"},
+    "run": {"base", "stores", "settle", "tasks"},
     "sinks": {"base", "stores", "settle", "tasks"},
     "checkpoint": {"base", "stores"},
-    "dead_letters": {"base", "checkpoint"},
+    "dead_letters": {"base", "stores", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
     "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
-    "inspect": {"base", "checkpoint", "dead_letters", "protocol"},
+    "inspect": {"base", "stores", "checkpoint", "dead_letters", "protocol"},
 }
 
 

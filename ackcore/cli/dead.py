@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ from ackcore.spark.dead_letters.replay import Replay, replay
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 Place = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
+    str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
 ]
 _TIME = "2026-11-23T10:00, or 30min, 2h or 7d ago"
 #: The options that choose letters, by the parameters of `_filter`.

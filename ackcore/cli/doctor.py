@@ -36,9 +36,10 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     checkpoint: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            metavar="[CHECKPOINT]", help="Where one is or is to be; else the directory."
+            metavar="[CHECKPOINT]",
+            help="Where one is or is to be, a directory or a bucket's URL; else this directory.",
         ),
     ] = None,
     master: Annotated[
@@ -46,13 +47,13 @@ def doctor(
     ] = "local[1]",
     as_json: Annotated[bool, typer.Option("--json", help="Print an object a line.")] = False,
 ) -> None:
-    """Look at what is needed: Python, Java, Spark, its workers, Arrow, the file system.
+    """Look at what is needed: Python, Java, Spark, its workers, Arrow, the file system or bucket.
 
     Exits with 1 if something must be mended.
     """
     shown = table("", "", "what", "found", "to mend it")
     well = True
-    for finding in _findings(checkpoint or Path.cwd(), master):
+    for finding in _findings(checkpoint or os.getcwd(), master):
         well &= finding.ok is not False
         if as_json:
             print_json(finding._asdict())
@@ -65,7 +66,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(place: Path, master: str) -> Iterator[Finding]:
+def _findings(place: str, master: str) -> Iterator[Finding]:
     yield Finding(
         "Python",
         sys.version_info >= (3, 11),
@@ -77,7 +78,13 @@ def _findings(place: Path, master: str) -> Iterator[Finding]:
     spark = _package("pyspark", (3, 5), "pip install 'ackcore[spark]'")
     yield spark
     yield _package("confluent_kafka", (2, 16), "pip install 'ackcore[kafka]'", needed=False)
-    yield from _file_system(place)
+    if spark.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
+        obstore = _package("obstore", (0, 12), "pip install 'ackcore[stores]'")
+        yield obstore
+        if obstore.ok:
+            yield from _bucket(place)
+    else:
+        yield from _file_system(Path(place))
     if spark.ok:
         java = _tried("Java", _java, "apt-get install default-jre-headless, or set JAVA_HOME")
         yield java
@@ -166,6 +173,26 @@ def _file_system(place: Path) -> Iterator[Finding]:
     else:
         found = "rename, link, lock and sync of files and directories work"
         yield Finding("checkpoint's needs", True, found)
+
+
+def _bucket(url: str) -> Iterator[Finding]:
+    """Try what a checkpoint asks of a bucket, below the URL, and delete what was put."""
+    trying = import_module("ackcore.spark.stores.trying")
+    try:
+        for what, ok, found in trying.tried(url):
+            yield Finding(what, ok, found, "" if ok else _BUCKET_WAY_OUT)
+    except Exception as error:
+        mend = (
+            "see that the environment of driver and workers has credentials and, where it is not "
+            "the provider's own server, its address (AWS_ENDPOINT_URL, AWS_REGION)"
+        )
+        yield Finding("bucket", False, plain(str(error)), mend)
+
+
+_BUCKET_WAY_OUT = (
+    "take a server that has it (S3, MinIO, R2, Google, Azure): without, two drivers could write "
+    "one checkpoint; or a checkpoint on a shared file system"
+)
 
 
 def _kind(directory: Path) -> str:

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
 from typing import Annotated, Any
@@ -23,7 +22,13 @@ from ackcore.cli.status import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.inspect.status import Activity, read_activity, read_batches, read_status
+from ackcore.spark.inspect.status import (
+    Activity,
+    Logged,
+    read_activity,
+    read_batches,
+    read_status,
+)
 from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
@@ -68,7 +73,9 @@ def run(
             help="A function that is given the SparkSession and returns a Topology.",
         ),
     ],
-    checkpoint: Annotated[Path, typer.Option(help="Its directory; a run goes on with it.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="Its directory, or a bucket's URL; a run goes on with it.")
+    ],
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     conf: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark's.")
@@ -89,7 +96,7 @@ def run(
         str, typer.Option(metavar="N", help="So many may die, or a share; or none: no bound.")
     ] = "1.0",
     dead_letters: Annotated[
-        Path | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
+        str | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
     ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on though the topology has changed.")
@@ -141,7 +148,7 @@ def _is_batch(topology: Topology, wanted: bool | None) -> bool:
 def _run_batch(
     topology: Topology,
     spark: SparkSession,
-    checkpoint: Path,
+    checkpoint: str,
     options: Mapping[str, Any],
     watch: bool,
     as_json: bool,
@@ -151,7 +158,7 @@ def _run_batch(
 
 
 def _attend(
-    query: Query, spark: SparkSession, checkpoint: Path, watch: bool, as_json: bool
+    query: Query, spark: SparkSession, checkpoint: str, watch: bool, as_json: bool
 ) -> Books:
     """Wait for a stream to end, or for a signal, which lets the micro-batch that runs end."""
     stopping = Event()
@@ -181,10 +188,10 @@ def _attend(
 
 
 @contextmanager
-def _shown(checkpoint: Path, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
+def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
     """Show how it goes, read from the checkpoint by a thread, while what is within runs."""
-    root, done = checkpoint / "ackcore", Event()
-    before = {each.progress.batch_id for each in read_batches(root, _MANY)}
+    done = Event()
+    before = {each.progress.batch_id for each in _batches(checkpoint)}
 
     def look() -> None:
         shown = set(before)
@@ -204,7 +211,7 @@ def _shown(checkpoint: Path, spark: SparkSession, watch: bool, as_json: bool) ->
             quiet, ended = Quiet(time.monotonic()), False
             while not ended:
                 ended = done.wait(_LOOK_S)
-                for each in read_batches(root, _MANY):
+                for each in _batches(checkpoint):
                     if each.progress.batch_id not in shown:
                         shown.add(each.progress.batch_id)
                         if as_json:
@@ -214,13 +221,14 @@ def _shown(checkpoint: Path, spark: SparkSession, watch: bool, as_json: bool) ->
                             quiet.printed(time.monotonic())
                 if bar and task is not None:
                     tasks = _tasks(spark)
-                    text = described(_activity(root), tasks.pop("description"))
+                    text = described(_activity(checkpoint), tasks.pop("description"))
                     bar.update(task, description=text, **tasks)
                     line = quiet.line(time.monotonic(), text)
                     if line is not None and not bar.console.is_terminal and not ended:
                         bar.console.print(cell(line), soft_wrap=True)
-                if isinstance(live, Live) and (root / "meta.json").exists():
-                    live.update(rendered(read_status(checkpoint)))
+                if isinstance(live, Live):
+                    with suppress(FileNotFoundError):
+                        live.update(rendered(read_status(checkpoint)))
 
     thread = Thread(target=look, name="ackcore-shown", daemon=True)
     thread.start()
@@ -231,10 +239,17 @@ def _shown(checkpoint: Path, spark: SparkSession, watch: bool, as_json: bool) ->
         thread.join()
 
 
-def _activity(root: Path) -> Activity | None:
+def _batches(checkpoint: str) -> tuple[Logged, ...]:
     try:
-        return read_activity(root)
+        return read_batches(checkpoint, _MANY)
     except (StateError, OSError):  # the run itself says what is wrong
+        return ()
+
+
+def _activity(checkpoint: str) -> Activity | None:
+    try:
+        return read_activity(checkpoint)
+    except (StateError, OSError):
         return None
 
 

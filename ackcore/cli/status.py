@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +26,8 @@ def add_to(app: typer.Typer) -> None:
 
 def status(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="The directory that start() was given.")
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="The directory or URL that start() was given."),
     ],
     batches: Annotated[int, typer.Option(min=0, help="How many micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
@@ -74,7 +74,8 @@ def _heading(status: Status) -> Text:
         runs = f"last held by {holder.name}; whether it runs cannot be told from here"
     else:
         runs = f"running, {holder.name}" if holder.holds else f"not running, last {holder.name}"
-    lines = [f"{status.checkpoint}: a {status.kind}, {runs}"]
+    epoch = f" (epoch {status.epoch})" if status.epoch else ""
+    lines = [f"{status.checkpoint}: a {status.kind}, {runs}{epoch}"]
     under_way = status.under_way
     if under_way is not None:
         since = span_of(status.at_ms - under_way.planned_ms)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ui(
-    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help="To show.")],
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="To show.")],
     port: Annotated[int, typer.Option(help="0: a free one.")] = 8440,
     host: Annotated[
         str, typer.Option(help="Where it listens: with another than this, others may read all.")

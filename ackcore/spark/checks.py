@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from ackcore.arrow import hash_columns
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
@@ -22,6 +21,7 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
 from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
 
@@ -65,7 +65,7 @@ def check_options(
         Naming the argument.
     """
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
-        local_path(dead_letters, "dead_letters")
+        place_of(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):
         raise TypeError(
             f"accept_changes must be True or False, got {type(accept_changes).__name__} "

@@ -83,8 +83,9 @@ def start(
         lets it run on.  What was seen before this start and dies counts against a number only.  It
         is judged when a micro-batch is done; the next start counts anew.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
+        Where the dead go, a directory or the URL of a place in a bucket; if not given, where they
+        went at the last start, and at the first one ``<checkpoint>/ackcore/dead_letters``.  To a
+        topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.  Its spouts
         must be the same, in any order.
@@ -128,7 +129,7 @@ def start(
     try:
         topology = topology.in_order(state.spout_order)
         _claim_sinks(topology, state)
-        _, write_dead_letters, release = _open_dead_letters(topology, state, place, dead_letters)
+        _, write_dead_letters, release = _open_dead_letters(topology, state, dead_letters)
         stream = Stream(
             topology,
             spark,
@@ -177,8 +178,9 @@ def run_batch(
         of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
         the number; None lets that pass, too.  What a replay got through is not dead any more.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
+        Where the dead go, a directory or the URL of a place in a bucket; if not given, where they
+        went at the last start, and at the first one ``<checkpoint>/ackcore/dead_letters``.  To a
+        topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.
     listeners : sequence of QueryListener, optional
@@ -234,9 +236,7 @@ def run_batch(
         topology = topology.in_order(state.spout_order)
         stack.callback(release_sinks, *_writers(topology, state))
         _claim_sinks(topology, state)
-        letters, write_dead_letters, release = _open_dead_letters(
-            topology, state, place, dead_letters
-        )
+        letters, write_dead_letters, release = _open_dead_letters(topology, state, dead_letters)
         stack.callback(release)
         offsets = kafka_sources(topology, spark, state, ends=True, once=True)
         if offsets is not None:
@@ -331,13 +331,13 @@ def _schemas(topology: Topology) -> dict[str, pa.Schema]:
 
 
 def _open_dead_letters(
-    topology: Topology, state: State, checkpoint: Path, place: Place
+    topology: Topology, state: State, place: Place
 ) -> tuple[DeadLetters, DeadLetterWriter, Callable[[], object]]:
     """Return the store, what a micro-batch's dead are handed to, and what closes that."""
     schemas = _schemas(topology)
     sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
     path = place.store if isinstance(place, DeadLetterTopic) else place
-    letters = DeadLetters.open(checkpoint, state.deployment_key, path, sources)
+    letters = DeadLetters.open(state.url, state.deployment_key, path, sources, state.records)
     if not isinstance(place, DeadLetterTopic):
         return letters, letters.write, lambda: None
     topic = TopicWriter(place, f"{state.deployment_key:016x}", sources)

@@ -73,7 +73,7 @@ const showHead = (s) => {
   const [text, kind] = !holder ? ["nothing was started on it", ""]
     : holder.holds === null ? [`last held by ${holder.name}; whether it runs cannot be told from here`, ""]
     : holder.holds ? [`running (${holder.name})`, "good"] : [`not running (last ${holder.name})`, "bad"];
-  byId("runs").textContent = text;
+  byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
   const way = s.under_way;
   const now = way ? `micro-batch ${way.number} ${way.decided ? "is being written" : "runs"}, planned ${span(Math.max(0, s.at_ms - way.planned_ms))} before; ` : "";

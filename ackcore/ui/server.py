@@ -29,9 +29,9 @@ from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
+from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
-from ackcore.spark.inspect.status import Status, checkpoint_root, read_status
+from ackcore.spark.inspect.status import Status, read_status
 from ackcore.topology.drawing import draw
 from ackcore.ui.guard import Guard, token_is
 
@@ -54,7 +54,7 @@ class Watched:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = checkpoint_root(path).parent
+        self.path = opened_checkpoint(path).url
         self._lock = threading.Lock()
         self._dead = DeadCounter()
         self._read_at = float("-inf")
@@ -107,7 +107,7 @@ def make_app(
         return watched[int(request.path_params["n"])]
 
     async def listed(request: Request) -> Response:
-        names = [str(each.path) for each in watched]
+        names = [each.path for each in watched]
         return JSONResponse({"checkpoints": names, "replay": token is not None})
 
     async def status(request: Request) -> Response:
@@ -199,7 +199,7 @@ def _filter_of(asked: Mapping[str, str]) -> tuple[LetterFilter, int]:
     return wanted, min(max(int(asked.get("limit") or 50), 1), _MOST_LETTERS)
 
 
-def _letters(path: Path, wanted: LetterFilter, limit: int) -> list[dict[str, Any]]:
+def _letters(path: str, wanted: LetterFilter, limit: int) -> list[dict[str, Any]]:
     found = []
     for letter in list_letters(store_of(path), wanted, limit, payload=True):
         record = letter.payload or ""

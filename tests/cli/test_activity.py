@@ -10,7 +10,7 @@ from ackcore.spark.inspect.status import Activity, UnderWay, read_activity
 
 def test_it_is_told_from_the_checkpoint_at_every_step(tmp_path):
     def said(now_ms, tasks=""):
-        return described(read_activity(tmp_path / "c" / "ackcore", lambda: now_ms), tasks)
+        return described(read_activity(tmp_path / "c", lambda: now_ms), tasks)
 
     assert said(0) == "starting"
     with OPEN(tmp_path / "c") as state:
@@ -19,10 +19,10 @@ def test_it_is_told_from_the_checkpoint_at_every_step(tmp_path):
         assert said(3300, "task 2 of 4") == "micro-batch 0 runs, 3.2 s, task 2 of 4"
     with OPEN(tmp_path / "d") as state:
         run_one(state, 0)
-        assert read_activity(tmp_path / "d" / "ackcore").waiting == 0
-        assert described(read_activity(tmp_path / "d" / "ackcore")) == "waits for new records"
+        assert read_activity(tmp_path / "d").waiting == 0
+        assert described(read_activity(tmp_path / "d")) == "waits for new records"
         run_one(state, 1, {"lines": records(20, 3, due_ms=5000)}, {"lines": died(0, 1)})
-        activity = read_activity(tmp_path / "d" / "ackcore", lambda: 1000)
+        activity = read_activity(tmp_path / "d", lambda: 1000)
     assert described(activity) == "3 wait for a retry, the next is due in 4.0 s"
 
 

@@ -227,7 +227,7 @@ def many_letters(tmp_path_factory):
                 for n, last_ms in enumerate(table["_ackcore_last_ms"].to_pylist()):
                     every.append((spout, REASONS[n % 3], last_ms))
             store.write(number, dead)
-    return store.path, every
+    return store.place, every
 
 
 def test_ids_are_read_back():
@@ -244,5 +244,5 @@ def test_a_column_for_which_json_has_nothing_is_shown_as_python_does(tmp_path):
     with OPEN(tmp_path / "c") as state:
         store = DeadLetters.open(tmp_path / "c", state.deployment_key)
         store.write(0, {"lines": table})
-    (letter,) = list_letters(store.path, LetterFilter(), payload=True)
+    (letter,) = list_letters(store.place, LetterFilter(), payload=True)
     assert letter.payload == '{"value": "0:01:30"}'

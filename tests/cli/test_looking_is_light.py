@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from checkpoints import with_dead_letters
 
 HEAVY = ("pyspark", "py4j", "pandas")
 
@@ -65,7 +66,15 @@ def test_commands_on_a_checkpoint(alone, checkpoint, words):
     at = 1 if words[0] == "status" else 2
     loaded = alone(*words[:at], checkpoint, *words[at:])
     assert "pyarrow" in loaded
-    assert not {*HEAVY} & {*loaded}
+    assert not {*HEAVY, "obstore"} & {*loaded}
+
+
+def test_commands_on_a_bucket(alone, bucket):
+    with_dead_letters(bucket)
+    for words in (["status"], ["dead", "drop", "--component", "split"]):
+        loaded = alone(*words[:2], bucket, *words[2:])
+        assert "obstore" in loaded
+        assert not {*HEAVY} & {*loaded}
 
 
 @pytest.mark.parametrize("name", ["batch", "stream"])

@@ -14,6 +14,7 @@ from ackcore.spark.protocol.progress import Account, Books
 def test_status_tells_the_books_and_why(ackcore, checkpoint):
     said = ackcore("status", checkpoint).stdout
     assert f"{checkpoint}: a batch, not running, last pid" in said
+    assert "(epoch 1)" in said
     assert "books after 2 micro-batches " in said
     assert "dead letters: 7, of which 0 were sent again" in said
     assert "waiting: 3, the next is due now" in said
@@ -51,8 +52,11 @@ def test_errors_are_one_line(ackcore, tmp_path):
     done = ackcore("status", tmp_path, code=3)
     assert done.stderr.startswith("ackcore: checkpoint must be the directory that start()")
     assert done.stderr.count("\n") == 1
-    done = ackcore("status", "s3://bucket/x", code=2)
-    assert "s3" in done.stderr
+    done = ackcore("status", "hdfs://host/x", code=2)
+    assert "hdfs" in done.stderr
+    done = ackcore("status", "s3://user:word@bucket/x", code=2)
+    assert "without user, password" in done.stderr
+    assert "word@" not in done.stderr
     done = ackcore("--debug", "status", tmp_path, code=1)
     assert isinstance(done.exception, FileNotFoundError)
 

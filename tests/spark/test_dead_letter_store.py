@@ -20,7 +20,7 @@ from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters import replay as replays
-from ackcore.spark.dead_letters.files import active_files, kinds_of
+from ackcore.spark.dead_letters.files import DirectoryLetters, active_files, kinds_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
@@ -105,7 +105,7 @@ def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
     assert numbers(letters.path) == wrote(40)
     assert active(letters)[:8] == [f"batch-{n}.parquet" for n in range(8)]
     assert active(letters)[8] == "batches-8-23.1.parquet"
-    kinds = kinds_of(letters.path, None)
+    kinds = kinds_of(letters.place, None)
     assert [len(kind.files) for kind in kinds] == [8, 17]
     assert [kind.payload.num_fields for kind in kinds] == [1, 2]
 
@@ -125,7 +125,7 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
             pq.write_table(read_letters(path).drop_columns("replays"), path)
     assert active(letters)[4:6] == ["batch-4.parquet", "batches-5-20.1.parquet"]
     told = {n: [0, 0] if n < 5 else [n, 7] for n in range(40)}
-    found = {each.id: each.replays for each in list_letters(letters.path, LetterFilter())}
+    found = {each.id: each.replays for each in list_letters(letters.place, LetterFilter())}
     assert found == {LetterId("lines", n, at): told[n][at] for n in told for at in (0, 1)}
     monkeypatch.setattr(letter_files, "_GROUP_ROWS", 3)
     sent = replay(checkpoint, max_replays=30, request="r")
@@ -216,10 +216,10 @@ def test_files_that_were_put_together_stay_for_whoever_found_them(letters):
     assert {file.path.name for file in before} < set(names(letters))
     assert sum(read_letters(file.path).num_rows for file in before) == 32
     hour = wall_clock_ms() + compaction.KEPT_MS
-    later = DeadLetters(letters.path, lambda: hour - 60_000)
+    later = DeadLetters(DirectoryLetters(letters.path), lambda: hour - 60_000)
     write(later, 17, 18)
     assert {file.path.name for file in before} < set(names(letters))
-    much_later = DeadLetters(letters.path, lambda: hour + 60_000)
+    much_later = DeadLetters(DirectoryLetters(letters.path), lambda: hour + 60_000)
     write(much_later, 18, 19)
     assert set(names(letters)) == {*active(letters), "columns.parquet"}
     assert numbers(letters.path) == wrote(19)
@@ -268,8 +268,10 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
         killer.arm(left)
         try:
             DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-            write(DeadLetters(letters.path), 16, 17)  # puts 16 files together
-            write(DeadLetters(letters.path, lambda: hour), 17, 18)  # and removes them
+            write(DeadLetters(DirectoryLetters(letters.path)), 16, 17)  # puts 16 files together
+            write(
+                DeadLetters(DirectoryLetters(letters.path), lambda: hour), 17, 18
+            )  # and removes them
             finished = True
         except Killed:
             finished = False
@@ -279,7 +281,7 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
         assert len(found) >= 32
         # The next driver writes what was decided again, and then goes on.
         DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-        write(DeadLetters(letters.path, lambda: hour), len(found) // 2 - 1, 20)
+        write(DeadLetters(DirectoryLetters(letters.path), lambda: hour), len(found) // 2 - 1, 20)
         assert numbers(letters.path) == wrote(20), f"killed at {left}"
         assert not [name for name in names(letters) if name.endswith(".tmp")]
         shutil.rmtree(checkpoint)
@@ -291,7 +293,7 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
 
 def sent(letters):
     """The message ids that were sent again, and how often, by what the files say now."""
-    notes = notes_of(letters.path)
+    notes = notes_of(letters.place)
     found = {}
     for file in active_files(letters.path / "lines"):
         table = read_letters(file.path)
@@ -327,7 +329,7 @@ def test_requests_stay_in_their_order_when_the_clock_is_set_back(letters, checkp
         with monkeypatch.context() as patch:
             patch.setattr(time, "time_ns", lambda now_ms=now_ms: now_ms * 1_000_000)
             replay(checkpoint, request=request, again=True)
-    notes = notes_of(letters.path)
+    notes = notes_of(letters.place)
     assert [note.request for note in notes] == ["one", "two", "three"]
     _, newest = sent_rows(np.zeros(2, np.int64), "lines", notes)
     assert newest.tolist() == [2, 2]
@@ -411,7 +413,7 @@ def test_letters_that_do_not_fit_are_not_sent(letters, checkpoint, now, told):
         assert state.pending_replays() == ()
     assert list((checkpoint / "ackcore/replays").glob("*.arrow*")) == []
     assert "Nothing was sent" in str(caught.value)
-    assert notes_of(letters.path) == []
+    assert notes_of(letters.place) == []
 
 
 def test_letters_are_sent_in_the_columns_that_the_source_has_now(letters, checkpoint):

@@ -15,9 +15,10 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
+from ackcore.spark.dead_letters import files as letters_on_disk
 from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.files import DirectoryLetters, active_files
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
@@ -61,7 +62,10 @@ def named(*numbers):
 
 
 def listed(path):
-    return {str(each.id): each.message_id for each in list_letters(path, LetterFilter())}
+    return {
+        str(each.id): each.message_id
+        for each in list_letters(DirectoryLetters(path), LetterFilter())
+    }
 
 
 def on_disk(path):
@@ -99,7 +103,7 @@ def test_disk_is_freed_and_no_other_letter_moves(letters, checkpoint):
     assert many == 154
     assert on_disk(letters.path) == set()
     assert size(letters.path) < 0.4 * before
-    counts = DeadCounter().count(letters.path)
+    counts = DeadCounter().count(letters.place)
     assert (counts.letters, counts.dropped, counts.reasons) == (0, 160, ())
     assert sum(table.num_rows for table in letters.reasons()) == 0
     write(letters, 40, 60)
@@ -141,7 +145,7 @@ def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
 def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, monkeypatch):
     write(letters, 0, 16)
     files = {file.name: file.read_bytes() for file in (letters.path / "lines").glob("batch-*")}
-    rewrite, merging = dropping.write_file, [True]
+    rewrite, merging = letters_on_disk.write_file, [True]
 
     def write_file(path, *rest, **named):
         rewrite(path, *rest, **named)
@@ -154,14 +158,14 @@ def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, 
                 write(letters, 16, 17)
             path.write_bytes(now)
 
-    monkeypatch.setattr(dropping, "write_file", write_file)
+    monkeypatch.setattr(letters_on_disk, "write_file", write_file)
     drop(checkpoint, named(0, 7))
     assert on_disk(letters.path) == set(left(17, 0, 7).values())
 
 
 def test_who_read_the_notes_before_does_not_see_empty_letters(letters, checkpoint):
     write(letters, 0, 3)
-    notes = notes_of(letters.path)
+    notes = notes_of(letters.place)
     drop(checkpoint, named(1))
     for file in active_files(letters.path / "lines"):
         rows = LetterFilter().rows(file, "lines", notes)
@@ -246,7 +250,7 @@ def test_killed_at_any_instant_a_letter_is_there_or_dropped(
         if left_over % 2:
             hour = wall_clock_ms() + 2 * compaction.KEPT_MS
             DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
-            write(DeadLetters(letters.path, lambda hour=hour: hour), 18, 20)
+            write(DeadLetters(DirectoryLetters(letters.path), lambda hour=hour: hour), 18, 20)
         dropped = len(found) < 72
         assert drop(checkpoint, named(3, 17)).records == ({} if dropped else {"lines": 4})
         there = left(20 if left_over % 2 else 18, 3, 17)

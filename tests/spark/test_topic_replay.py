@@ -14,7 +14,7 @@ import test_kafka_spout as spouts
 from test_kafka_spout import Kept, source, topology
 
 from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
-from ackcore.spark.dead_letters import replay as replays
+from ackcore.spark.dead_letters import checkpoints, files
 from ackcore.spark.dead_letters.topic_replay import _letter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -82,7 +82,7 @@ def test_a_letter_is_sent_once_from_wherever_it_is_read(ran, caplog):
 @pytest.mark.parametrize("dies_at", ["stage", "write_record", "publish"])
 def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, dies_at):
     it = ran(b"bad", b"a")
-    place = replays if dies_at == "write_record" else replays.replays
+    place = files if dies_at == "write_record" else checkpoints.replays
 
     def dies(*arguments, **keywords):
         raise KeyboardInterrupt
@@ -90,7 +90,7 @@ def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, dies_at
     with monkeypatch.context() as patch:
         patch.setattr(place, dies_at, dies)
         # What dies removes nothing.
-        patch.setattr(replays, "remove", lambda path: None)
+        patch.setattr(checkpoints, "remove", lambda path: None)
         with pytest.raises(KeyboardInterrupt):
             it.replay(request="mine")
     sent = dies_at == "publish"

@@ -40,7 +40,8 @@ _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.arrow(?:\.staged)?")
 _PIECE = 1 << 20
 
 
-def _digest(data: bytes | memoryview | pa.Buffer) -> str:
+def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
+    """Return the checksum of bytes: 32 hex digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
@@ -61,7 +62,7 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
     """Return a record that calls itself ``name`` as it is written."""
     whole = {"file": name, "format": FORMAT, **body}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-    return b"%s\nblake2b %s\n" % (line, _digest(line).encode())
+    return b"%s\nblake2b %s\n" % (line, digest_of(line).encode())
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:
@@ -86,7 +87,7 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
     """Return the record that a file holds; raises as `read_record` does."""
     line, _, rest = data.partition(b"\n")
-    if rest != b"blake2b %s\n" % _digest(line).encode():
+    if rest != b"blake2b %s\n" % digest_of(line).encode():
         raise corrupt(
             path,
             f"is damaged: its {len(data)} bytes must be one line and the checksum of that line",
@@ -230,7 +231,13 @@ def _reading(path: Path, way_out: str) -> Iterator[None]:
         raise StateError(f"{path} cannot be read: {error}") from error
 
 
-def table_in(data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = True) -> pa.Table:
+def table_in(
+    data: pa.Buffer,
+    path: str | os.PathLike[str],
+    *,
+    check: bool = True,
+    way_out: str = WAY_OUT,
+) -> pa.Table:
     """Return the table that an object holds, by the name of which it is checked.
 
     Raises
@@ -240,7 +247,8 @@ def table_in(data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = Tru
     """
     named = _NAMED.search(os.fspath(path))
     if named is None:
-        raise corrupt(path, "does not carry a checksum in its name, as tables of ackcore do")
+        what = "does not carry a checksum in its name, as tables of ackcore do"
+        raise corrupt(path, what, way_out)
     if check:
         checksum = _Digest() if len(named[1]) == 32 else _Fingerprint()
         view = memoryview(data)
@@ -248,11 +256,11 @@ def table_in(data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = Tru
             checksum.update(view[start : start + _PIECE])
         if checksum.hex() != named[1]:
             what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
-            raise corrupt(path, what)
+            raise corrupt(path, what, way_out)
     try:
         table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     except pa.ArrowInvalid as error:
-        raise corrupt(path, f"is damaged: {error}") from error
+        raise corrupt(path, f"is damaged: {error}", way_out) from error
     return table
 
 

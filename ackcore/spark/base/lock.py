@@ -120,6 +120,14 @@ def holder_of(path: Path) -> Holder | None:
     return Holder(name, (pid, str(inode)) in held)
 
 
+def epoch_of(path: Path) -> int:
+    """Return how often a lock was held, the last time included; 0 if that cannot be told."""
+    try:
+        return _epoch(path.read_bytes())
+    except OSError:
+        return 0
+
+
 def process_name() -> str:
     """Return how a lock calls this process."""
     return f"pid {os.getpid()} on {os.uname().nodename}"

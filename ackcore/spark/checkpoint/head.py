@@ -100,6 +100,11 @@ class HeadRecords:
         }
         return record_bytes(HEAD, body)
 
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """The head as it was before this driver owned it: epoch, holder, whether it is open."""
+        return self._before
+
     def take_over(self) -> None:
         """Own the checkpoint, as it was when it was read; once more does no harm.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +14,12 @@ from ackcore.spark.checkpoint.bucket_runs import BucketRuns
 from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
 from ackcore.spark.checkpoint.records import RecordFiles, Records
+from ackcore.spark.checkpoint.requests import (
+    POINTER,
+    BucketRequests,
+    DirectoryRequests,
+    Requests,
+)
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.stores.opening import open_store
 
@@ -25,12 +32,11 @@ Opened = TypeVar("Opened")
 class Place(NamedTuple):
     """Where a checkpoint lies.
 
-    ``url`` is the checkpoint itself; ``requests`` is where requests to replay are, None if none
-    can be made.
+    ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
     """
 
     url: str
-    requests: Path | None
+    requests: Requests
     records: Records
     tables: TableCache
     runs: RunDirectories | BucketRuns
@@ -45,7 +51,8 @@ def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened
             records.remove_temporaries()
             runs = RunDirectories(root / "work", records.check_owner)
             tables = TableCache(root / "state")
-            return use(Place(str(checkpoint), root / "replays", records, tables, runs))
+            requests = DirectoryRequests(root / "replays")
+            return use(Place(str(checkpoint), requests, records, tables, runs))
     except BaseException:
         records.close()
         raise
@@ -58,7 +65,8 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
         records = HeadRecords(store)
         tables = BucketTables(store, records.epoch)
         try:
-            found = use(Place(url, None, records, tables, BucketRuns(store)))
+            requests = BucketRequests(partial(letters_url, records, url))
+            found = use(Place(url, requests, records, tables, BucketRuns(store)))
             records.take_over()
         except StateError as error:
             # What is read of it while its driver is alive may be of two of its moments.
@@ -72,3 +80,9 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
         else:
             return found
     raise AssertionError("unreachable")
+
+
+def letters_url(records: Records, url: str) -> str:
+    """Return where the dead letters of a checkpoint in a bucket are."""
+    pointer = records.read(POINTER)
+    return f"{url}/ackcore/dead_letters" if pointer is None else str(pointer["path"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from ackcore.spark.base.checksummed import read_table, read_table_schema, write_
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.segments import with_replayed
+from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
+from ackcore.spark.stores.opening import is_bucket, open_store
 
 #: What is in memory of a request that is written.
 _ROWS, _BYTES = 1 << 16, 1 << 25
@@ -38,17 +40,33 @@ def spout_of(name: str) -> str:
     return name.split(".", 1)[1].rsplit(".", 2)[0]
 
 
-def stage(directory: Path, request: str, spout: str, tables: Iterable[pa.Table], note: Path) -> str:
-    """Write a request's file, of one or more tables, where no query sees it yet."""
-    inside = note.is_relative_to(directory.parent)
+def stage(
+    directory: Path, request: str, spout: str, tables: Iterable[pa.Table], note: Path | str
+) -> str:
+    """Write a request's file, of one or more tables, where no query sees it yet.
+
+    ``note`` is where it is noted down; as text, the URL of a store in a bucket.
+    """
+    inside = isinstance(note, Path) and note.is_relative_to(directory.parent)
     # A store in the checkpoint moves with it.
     path = os.path.relpath(note, directory) if inside else note
+    return write(directory, request, spout, tables, {_NOTE: os.fsencode(path)})
+
+
+def write(
+    directory: Path,
+    request: str,
+    spout: str,
+    tables: Iterable[pa.Table],
+    about: Mapping[bytes, bytes] | None = None,
+) -> str:
+    """Write a request's file, of one or more tables, and return its name."""
     parts = iter(tables)
     first = next(parts)
-    schema = first.schema.with_metadata({_NOTE: os.fsencode(path)})
+    schema = first.schema.with_metadata(dict(about) if about else None)
     batches = (batch for part in chain([first], parts) for batch in part.to_batches())
     whole = rebatched(batches, _ROWS, _BYTES)
-    return write_batches(directory, f"{request}.{spout}", schema, whole, staged=True)
+    return write_batches(directory, f"{request}.{spout}", schema, whole, staged=about is not None)
 
 
 def publish(directory: Path, staged: str) -> None:
@@ -74,7 +92,11 @@ def counts(directory: Path, name: str) -> bool:
     note = (read_table_schema(path, _way_out(path)).metadata or {}).get(_NOTE)
     if note is None:
         raise corrupt(directory / name, "does not tell where its request is noted down")
-    return (directory / os.fsdecode(note)).exists()
+    where = os.fsdecode(note)
+    if is_bucket(where):
+        index = SharedRecord(open_store(where, "dead_letters"), INDEX).load()
+        return name.partition(".")[0] in index.get("notes", {})
+    return (directory / where).exists()
 
 
 def published(directory: Path) -> list[str]:
@@ -148,12 +170,30 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
     ColumnsChanged
         If it does not fit these columns.
     """
-    table = read_table(path, way_out=_way_out(path)).replace_schema_metadata(None)
-    table = with_replayed(table, 1)
-    return fit_columns(
-        table,
-        schema,
-        f"the {table.num_rows} dead letters of spout {spout_of(path.name)!r} that {path} asks for",
+    way_out = (
         f"To go on without them, rename the file to {withdrawn(path).name} and start again; under "
-        "its name of now it is taken up once the source has such columns again",
+        "its name of now it is taken up once the source has such columns again"
     )
+    return fitted(read_table(path, way_out=_way_out(path)), schema, path.name, str(path), way_out)
+
+
+def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: str) -> pa.Table:
+    """Return the rows of a request in the columns that its source has now.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        As it was written.
+    schema : pyarrow.Schema
+        Those columns.
+    name, place, way_out : str
+        What it is called, where it is, and how to go on without it.
+
+    Raises
+    ------
+    ColumnsChanged
+        If it does not fit.
+    """
+    table = with_replayed(table.replace_schema_metadata(None), 1)
+    what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} asks for"
+    return fit_columns(table, schema, what, way_out)

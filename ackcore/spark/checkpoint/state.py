@@ -43,6 +43,7 @@ from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import Place, opened_bucket, opened_directory
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
@@ -64,7 +65,7 @@ class State:
     """
 
     def __init__(self, place: Place, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
-        self.url, self._replays, self._records, self._cache, self._runs = place
+        self.url, self._requests, self._records, self._cache, self._runs = place
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
@@ -196,7 +197,7 @@ class State:
         plan = None if number is None else self.plan(number)
         if plan is None or self.decision(plan.number) is not None:
             return None
-        left = tuple(name for name in plan.replays if not self._withdrawn(name))
+        left = tuple(name for name in plan.replays if not self._requests.withdrawn(name))
         if left == plan.replays:
             return plan
         # Root ids go by a record's place among the retries, so they are of other records now.
@@ -205,15 +206,16 @@ class State:
         self._history = self._read_history()
         return plan
 
-    def _withdrawn(self, name: str) -> bool:
-        path = self._requests / name
-        return not path.exists() and replays.withdrawn(path).exists()
-
     # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give it back to others; twice is fine."""
         self._records.close()
+
+    @property
+    def records(self) -> Records:
+        """All that is on record, for those who keep a record of their own there."""
+        return self._records
 
     def check_owner(self) -> None:
         """Make sure that no other driver has taken over.
@@ -417,12 +419,7 @@ class State:
 
     def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, in the columns that their source has now."""
-        return replays.read(self._requests / name, self._sources[replays.spout_of(name)])
-
-    @property
-    def _requests(self) -> Path:
-        assert self._replays is not None, "there are no requests to replay in a bucket"
-        return self._replays
+        return self._requests.read(name, self._sources[replays.spout_of(name)])
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -537,6 +534,9 @@ class State:
         """
         if number != self.last_done:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
+        if self.last_plan == number:
+            # Before the plans that remember having taken them.
+            self._requests.forget(self._history.taken)
         self._records.remove_plans(number, self.plan)
         self._runs.remove_done(number)
         numbers = self._records.numbers("state")
@@ -554,7 +554,5 @@ class State:
 
         Cheap enough for every heartbeat, and for its thread.
         """
-        if self._replays is None:
-            return ()
         taken = self._history.taken
-        return tuple(name for name in replays.visible(self._replays) if name not in taken)
+        return tuple(name for name in self._requests.names() if name not in taken)

@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from ackcore.spark.base.atomic import remove, write_file
-from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.files import LetterFile, Letters
 from ackcore.spark.dead_letters.letters import (
+    FilePath,
     emptied,
     read_parts,
     read_schema,
@@ -45,51 +45,30 @@ class Compaction:
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._schemas: dict[LetterFile, bytes] = {}
-        self._seen: set[Path] = set()
+        self._seen: set[str] = set()
 
-    def compact(
-        self,
-        directory: Path,
-        older: list[LetterFile],
-        replaced: list[tuple[LetterFile, LetterFile]],
-    ) -> None:
+    def compact(self, store: Letters, spout: str, older: list[LetterFile]) -> None:
         """Merge files, and remove those that were merged more than an hour ago.
 
         Parameters
         ----------
-        directory : Path
-            A spout's.
+        store : Letters
+            Where they are.
+        spout : str
+            Whose.
         older : list of LetterFile
-            Its files but for the last, which may be written again; brought up to date.
-        replaced : list of (LetterFile, LetterFile)
-            Files that do not count, and what they were merged into; brought up to date.
+            Its files but for the last, which may be written again.
         """
         run = self._run(older)
-        for file in [file for file in self._schemas if file.path.parent == directory]:
+        for file in [file for file in self._schemas if _spout_of(file.path) == spout]:
             if file not in older:
                 del self._schemas[file]
         # Not each time: there may be an hour's thousands of files to look at.
-        if run or directory not in self._seen:
-            self._remove_merged(replaced)
-        self._seen.add(directory)
+        if run or spout not in self._seen:
+            store.remove_merged(spout, self._clock() - KEPT_MS)
+        self._seen.add(spout)
         if run:
-            first, last, level = run[0].first, run[-1].last, run[0].level + 1
-            name = f"batches-{first}-{last}.{level}.parquet"
-            whole = LetterFile(directory / name, first, last, level)
-            write_file(whole.path, partial(_copy, run, notes_of(directory.parent)))
-            at = older.index(run[0])
-            older[at : at + len(run)] = [whole]
-            replaced[:] = [(file, whole if by in run else by) for file, by in replaced]
-            replaced += [(file, whole) for file in run]
-
-    def _remove_merged(self, replaced: list[tuple[LetterFile, LetterFile]]) -> None:
-        until = self._clock() - KEPT_MS
-        merged = {by for _, by in replaced}
-        gone = {by for by in merged if by.path.stat().st_mtime_ns // 1_000_000 < until}
-        for file, by in replaced:
-            if by in gone:
-                remove(file.path)
-        replaced[:] = [(file, by) for file, by in replaced if by not in gone]
+            store.merge(spout, run, partial(_copy, run, notes_of(store)))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return neighbours that were merged equally often and have the same columns."""
@@ -101,7 +80,7 @@ class Compaction:
                 run: list[LetterFile] = []
                 whole = 0
                 for file in alike:
-                    size = file.path.stat().st_size
+                    size = file.size
                     if len(run) == _MOST or whole + size > _BYTES:
                         if len(run) >= _FEWEST:
                             break
@@ -126,7 +105,11 @@ def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
     write_letters(file, read_schema(run[0].path), parts)
 
 
-def parts_left(path: Path, notes: Sequence[Note]) -> Iterator[pa.Table]:
+def _spout_of(path: FilePath) -> str:
+    return path.parent.name if isinstance(path, Path) else path.key.partition("/")[0]
+
+
+def parts_left(path: FilePath, notes: Sequence[Note]) -> Iterator[pa.Table]:
     """Yield the letters of a file part by part, those that were dropped empty.
 
     Raises
@@ -134,7 +117,7 @@ def parts_left(path: Path, notes: Sequence[Note]) -> Iterator[pa.Table]:
     CheckpointCorrupt
         If it is damaged or missing.
     """
-    _, gone = gone_rows(path, path.parent.name, notes)
+    _, gone = gone_rows(path, _spout_of(path), notes)
     done = 0
     for part in read_parts(path):
         here = gone[done : done + len(part)]

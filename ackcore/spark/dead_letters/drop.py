@@ -12,16 +12,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
-from ackcore.spark.base.atomic import make_directory, remove_temporaries, write_file
-from ackcore.spark.base.checksummed import write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.lock import Lock
 from ackcore.spark.dead_letters.compaction import parts_left
-from ackcore.spark.dead_letters.files import kinds_of, listed, spouts_of
+from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     emptied_rows,
     read_letters,
@@ -30,7 +27,15 @@ from ackcore.spark.dead_letters.letters import (
     write_letters,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
-from ackcore.spark.dead_letters.notes import NOTES, Note, counted, gone_rows, notes_of, places_of
+from ackcore.spark.dead_letters.notes import (
+    Note,
+    Spans,
+    again_if_noted,
+    counted,
+    gone_rows,
+    notes_of,
+    places_of,
+)
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 
 #: How often files are looked at again.
@@ -62,7 +67,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     Parameters
     ----------
     path : path
-        The checkpoint, or the directory that was given as ``dead_letters``.
+        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
     where : LetterFilter
         Which ones.
     dry_run : bool, default False
@@ -79,66 +84,59 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     """
     store = store_of(path)
     check_spout(store, where.spout)
-    directory = make_directory(checkpoint_of(store)[0] / "replays")
     request = uuid.uuid4().hex
     # That of `replay`: what one sends, another does not drop.
-    lock = Lock(directory / "lock", wait=True)
-    try:
-        notes = notes_of(store)
-        kinds = kinds_of(store, where.spout)
-        chosen = wanted_rows(kinds, notes, where)
-        rows: dict[str, dict[str, list[list[int]]]] = {}
-        for kind in kinds:
-            for file in kind.files:
-                if file.path in chosen:
-                    batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
-                    places = places_of(chosen[file.path], batch_ids)
-                    rows.setdefault(kind.spout, {}).update(places)
-        if rows and not dry_run:
-            note = Note(request, wall_clock_ms(), rows, dropped=True)
-            path_of_note = make_directory(store / NOTES) / f"{request}.json"
-            write_record(path_of_note, f"{NOTES}/{path_of_note.name}", note._asdict())
+    with checkpoint_of(store).asking():
+        rows = again_if_noted(store, partial(_note, store, where, request, dry_run))
         if not dry_run:
             _empty(store, notes_of(store))
-    finally:
-        lock.close()
     return Dropped(request, counted(rows))
 
 
-def _empty(store: Path, notes: Sequence[Note]) -> None:
+def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> Spans:
+    """Note down which letters are dropped, and return them."""
+    notes = notes_of(store)
+    kinds = kinds_of(store, where.spout)
+    chosen = wanted_rows(kinds, notes, where)
+    rows: dict[str, dict[str, list[list[int]]]] = {}
+    for kind in kinds:
+        for file in kind.files:
+            if file.path in chosen:
+                batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
+                places = places_of(chosen[file.path], batch_ids)
+                rows.setdefault(kind.spout, {}).update(places)
+    if rows and not dry_run:
+        store.add_note(request, Note(request, wall_clock_ms(), rows, dropped=True)._asdict())
+    return rows
+
+
+def _empty(store: Letters, notes: Sequence[Note]) -> None:
     """Write files again whose letters were dropped, and those that were merged into others."""
     dropped = [note for note in notes if note.dropped]
-    if not dropped:
-        return
-    # Made where no driver that starts meanwhile clears up.
-    remove_temporaries(store / NOTES)
-    for directory in spouts_of(store):
-        numbers = {int(n) for note in dropped for n in note.rows.get(directory.name, ())}
+    for spout in store.spouts() if dropped else ():
+        numbers = {int(n) for note in dropped for n in note.rows.get(spout, ())}
         # Again, for what a driver merged meanwhile from files that were whole.
         for _ in range(_PASSES if numbers else 0):
-            files, replaced = listed(directory)
-            some = [*files, *(file for file, _ in replaced)]
-            found = [file for file in some if any(file.first <= n <= file.last for n in numbers)]
-            if not sum(_empty_file(file.path, notes, store / NOTES) for file in found):
+            if not sum(
+                _empty_file(store, spout, file, notes) for file in store.named(spout, numbers)
+            ):
                 break
 
 
-def _empty_file(path: Path, notes: Sequence[Note], made_in: Path) -> bool:
+def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
     """Write a file again without what was dropped; return whether there was anything to do."""
+    path = file.path
     try:
-        _, gone = gone_rows(path, path.parent.name, notes)
-        with reading_letters(path) as file:
-            emptied = emptied_rows(file)
+        _, gone = gone_rows(path, spout, notes)
+        with reading_letters(path) as opened:
+            emptied = emptied_rows(opened)
         if not gone.any() or (emptied is not None and emptied[gone].all()):
             return False
         schema = read_schema(path)
-        write_file(
-            path,
-            lambda file: write_letters(file, schema, parts_left(path, notes)),
-            made_in=made_in,
+        return store.rewrite(
+            spout, file, lambda new: write_letters(new, schema, parts_left(path, notes))
         )
     except CheckpointCorrupt:
-        if path.exists():
+        if store.has(spout, file):
             raise
-        return False  # merged an hour ago, and the driver has removed it meanwhile
-    return True
+        return False  # merged, and the driver has removed it meanwhile

@@ -25,6 +25,7 @@ from ackcore.spark.base.schemas import (
     REPLAYED,
     TRACKING,
 )
+from ackcore.spark.dead_letters.objects import ObjectFile
 
 TIME = pa.timestamp("ms", "UTC")
 #: What every letter has beside its payload.
@@ -55,6 +56,8 @@ _WAY_OUT = (
 )
 
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
+#: A file of letters, wherever it is.
+FilePath = Path | ObjectFile
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
@@ -90,12 +93,12 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
             writer.write_batch(batch)
 
 
-def read_parts(path: Path, wanted: Bools | None = None) -> Iterator[pa.Table]:
+def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table]:
     """Yield the letters of a file, part by part, none larger than a row group is to be.
 
     Parameters
     ----------
-    path : Path
+    path : Path or ObjectFile
         The file.
     wanted : ndarray of bool, optional
         Which rows; all if not given.
@@ -108,7 +111,7 @@ def read_parts(path: Path, wanted: Bools | None = None) -> Iterator[pa.Table]:
     with (
         _reading(path),
         # Older row groups are of any size: not even one column's bytes need fit into memory.
-        pq.ParquetFile(path, page_checksum_verification=True, buffer_size=1 << 20) as file,
+        pq.ParquetFile(_opened(path), page_checksum_verification=True, buffer_size=1 << 20) as file,
     ):
         start = 0
         for n in range(file.num_row_groups):
@@ -129,7 +132,7 @@ def read_parts(path: Path, wanted: Bools | None = None) -> Iterator[pa.Table]:
 
 
 @contextlib.contextmanager
-def reading_letters(path: Path) -> Iterator[pq.ParquetFile]:
+def reading_letters(path: FilePath) -> Iterator[pq.ParquetFile]:
     """Open a file of letters, to read parts of it; within, what is wrong with it names it.
 
     Raises
@@ -137,12 +140,16 @@ def reading_letters(path: Path) -> Iterator[pq.ParquetFile]:
     CheckpointCorrupt
         If it is damaged or missing.
     """
-    with _reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with _reading(path), pq.ParquetFile(_opened(path), page_checksum_verification=True) as file:
         yield file
 
 
+def _opened(path: FilePath) -> Path | pa.NativeFile:
+    return path if isinstance(path, Path) else path.open()
+
+
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: FilePath) -> Iterator[None]:
     """Name the file in whatever is wrong with it."""
     try:
         yield
@@ -190,7 +197,7 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
     return found
 
 
-def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
     """Read a file of letters.
 
     Raises
@@ -200,11 +207,11 @@ def read_letters(path: Path, columns: list[str] | None = None) -> pa.Table:
     """
     with _reading(path):
         return pq.read_table(
-            path, columns=columns, page_checksum_verification=True, partitioning=None
+            _opened(path), columns=columns, page_checksum_verification=True, partitioning=None
         )
 
 
-def read_replays(path: Path) -> Int64s:
+def read_replays(path: FilePath) -> Int64s:
     """Read how often letters of a file had been sent again; older files do not tell, and are 0.
 
     Raises
@@ -220,7 +227,7 @@ def read_replays(path: Path) -> Int64s:
         return found
 
 
-def read_schema(path: Path) -> pa.Schema:
+def read_schema(path: FilePath) -> pa.Schema:
     """Return the columns of a file of letters, as Arrow had them.
 
     Raises
@@ -229,7 +236,7 @@ def read_schema(path: Path) -> pa.Schema:
         If it is damaged or missing.
     """
     with _reading(path):
-        return pq.read_schema(path)
+        return pq.read_schema(_opened(path))
 
 
 def starts_of(batch_ids: Int64s) -> dict[int, int]:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,15 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
-from ackcore.spark.dead_letters.files import Kind, LetterFile, files_of
-from ackcore.spark.dead_letters.letters import LETTER, TIME, Bools, reading_letters, starts_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile, Letters, files_of
+from ackcore.spark.dead_letters.letters import (
+    LETTER,
+    TIME,
+    Bools,
+    FilePath,
+    reading_letters,
+    starts_of,
+)
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
@@ -103,7 +109,7 @@ class LetterFilter:
                 wanted &= self._holds(name, file.path)
         return np.flatnonzero(wanted)
 
-    def _holds(self, name: str, path: Path) -> Bools | bool:
+    def _holds(self, name: str, path: FilePath) -> Bools | bool:
         column: Any
         if name == "last_ms":
             if self.since_ms is None and self.until_ms is None:
@@ -161,13 +167,13 @@ class Letter:
 
 
 def list_letters(
-    store: Path, wanted: LetterFilter, limit: int | None = None, *, payload: bool = False
+    store: Letters, wanted: LetterFilter, limit: int | None = None, *, payload: bool = False
 ) -> Iterator[Letter]:
     """Yield letters, those of the newest micro-batch first.
 
     Parameters
     ----------
-    store : Path
+    store : Letters
         Where they are.
     wanted : LetterFilter
         Which ones.
@@ -192,7 +198,7 @@ def list_letters(
         yield from _letters(file, spout, rows, notes, payload)
 
 
-def count_letters(store: Path, wanted: LetterFilter) -> int:
+def count_letters(store: Letters, wanted: LetterFilter) -> int:
     """Return how many letters are wanted.
 
     Raises
@@ -210,7 +216,7 @@ def count_letters(store: Path, wanted: LetterFilter) -> int:
 
 def wanted_rows(
     kinds: Iterable[Kind], notes: Sequence[Note], wanted: LetterFilter
-) -> dict[Path, Int64s]:
+) -> dict[FilePath, Int64s]:
     """Return the rows of files that are wanted, without files that have none."""
     found = {
         file.path: wanted.rows(file, kind.spout, notes) for kind in kinds for file in kind.files
@@ -218,7 +224,7 @@ def wanted_rows(
     return {path: rows for path, rows in found.items() if len(rows)}
 
 
-def _column(path: Path, name: str) -> pa.ChunkedArray:
+def _column(path: FilePath, name: str) -> pa.ChunkedArray:
     with reading_letters(path) as file:
         return file.read([name])[name]
 
@@ -243,7 +249,7 @@ def _letters(
         )
 
 
-def _values(path: Path, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _values(path: FilePath, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield rows of a file, which are given the last one first, with their numbers."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
     with reading_letters(path) as file:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import read_record
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.checkpoint import replays
+from ackcore.spark.dead_letters.files import Letters, NotesChanged
 from ackcore.spark.dead_letters.letters import (
     Bools,
+    FilePath,
     emptied_rows,
     reading_letters,
     starts_of,
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
 
-NOTES = ".replayed"
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
 Spans = Mapping[str, Mapping[str, list[list[int]]]]
+#: A request is made anew so often where others are faster.
+_TRIES = 20
+
+T = TypeVar("T")
 
 
 class Note(NamedTuple):
@@ -37,7 +40,7 @@ class Note(NamedTuple):
     left_out: Mapping[str, int] | None = None
 
 
-def notes_of(store: Path) -> list[Note]:
+def notes_of(store: Letters) -> list[Note]:
     """Return what was sent again or dropped, the oldest first, less what was withdrawn since.
 
     Raises
@@ -45,31 +48,31 @@ def notes_of(store: Path) -> list[Note]:
     CheckpointCorrupt
         If a note is damaged.
     """
+    noted = list(store.notes())
     withdrawn: set[tuple[str, str]] = set()
     # Letters can be read without their checkpoint.
     with contextlib.suppress(FileNotFoundError, StateError):
-        withdrawn = replays.withdrawn_in(checkpoint_of(store)[0] / "replays")
-    directory = store / NOTES
+        withdrawn = checkpoint_of(store).withdrawn(store)
     found = []
-    for path in directory.glob("*.json") if directory.is_dir() else ():
-        if not path.name.startswith("."):
-            record = read_record(path, f"{NOTES}/{path.name}")
-            assert record is not None
-            rows = {
-                spout: batches
-                for spout, batches in record["rows"].items()
-                if (path.stem, spout) not in withdrawn
-            }
-            found.append(
-                Note(
-                    path.stem,
-                    record["at_ms"],
-                    rows,
-                    record.get("dropped", False),
-                    record.get("left_out"),
-                )
-            )
+    for request, record in noted:
+        rows = {
+            spout: batches
+            for spout, batches in record["rows"].items()
+            if (request, spout) not in withdrawn
+        }
+        dropped, left_out = record.get("dropped", False), record.get("left_out")
+        found.append(Note(request, record["at_ms"], rows, dropped, left_out))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
+
+
+def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
+    """Return what is asked, asked again where another made a note meanwhile."""
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except NotesChanged:
+            store.refresh()
+    return ask()
 
 
 def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
@@ -110,7 +113,7 @@ def dropped_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> Bools:
     return dropped
 
 
-def gone_rows(path: Path, spout: str, notes: Sequence[Note]) -> tuple[Int64s, Bools]:
+def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[Int64s, Bools]:
     """Return the micro-batches of a file's letters, and which were dropped.
 
     A drop that came after the notes were read may have emptied some: they count as dropped, too.
@@ -143,6 +146,11 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
                 raise ValueError(f"request must be a new id: letters were dropped as {request!r}")
             return note
     return None
+
+
+def note_time(notes: Iterable[Note]) -> int:
+    """Return the time of a new note: what was sent last goes by these, and clocks are set back."""
+    return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
 
 
 def counted(rows: Spans) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Literal
@@ -20,11 +20,22 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.session import refuse_session
-from ackcore.spark.dead_letters.files import Kind, LetterFile, columns_path, kinds_of, known_spouts
-from ackcore.spark.dead_letters.letters import ATTEMPTS, LETTER, read_letters
+from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.dead_letters.bucket import BucketLetters
+from ackcore.spark.dead_letters.files import Kind, LetterFile, kinds_of
+from ackcore.spark.dead_letters.letters import (
+    ATTEMPTS,
+    LETTER,
+    FilePath,
+    read_letters,
+    read_parts,
+    read_schema,
+)
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.objects import ObjectFile
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
@@ -49,7 +60,7 @@ def dead_letters(
     Parameters
     ----------
     path : path
-        The checkpoint, or the directory that was given as ``dead_letters``.
+        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
     spark : SparkSession, optional
         The active one if not given.
     spout : str, optional
@@ -98,8 +109,12 @@ def dead_letters(
         frames = [frame.withColumn("payload", text) for frame in frames]
         return _united(session, frames, T.StringType())
     whole = _widest(kinds, frames)
-    for name in known_spouts(store) if spout is None else [spout]:
-        _add_columns(whole, session, columns_path(store, name))
+    for name in store.spouts() if spout is None else [spout]:
+        columns = store.columns(name)
+        if columns is not None:
+            # No letter has them yet, so letters' types stay.
+            for field in payload_of(read_files(session, [columns])):
+                whole.setdefault(field.name, field.dataType)
     target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
     return _united(session, [conformed(frame, target) for frame in frames], target)
 
@@ -140,11 +155,18 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     return found
 
 
-def read_files(session: SparkSession, paths: Sequence[Path]) -> DataFrame:
-    """Return what is in Parquet files of one schema, all in one directory."""
+def read_files(session: SparkSession, paths: Sequence[FilePath], places: bool = False) -> DataFrame:
+    """Return what is in Parquet files of one schema, all of one spout.
+
+    With ``places`` there are two more columns: the file's name and the row in it.
+    """
+    objects = [path for path in paths if isinstance(path, ObjectFile)]
+    if objects:
+        frame = _read_objects(session, objects)
+        return frame if places else frame.drop(_FILE, _ROW)
     # The directory is listed once; paths are looked up in a task each if they are more than 32.
     # Spark takes a path for a pattern, and does not decode the escapes of a URI.
-    directory = paths[0].parent
+    directory = Path(paths[0]).parent
     escaped = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{directory}")
     names = ",".join(path.name for path in paths)
     frame = session.read.option("pathGlobFilter", f"{{{names}}}").parquet(escaped)
@@ -153,7 +175,53 @@ def read_files(session: SparkSession, paths: Sequence[Path]) -> DataFrame:
     if found != len(paths):
         what = f"had {len(paths)} files of letters when it was listed, and has {found} of them now"
         raise corrupt(directory, what, "Call again, for the letters that are left")
-    return frame
+    at = [F.col("_metadata.file_name").alias(_FILE), F.col("_metadata.row_index").alias(_ROW)]
+    return frame.select("*", *at) if places else frame
+
+
+def _read_objects(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
+    """Return what is in objects: each is read by a task, which needs no JVM for that."""
+    first = read_schema(files[0])
+    places = pa.schema([(_FILE, pa.string()), (_ROW, pa.int64())])
+    whole = _without_intervals(pa.struct([*first, *places]))
+    declared = from_arrow_schema(pa.schema(list(whole)))
+    target = to_arrow_schema(declared)
+    named = [(file.key, file.size, file.digest) for file in files]
+    store = files[0].objects.store
+
+    def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        objects = BucketLetters(store).objects
+        for batch in ids:
+            for i in batch.column(0).to_pylist():
+                yield from _rows(ObjectFile(objects, *named[i]), target)
+
+    return session.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
+
+
+def _without_intervals(kind: pa.DataType) -> pa.DataType:
+    """Return a type with numbers of microseconds for intervals, as Parquet has them."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_intervals(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_intervals(kind.key_type), _without_intervals(kind.item_type))
+    if pa.types.is_list(kind):
+        items = kind.value_field
+        return pa.list_(items.with_type(_without_intervals(items.type)))
+    return kind
+
+
+def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in Spark's types, with the file's name and their numbers."""
+    done = 0
+    for table in read_parts(file):
+        rows = pa.array(np.arange(done, done + len(table)))
+        done += len(table)
+        names = pa.repeat(file.name, len(table))
+        whole = table.append_column(_FILE, names).append_column(_ROW, rows)
+        for batch in whole.combine_chunks().to_batches():
+            yield as_spark_types(batch, target)
 
 
 def letters_of(
@@ -172,12 +240,9 @@ def letters_of(
     places : bool, default False
         Add columns for the name of the file and the row in it.
     """
-    frame = read_files(session, [file.path for file in kind.files])
-    at = [F.col("_metadata.file_name").alias(_FILE), F.col("_metadata.row_index").alias(_ROW)]
     spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
+    frame = read_files(session, [file.path for file in kind.files], bool(spans) or places)
     sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
-    if spans or places:
-        frame = frame.select("*", *at)
     if spans:
         # By row and not by span: a condition on two bounds would compare each with each.
         # createDataFrame would have the workers' Python unpickle them, and nothing else needs it.
@@ -257,13 +322,6 @@ def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.D
 def _told(kind: Kind) -> str:
     first, last = kind.files[0].first, max(file.last for file in kind.files)
     return f"letters of spout {kind.spout!r} (batch_id {first} to {last})"
-
-
-def _add_columns(whole: dict[str, T.DataType], session: SparkSession, path: Path) -> None:
-    """Add the columns that a source has now; no letter has them yet, so letters' types stay."""
-    if path.exists():
-        for field in payload_of(read_files(session, [path])):
-            whole.setdefault(field.name, field.dataType)
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:

@@ -14,7 +14,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,19 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
-from ackcore.spark.base.checksummed import write_record
-from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
-from ackcore.spark.dead_letters.files import LetterFile, columns_path, kinds_of
+from ackcore.spark.dead_letters.checkpoints import Checkpoint
+from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     TIME,
     Bools,
+    FilePath,
     read_letters,
     read_parts,
     read_replays,
@@ -43,16 +39,22 @@ from ackcore.spark.dead_letters.letters import (
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import (
-    NOTES,
     Note,
+    again_if_noted,
     counted,
     dropped_rows,
     note_of,
+    note_time,
     notes_of,
     places_of,
     sent_rows,
 )
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
+from ackcore.spark.dead_letters.store_of_checkpoint import (
+    check_spout,
+    checkpoint_of,
+    fields_of,
+    store_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -107,7 +109,7 @@ def replay(
     Parameters
     ----------
     path : path
-        The checkpoint, or the directory that was given as ``dead_letters``.
+        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
     spark : SparkSession, optional
         Evaluates ``where``; the active one if not given.
     where : str, Column or LetterFilter, optional
@@ -158,86 +160,69 @@ def replay(
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
     bound = _bound(max_replays)
     store = store_of(path)
-    root, fields = checkpoint_of(store)
+    checkpoint = checkpoint_of(store)
     check_spout(store, spout)
-    directory = make_directory(root / "replays")
-    lock = Lock(directory / "lock", wait=True)
-    try:
-        finish_requests(directory)
-        notes = notes_of(store)
-        before = note_of(notes, name)
-        if before is not None:
-            return Replay(name, counted(before.rows), before.left_out or {})
-        kinds = kinds_of(store, spout)
-        chosen: Mapping[Path, Int64s] | None = None
-        if isinstance(where, LetterFilter):
-            chosen = wanted_rows(kinds, notes, where)
-        elif where is not None:
-            matching = import_module("ackcore.spark.dead_letters.conditions").matching_rows
-            chosen = matching(spark, kinds, notes, where)
-        counting = [note for note in notes if note.dropped or not again]
-        rows: dict[str, dict[str, list[list[int]]]] = {}
-        wanted: dict[str, list[_Chosen]] = {}
-        left_out: Counter[str] = Counter()
-        for kind in kinds:
-            for file in kind.files:
-                if chosen is not None and file.path not in chosen:
-                    continue
-                some = None if chosen is None else chosen[file.path]
-                one, often = _choose(file, kind.spout, some, counting, notes, bound)
-                if often:
-                    left_out[kind.spout] += often
-                if one.places:
-                    rows.setdefault(kind.spout, {}).update(one.places)
-                    wanted.setdefault(kind.spout, []).append(one)
-        tables = {
-            each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
-        }
-        if tables and not dry_run:
-            # What was sent last goes by the times of the notes, and the clock may be set back.
-            at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
-            note = Note(name, at_ms, rows, left_out=dict(left_out))
-            send_request(directory, store, note, tables)
-        if left_out:
-            _log.warning(
-                "%d dead letters in %s were sent again %d times or oftener, and are left out; "
-                "max_replays says how often they may be",
-                left_out.total(),
-                store,
-                bound,
-            )
-        return Replay(name, counted(rows), dict(left_out))
-    finally:
-        lock.close()
+    with checkpoint.asking():
+        checkpoint.finish()
+        return again_if_noted(
+            store,
+            lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run),
+        )
 
 
-def finish_requests(directory: Path) -> None:
-    """Finish what a `replay` that died began; this one holds the lock."""
-    remove_temporaries(directory)
-    for name in replays.staged(directory):
-        if replays.counts(directory, name):
-            replays.publish(directory, name)
-        else:
-            remove(directory / name)
-
-
-def send_request(
-    directory: Path, store: Path, note: Note, tables: Mapping[str, Iterable[pa.Table]]
-) -> None:
-    """Send letters, all of a note or none: staged, noted in the store, published."""
-    path = make_directory(store / NOTES) / f"{note.request}.json"
-    staged: list[str] = []
-    try:
-        for spout, some in tables.items():
-            staged.append(replays.stage(directory, note.request, spout, some, path))
-    except BaseException:
-        for name in staged:
-            remove(directory / name)
-        raise
-    write_record(path, f"{NOTES}/{path.name}", note._asdict())
-    # From here on it counts: if this dies, the next `replay` or query publishes it.
-    for name in staged:
-        replays.publish(directory, name)
+def _replay(
+    checkpoint: Checkpoint,
+    store: Letters,
+    spark: SparkSession | None,
+    where: str | Column | LetterFilter | None,
+    spout: str | None,
+    again: bool,
+    bound: int,
+    name: str,
+    dry_run: bool,
+) -> Replay:
+    notes = notes_of(store)
+    before = note_of(notes, name)
+    if before is not None:
+        return Replay(name, counted(before.rows), before.left_out or {})
+    kinds = kinds_of(store, spout)
+    chosen: Mapping[FilePath, Int64s] | None = None
+    if isinstance(where, LetterFilter):
+        chosen = wanted_rows(kinds, notes, where)
+    elif where is not None:
+        matching = import_module("ackcore.spark.dead_letters.conditions").matching_rows
+        chosen = matching(spark, kinds, notes, where)
+    counting = [note for note in notes if note.dropped or not again]
+    rows: dict[str, dict[str, list[list[int]]]] = {}
+    wanted: dict[str, list[_Chosen]] = {}
+    left_out: Counter[str] = Counter()
+    for kind in kinds:
+        for file in kind.files:
+            if chosen is not None and file.path not in chosen:
+                continue
+            some = None if chosen is None else chosen[file.path]
+            one, often = _choose(file, kind.spout, some, counting, notes, bound)
+            if often:
+                left_out[kind.spout] += often
+            if one.places:
+                rows.setdefault(kind.spout, {}).update(one.places)
+                wanted.setdefault(kind.spout, []).append(one)
+    fields = fields_of(checkpoint)
+    tables = {
+        each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
+    }
+    if tables and not dry_run:
+        note = Note(name, note_time(notes), rows, left_out=dict(left_out))
+        checkpoint.send(store, name, note._asdict(), tables)
+    if left_out:
+        _log.warning(
+            "%d dead letters in %s were sent again %d times or oftener, and are left out; "
+            "max_replays says how often they may be",
+            left_out.total(),
+            store.url,
+            bound,
+        )
+    return Replay(name, counted(rows), dict(left_out))
 
 
 class _Chosen(NamedTuple):
@@ -307,7 +292,7 @@ def _choose(
 
 
 def _fitting(
-    store: Path,
+    store: Letters,
     spout: str,
     wanted: Sequence[_Chosen],
     fields: list[str] | None,
@@ -321,11 +306,11 @@ def _fitting(
     ColumnsChanged
         If they do not fit.
     """
-    path = columns_path(store, spout)
-    recorded = path.exists()
-    now = pa.schema(list(read_schema(path).field("payload").type)) if recorded else None
+    path = store.columns(spout)
+    recorded = path is not None
+    now = None if path is None else pa.schema(list(read_schema(path).field("payload").type))
     for file, mask, times, _ in wanted:
-        what = f"{mask.sum()} dead letters of spout {spout!r} in {store}"
+        what = f"{mask.sum()} dead letters of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(
                 f"{what} are of no spout that the topology has now. {_WAY_OUT}."

@@ -32,25 +32,22 @@ from pathlib import Path
 import pyarrow as pa
 
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, write_file
+from ackcore.spark.base.atomic import check_fence, remove
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.base.errors import CheckpointForeign, StateError, corrupt
-from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.reason_columns import DEATHS
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import pieces_of
+from ackcore.spark.checkpoint.records import Records
+from ackcore.spark.checkpoint.requests import POINTER
+from ackcore.spark.checkpoint.shared_record import INDEX
+from ackcore.spark.dead_letters.checkpoints import WITHIN, letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
-from ackcore.spark.dead_letters.files import (
-    LetterFile,
-    files_of,
-    listed,
-    remember_columns,
-    spouts_of,
-)
+from ackcore.spark.dead_letters.files import OWNER, Letters, files_of
 from ackcore.spark.dead_letters.letters import as_letters, read_letters, schema_of, write_letters
 from ackcore.spark.dead_letters.notes import gone_rows, notes_of, sent_rows
-from ackcore.spark.dead_letters.store_of_checkpoint import OWNER, POINTER, remembered
+from ackcore.spark.stores.opening import is_bucket, place_of
 
 _log = logging.getLogger("ackcore")
 
@@ -59,13 +56,25 @@ _ROWS, _BYTES = 1 << 16, 1 << 25
 
 
 class DeadLetters:
-    """The store of a checkpoint, as the driver writes it; made by `open`."""
+    """The store of a checkpoint, as the driver writes it; made by `open`.
 
-    def __init__(self, path: Path, clock: Callable[[], int] = wall_clock_ms):
-        self.path = path
+    Parameters
+    ----------
+    place : Letters
+        Where it is.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+    """
+
+    def __init__(self, place: Letters, clock: Callable[[], int] = wall_clock_ms):
+        self.place = place
         self._compaction = Compaction(clock)
         self._complained = False
-        self._listed: dict[Path, tuple[list[LetterFile], list[tuple[LetterFile, LetterFile]]]] = {}
+
+    @property
+    def path(self) -> Path:
+        """Its directory, where it is on a file system."""
+        return Path(self.place.url)
 
     @classmethod
     def open(
@@ -74,8 +83,9 @@ class DeadLetters:
         deployment_key: int,
         path: str | os.PathLike[str] | None = None,
         sources: Mapping[str, pa.Schema] | None = None,
+        records: Records | None = None,
     ) -> DeadLetters:
-        """Take a directory as the store of an open checkpoint.
+        """Take a directory, or a place in a bucket, as the store of an open checkpoint.
 
         Parameters
         ----------
@@ -87,53 +97,63 @@ class DeadLetters:
             The store; where it was at the last start if not given, at first in the checkpoint.
         sources : mapping from str to pyarrow.Schema, optional
             The columns of each tracked spout, which the store remembers.
+        records : Records, optional
+            ``State.records``, by which a driver that was taken over from is refused.
 
         Raises
         ------
+        ValueError
+            If the checkpoint is in a bucket, and the store is not.
         CheckpointForeign
             If it holds the letters of another checkpoint, which would be overwritten; or the
             letters of this one are elsewhere, and would be out of sight.
+        CheckpointInUse
+            If another driver has taken over the checkpoint.
         StateError
             If it cannot be written, or is not there although it was.
         """
-        root = local_path(checkpoint, "checkpoint") / "ackcore"
-        before = remembered(root)
-        store = before if path is None else local_path(path, "dead_letters")
-        if store != before and files_of(before):
+        home = place_of(checkpoint, "checkpoint")
+        within, before = home + WITHIN, _remembered(home, records)
+        url = before or within if path is None else place_of(path, "dead_letters")
+        if is_bucket(home) and not is_bucket(url):
+            raise ValueError(
+                f"dead_letters must be in a bucket if the checkpoint is ({home}), got {url!r}: "
+                "who looks at the one must find the other"
+            )
+        store = letters_at(url)
+        if url != (before or within) and files_of(letters_at(before or within)):
             raise CheckpointForeign(
-                f"the checkpoint {root.parent} has dead letters in {before}, and dead_letters= is "
-                f"{store} now: dead_letters() and replay() would not see the old ones. Move the "
+                f"the checkpoint {home} has dead letters in {before or within}, and dead_letters= "
+                f"is {url} now: dead_letters() and replay() would not see the old ones. Move the "
                 "directory there first, with all that is in it; or leave dead_letters= out, and "
                 "the letters go on where they are"
             )
-        if path is None and (root / POINTER).exists() and not (store / OWNER).exists():
+        owner = store.owner()
+        if path is None and before is not None and owner is None:
             raise StateError(
-                f"the dead letters of the checkpoint {root.parent} are kept in {store}, and there "
-                f"is no {OWNER} in it: is its file system mounted? If they are gone for good, "
-                "give dead_letters= the directory for those to come"
+                f"the dead letters of the checkpoint {home} are kept in {url}, and there is no "
+                f"{INDEX if is_bucket(url) else OWNER} in it: is its file system mounted? If they "
+                "are gone for good, give dead_letters= the directory for those to come"
             )
-        owner = read_record(make_directory(store) / OWNER, OWNER)
-        if owner is None:
-            if files_of(store):
-                raise corrupt(
-                    store / OWNER, "is missing, though there are letters beside it: it was removed"
-                )
-            about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": str(root.parent)}
-            write_record(store / OWNER, OWNER, about)
-        elif owner["deployment_key"] != f"{deployment_key:016x}":
+        if owner is None and files_of(store):
+            raise corrupt(
+                os.path.join(url, OWNER),
+                "is missing, though there are letters beside it: it was removed",
+            )
+        if owner is not None and owner["deployment_key"] != f"{deployment_key:016x}":
             raise CheckpointForeign(
-                f"{store} holds the dead letters of the checkpoint {owner['checkpoint']} "
-                f"(deployment {owner['deployment_key']}), and those of {root.parent} "
+                f"{url} holds the dead letters of the checkpoint {owner['checkpoint']} "
+                f"(deployment {owner['deployment_key']}), and those of {home} "
                 f"({deployment_key:016x}) would overwrite them; give dead_letters= a directory of "
                 "its own"
             )
-        if store == root / "dead_letters":  # which is found wherever the checkpoint is moved to
-            remove(root / POINTER)
-        elif store != before:
-            write_record(root / POINTER, POINTER, {"path": str(store)})
-        for directory in spouts_of(store):
-            remove_temporaries(directory)
-        remember_columns(store, sources or {})
+        about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
+        check_owner = check_fence if records is None else records.check_owner
+        store.own({**about, **(owner or {})}, check_owner)
+        if url != (before or within) or (before is not None and url == within):
+            # One in the checkpoint is found wherever that is moved to.
+            _remember(home, None if url == within else url, records)
+        store.remember_columns(sources or {})
         return cls(store)
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
@@ -157,14 +177,12 @@ class DeadLetters:
             if first is not None:
                 letters = _letters(chain([first], found), number)
                 schema = schema_of(pa.schema(list(first.schema)[len(TRACKING) :]))
-                self._write(make_directory(self.path / spout), number, schema, letters)
+                self._write(spout, number, schema, letters)
 
     def _write(
-        self, directory: Path, number: int, schema: pa.Schema, letters: Iterator[pa.Table]
+        self, spout: str, number: int, schema: pa.Schema, letters: Iterator[pa.Table]
     ) -> None:
-        # One driver writes, and what was put together stays for a while: thousands of files.
-        known = self._listed.pop(directory) if directory in self._listed else None
-        files, replaced = known or listed(directory)
+        files = self.place.files(spout)
         for file in files:
             if file.level and file.first <= number <= file.last:
                 raise corrupt(
@@ -172,19 +190,19 @@ class DeadLetters:
                     f"holds letters of micro-batches after {number}, which is only now being "
                     "written: the dead letters and the checkpoint are not of one age",
                 )
-        file = LetterFile(directory / f"batch-{number}.parquet", number, number, 0)
-        write_file(file.path, partial(write_letters, schema=schema, tables=letters))
+        self.place.publish(spout, number, partial(write_letters, schema=schema, tables=letters))
         older = [each for each in files if each.last < number]
         try:
-            self._compaction.compact(directory, older, replaced)
+            self._compaction.compact(self.place, spout, older)
+        except CheckpointInUse:
+            raise
         except (OSError, StateError, pa.ArrowException) as error:
             # The letters are written: that they are many files only makes them slow to read.
             if not self._complained:
-                _log.warning("the dead letters in %s stay many files: %s", directory, error)
+                where = os.path.join(self.place.url, spout)
+                _log.warning("the dead letters in %s stay many files: %s", where, error)
             self._complained = True
-        else:
-            if all(each.last <= number for each in files):
-                self._listed[directory] = [*older, file], replaced
+            self.place.refresh()
 
     def reasons(self) -> Iterator[pa.Table]:
         """Yield why records died that were neither sent again nor dropped, in `DEATHS`.
@@ -195,14 +213,34 @@ class DeadLetters:
             If a file is damaged.
         """
         columns = DEATHS.names[:-1]
-        notes = notes_of(self.path)
-        for spout, files in files_of(self.path).items():
+        notes = notes_of(self.place)
+        for spout, files in files_of(self.place).items():
             for file in files:
                 letters = read_letters(file.path, columns)
                 batch_ids, gone = gone_rows(file.path, spout, notes)
                 times, _ = sent_rows(batch_ids, spout, notes)
                 counted = letters.filter(pa.array((times == 0) & ~gone)).group_by(columns)
                 yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
+
+
+def _remembered(checkpoint: str, records: Records | None) -> str | None:
+    """Return where a checkpoint's store is, None if it is in the checkpoint."""
+    if records is not None and is_bucket(checkpoint):
+        pointer = records.read(POINTER)
+    else:
+        pointer = read_record(Path(checkpoint, "ackcore", POINTER), POINTER)
+    return None if pointer is None else str(pointer["path"])
+
+
+def _remember(checkpoint: str, url: str | None, records: Records | None) -> None:
+    if records is not None and is_bucket(checkpoint):
+        records.write(POINTER, {"path": url or checkpoint + WITHIN})
+        return
+    path = Path(checkpoint, "ackcore", POINTER)
+    if url is None:
+        remove(path)
+    else:
+        write_record(path, POINTER, {"path": url})
 
 
 def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:

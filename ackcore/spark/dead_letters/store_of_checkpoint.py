@@ -6,19 +6,11 @@ import contextlib
 import os
 from pathlib import Path
 
-from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import CheckpointForeign, StateError
-from ackcore.spark.base.paths import local_path
-from ackcore.spark.dead_letters.files import known_spouts
+from ackcore.spark.dead_letters.checkpoints import WITHIN, Checkpoint, checkpoint_at, letters_at
+from ackcore.spark.dead_letters.files import OWNER, Letters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
-
-OWNER, POINTER = ".owner.json", "dead_letters.json"
-
-
-def remembered(root: Path) -> Path:
-    """Return where a checkpoint's store is."""
-    pointer = read_record(root / POINTER, POINTER)
-    return root / "dead_letters" if pointer is None else Path(pointer["path"])
+from ackcore.spark.stores.opening import is_bucket, place_of
 
 
 def what_is_at(given: Path) -> str:
@@ -35,7 +27,25 @@ def what_is_at(given: Path) -> str:
     return lacks
 
 
-def store_of(path: str | os.PathLike[str]) -> Path:
+def opened_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return the checkpoint that a query was given.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    place = place_of(path, "checkpoint")
+    found = checkpoint_at(place)
+    if found is None:
+        what = f"{place} has no ackcore/head.json" if is_bucket(place) else what_is_at(Path(place))
+        raise FileNotFoundError(
+            "checkpoint must be the directory that start() or run_batch() was given, and " + what
+        )
+    return found
+
+
+def store_of(path: str | os.PathLike[str]) -> Letters:
     """Return the store that a path means: the path, or the one of that checkpoint.
 
     Raises
@@ -50,19 +60,26 @@ def store_of(path: str | os.PathLike[str]) -> Path:
             f"path must be the checkpoint, got {path!r}: the letters of a topic are kept in the "
             "store of their checkpoint, too"
         )
-    given = local_path(path, "path")
-    if (given / OWNER).is_file():
-        return given
-    if not (given / "ackcore" / "meta.json").is_file():
+    given = place_of(path, "path")
+    store = letters_at(given)
+    if store.owner() is not None:
+        return store
+    checkpoint = checkpoint_at(given)
+    if checkpoint is None:
+        if is_bucket(given):
+            lacks = "there is neither an ackcore/head.json nor an index.json of ackcore's"
+            raise FileNotFoundError(
+                f"path must be a checkpoint or a store of dead letters, and in {given} {lacks}"
+            )
         raise FileNotFoundError(
             f"path must be a checkpoint or a store of dead letters, with an {OWNER}, and "
-            f"{what_is_at(given)}"
+            f"{what_is_at(Path(given))}"
         )
-    return remembered(given / "ackcore")
+    return checkpoint.letters()
 
 
-def checkpoint_of(store: Path) -> tuple[Path, dict[str, list[str]]]:
-    """Return the checkpoint (its ``ackcore``) of a store, and the columns' names of its spouts.
+def checkpoint_of(store: Letters) -> Checkpoint:
+    """Return the checkpoint of a store.
 
     Raises
     ------
@@ -71,35 +88,45 @@ def checkpoint_of(store: Path) -> tuple[Path, dict[str, list[str]]]:
     CheckpointForeign
         If another one is in its place.
     """
-    owner = read_record(store / OWNER, OWNER)
-    root = store.parent
+    owner = store.owner()
+    # A store that is in its checkpoint was moved with it.
+    around = store.url.removesuffix(WITHIN) if store.url.endswith(WITHIN) else None
     if owner is None:  # nothing was started since, and the store is the checkpoint's own
-        owner = {"checkpoint": str(root.parent), "deployment_key": None}
-    if not (root.name == "ackcore" and (root / "meta.json").is_file()):
-        root = Path(owner["checkpoint"]) / "ackcore"
-    meta = read_record(root / "meta.json", "meta.json")
-    if meta is None:
+        owner = {"checkpoint": str(around), "deployment_key": None}
+    found = None if around is None else checkpoint_at(around)
+    if found is None:
+        found = checkpoint_at(owner["checkpoint"])
+    meta = None if found is None else found.meta()
+    if found is None or meta is None:
         raise FileNotFoundError(
-            f"the dead letters in {store} belong to the checkpoint {owner['checkpoint']}, which is "
-            "not there any more; read them by dead_letters() and send them to the source again"
+            f"the dead letters in {store.url} belong to the checkpoint {owner['checkpoint']}, "
+            "which is not there any more; read them by dead_letters() and send them to the source "
+            "again"
         )
     if owner["deployment_key"] not in (None, meta["deployment_key"]):
         raise CheckpointForeign(
-            f"the dead letters in {store} belong to deployment {owner['deployment_key']}, and "
-            f"{root} is now that of {meta['deployment_key']}; read them by dead_letters() and "
+            f"the dead letters in {store.url} belong to deployment {owner['deployment_key']}, and "
+            f"{found.url} is now that of {meta['deployment_key']}; read them by dead_letters() and "
             "send them to the source again"
         )
+    return found
+
+
+def fields_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the columns' names of the spouts of a checkpoint."""
+    meta = checkpoint.meta()
+    assert meta is not None
     spouts = meta["structure"]["spouts"]
-    return root, {name: list(spout["fields"]) for name, spout in spouts.items()}
+    return {name: list(spout["fields"]) for name, spout in spouts.items()}
 
 
-def check_spout(store: Path, spout: str | None) -> None:
+def check_spout(store: Letters, spout: str | None) -> None:
     """Raise ValueError if a spout is neither in the topology nor has letters."""
-    known = {*known_spouts(store)}
+    known = {*store.spouts()}
     if spout is None or spout in known:
         return
     # The letters can be read without their checkpoint.
     with contextlib.suppress(FileNotFoundError, StateError):
-        known.update(checkpoint_of(store)[1])
+        known.update(fields_of(checkpoint_of(store)))
     if known and spout not in known:
         raise ValueError(f"spout must be one of {', '.join(sorted(known))}, got {spout!r}")

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
-from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import pieces_of
 from ackcore.spark.dead_letters.letters import LETTER, as_letters
+from ackcore.spark.stores.opening import place_of
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
@@ -87,7 +87,7 @@ class DeadLetterTopic:
 
         check_topic(topic)
         self.topic = topic
-        self.store = None if store is None else local_path(store, "store")
+        self.store = None if store is None else place_of(store, "store")
         self.settings = ClientSettings(bootstrap_servers, options)
         check_options(self.settings)
 

@@ -19,20 +19,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore.spark.base.atomic import make_directory
-from ackcore.spark.base.checksummed import read_record
-from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.dead_letters.files import columns_path, known_spouts
 from ackcore.spark.dead_letters.letters import read_schema
-from ackcore.spark.dead_letters.notes import Note, counted, note_of, notes_of, spans_of
+from ackcore.spark.dead_letters.notes import (
+    Note,
+    again_if_noted,
+    counted,
+    note_of,
+    note_time,
+    notes_of,
+    spans_of,
+)
 from ackcore.spark.dead_letters.replay import (
     REQUEST,
     UNREAD,
     Replay,
-    finish_requests,
-    send_request,
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, message_columns
@@ -72,7 +73,7 @@ def replay_topic(
     Parameters
     ----------
     path : path
-        The checkpoint, or the directory that was given as ``dead_letters``.
+        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
     topic : DeadLetterTopic
         Where they are.
     spout : str, optional
@@ -103,50 +104,51 @@ def replay_topic(
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
         raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
     store = store_of(path)
-    root, _ = checkpoint_of(store)
+    checkpoint = checkpoint_of(store)
     check_spout(store, spout)
-    meta = read_record(root / "meta.json", "meta.json")
+    meta = checkpoint.meta()
     assert meta is not None
     schemas = {
         each: schema
-        for each in known_spouts(store)
+        for each in store.spouts()
         if spout in (None, each)
-        and columns_path(store, each).exists()
+        and (columns := store.columns(each)) is not None
         and message_columns(
-            schema := pa.schema(list(read_schema(columns_path(store, each)).field("payload").type))
+            schema := pa.schema(list(read_schema(columns).field("payload").type))
         ).value
         is not None
     }
-    directory = make_directory(root / "replays")
-    lock = Lock(directory / "lock", wait=True)
-    try:
-        finish_requests(directory)
-        notes = notes_of(store)
-        before = note_of(notes, name)
-        if before is not None:
-            return Replay(name, counted(before.rows))
-        found: dict[tuple[str, int, int], _Letter] = {}
-        often = 0
-        for letter in _letters(topic, meta["deployment_key"], schemas):
-            if letter.deaths >= max_deaths:
-                often += 1
-            elif not _was_sent(letter, notes):
-                found.setdefault(letter[:3], letter)
-        if often:
-            _log.warning(
-                "%d letters in %r are of records that have died %d times or oftener, and are left",
-                often,
-                topic,
-                max_deaths,
-            )
-        rows = _rows_of(found)
-        if found:
-            at_ms = max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
-            tables = {each: [_table(found, each, schemas[each])] for each in rows}
-            send_request(directory, store, Note(name, at_ms, rows), tables)
-        return Replay(name, counted(rows))
-    finally:
-        lock.close()
+    with checkpoint.asking():
+        checkpoint.finish()
+
+        def send() -> Replay:
+            notes = notes_of(store)
+            before = note_of(notes, name)
+            if before is not None:
+                return Replay(name, counted(before.rows))
+            found: dict[tuple[str, int, int], _Letter] = {}
+            often = 0
+            for letter in _letters(topic, meta["deployment_key"], schemas):
+                if letter.deaths >= max_deaths:
+                    often += 1
+                elif not _was_sent(letter, notes):
+                    found.setdefault(letter[:3], letter)
+            if often:
+                _log.warning(
+                    "%d letters in %r are of records that have died %d times or oftener, and are "
+                    "left",
+                    often,
+                    topic,
+                    max_deaths,
+                )
+            rows = _rows_of(found)
+            if found:
+                tables = {each: [_table(found, each, schemas[each])] for each in rows}
+                note = Note(name, note_time(notes), rows)
+                checkpoint.send(store, name, note._asdict(), tables)
+            return Replay(name, counted(rows))
+
+        return again_if_noted(store, send)
 
 
 def _was_sent(letter: _Letter, notes: list[Note]) -> bool:

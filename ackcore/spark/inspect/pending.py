@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.checkpoint.progress_log import read_progress
-from ackcore.spark.inspect.status import UnderWay, checkpoint_root, read_waiting
+from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
+from ackcore.spark.inspect.status import UnderWay, read_waiting
 from ackcore.spark.protocol.progress import Progress
 from ackcore.topology.tuples import Reason
 
@@ -95,7 +95,7 @@ def read_pending(
     CheckpointCorrupt, CheckpointNewer, StateError
         If it cannot be read.
     """
-    root = checkpoint_root(path)
+    checkpoint = opened_checkpoint(path)
     now_ms = clock()
 
     def find(name: str, table: pa.Table) -> pa.Table:
@@ -103,7 +103,7 @@ def read_pending(
             return table.slice(0, 0)
         return table.filter(pc.equal(table[MESSAGE_ID], message_id))
 
-    found, under_way = read_waiting(root, find)
+    found, under_way = read_waiting(checkpoint, find)
     for name, rows in found.items():
         columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
         for _, attempt, due_ms, first_ms, text in zip(
@@ -122,7 +122,7 @@ def read_pending(
                 running_in=_running_in(under_way, due_ms),
                 traces=tuple(
                     trace
-                    for line in read_progress(root, _LOOKED_AT)
+                    for line in checkpoint.refreshed().progress(_LOOKED_AT)
                     for trace in Progress.from_json(line).traces
                     if (trace.spout, trace.message_id) == (name, message_id)
                 ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.files import LetterFile, files_of
+from ackcore.spark.dead_letters.files import LetterFile, Letters, files_of
 from ackcore.spark.dead_letters.letters import TIME, read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
@@ -143,7 +142,7 @@ class DeadCounter:
     def __init__(self) -> None:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
 
-    def count(self, store: Path) -> DeadCounts:
+    def count(self, store: Letters) -> DeadCounts:
         """Count the letters.
 
         Raises
@@ -159,8 +158,7 @@ class DeadCounter:
         for spout, files in files_of(store).items():
             tables = []
             for file in files:
-                stat = file.path.stat()
-                key = (file.path, stat.st_mtime_ns, stat.st_size, about)
+                key = (file.state(), about)
                 counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
                 n, again, table = counted[key]
                 letters, sent = letters + n, sent + again

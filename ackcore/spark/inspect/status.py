@@ -9,24 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache, read_record
+from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.base.lock import Holder, holder_of
-from ackcore.spark.base.paths import local_path, numbered
-from ackcore.spark.checkpoint import replays
+from ackcore.spark.base.lock import Holder
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
-from ackcore.spark.checkpoint.progress_log import read_progress
-from ackcore.spark.checkpoint.records import RecordFiles
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
-from ackcore.spark.dead_letters.store_of_checkpoint import remembered, what_is_at
+from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at
+from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.spark.stores.opening import place_of
 
 #: How often what has changed meanwhile is read again.
 _TIMES = 100
@@ -107,6 +105,8 @@ class Status:
         The version that made it.
     holder : Holder or None
         The driver that holds the checkpoint, or held it last.
+    epoch : int
+        How often drivers have opened it: the holder's, by which later ones fence it.
     books : Books
         After the last micro-batch that is done.
     last_done : int or None
@@ -130,6 +130,7 @@ class Status:
     created_ms: int
     ackcore: str
     holder: Holder | None
+    epoch: int
     books: Books
     last_done: int | None
     under_way: UnderWay | None
@@ -154,6 +155,7 @@ class Status:
             "ackcore": self.ackcore,
             "structure": self.structure,
             "holder": None if self.holder is None else self.holder._asdict(),
+            "epoch": self.epoch,
             "books": books,
             "last_done": self.last_done,
             "under_way": None if self.under_way is None else asdict(self.under_way),
@@ -163,24 +165,6 @@ class Status:
             "lag": dict(self.lag),
             "batches": [each.to_json() for each in self.batches],
         }
-
-
-def checkpoint_root(path: str | os.PathLike[str]) -> Path:
-    """Return ackcore's part of a checkpoint.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
-    given = local_path(path, "checkpoint")
-    root = given / "ackcore"
-    if not (root / "meta.json").is_file():
-        raise FileNotFoundError(
-            "checkpoint must be the directory that start() or run_batch() was given, and "
-            f"{what_is_at(given)}"
-        )
-    return root
 
 
 def read_status(
@@ -210,42 +194,49 @@ def read_status(
     CheckpointCorrupt, CheckpointNewer, StateError
         If it cannot be read.
     """
-    root = checkpoint_root(path)
+    checkpoint = opened_checkpoint(path)
     now_ms = clock()
-    standing = _steady(root, lambda: _read(root, now_ms))
     return Status(
-        checkpoint=str(root.parent),
+        checkpoint=checkpoint.url,
         at_ms=now_ms,
-        holder=holder_of(root / "lock"),
-        dead=(dead or DeadCounter()).count(remembered(root)),
-        batches=read_batches(root, batches),
-        **standing,
+        dead=(dead or DeadCounter()).count(checkpoint.letters()),
+        **_steady(checkpoint, lambda now: _read(now, now_ms, batches)),
     )
 
 
-def read_batches(root: Path, most: int) -> tuple[Logged, ...]:
+def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
     """Return the last micro-batches that are done, the newest one last.
 
     Parameters
     ----------
-    root : Path
-        ``<checkpoint>/ackcore``; there may be none yet.
+    path : path
+        The checkpoint; there may be none yet.
     most : int
         How many at most.
+
+    Raises
+    ------
+    StateError
+        If it cannot be read.
     """
+    checkpoint = checkpoint_at(place_of(path, "checkpoint"))
+    return () if checkpoint is None else _logged(checkpoint, most)
+
+
+def _logged(checkpoint: Checkpoint, most: int) -> tuple[Logged, ...]:
     return tuple(
         Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
-        for line in read_progress(root, most)
+        for line in checkpoint.progress(most)
     )
 
 
-def read_activity(root: Path, clock: Clock = wall_clock_ms) -> Activity | None:
+def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
     """Tell what a query is at, None if it has begun nothing; only records are read, no table.
 
     Parameters
     ----------
-    root : Path
-        ``<checkpoint>/ackcore``; there may be none yet.
+    path : path
+        The checkpoint; there may be none yet.
     clock : callable, optional
         Returns milliseconds since 1970.
 
@@ -254,84 +245,84 @@ def read_activity(root: Path, clock: Clock = wall_clock_ms) -> Activity | None:
     CheckpointCorrupt, CheckpointNewer, StateError
         If it cannot be read.
     """
-    if not (root / "meta.json").is_file():
+    checkpoint = checkpoint_at(place_of(path, "checkpoint"))
+    if checkpoint is None:
         return None
-    return _steady(root, lambda: _read_activity(root, clock()))
+    return _steady(checkpoint, lambda now: _read_activity(now, clock()))
 
 
 def read_waiting(
-    root: Path, find: Callable[[str, pa.Table], pa.Table]
+    checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], UnderWay | None]:
     """Return what waits after the last micro-batch that is done, and the one that is under way.
 
     Parameters
     ----------
-    root : Path
-        ``<checkpoint>/ackcore``.
+    checkpoint : Checkpoint
+        Where they are.
     find : callable
         Given the rows of a spout, part by part, returns those that are wanted.
     """
-    return _steady(root, lambda: _read_waiting(root, find))
+    return _steady(checkpoint, lambda now: _read_waiting(now, find))
 
 
 T = TypeVar("T")
 
 
-def _steady(root: Path, read: Callable[[], T]) -> T:
+def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
     """Read what a running query may be changing, again if it did."""
     for _ in range(_TIMES):
-        before = _names(root)
+        now = checkpoint.refreshed()
+        before = _names(now)
         try:
-            return read()
+            return read(now)
         except StateError:
-            if _names(root) == before:
+            if _names(checkpoint.refreshed()) == before:
                 raise
     raise StateError(
-        f"{root} changed {_TIMES} times while it was being read; try again, when micro-batches "
-        "take longer"
+        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again, when "
+        "micro-batches take longer"
     )
 
 
-def _names(root: Path) -> list[list[int]]:
-    batches = root / "batches"
-    return [numbered(batches, ".plan"), numbered(batches, ".done"), numbered(root / "state")]
+def _names(checkpoint: Checkpoint) -> list[list[int]]:
+    records = checkpoint.records()
+    found = [records.numbers("batches", ".plan"), records.numbers("batches", ".done")]
+    return [*found, records.numbers("state")]
 
 
-def _read(root: Path, now_ms: int) -> dict[str, Any]:
-    meta = read_record(root / "meta.json", "meta.json")
-    if meta is None:
-        raise StateError(f"{root / 'meta.json'} is not there any more")
-    records = RecordFiles(root, meta["deployment_key"])
-    plans, dones, _ = _names(root)
+def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
+    meta, records = checkpoint.meta(), checkpoint.records()
+    assert meta is not None
+    plans, dones, _ = _names(checkpoint)
     last_done = max(dones, default=None)
-    cache = TableCache(root / "state", check=False)
+    cache = checkpoint.tables(check=False)
     done = None if last_done is None else _decision(records, cache, last_done)
     taken = {name for number in plans for name in _taken(records, number)}
-    directory = root / "replays"
-    requested = [name for name in replays.published(directory) if name not in taken]
+    requested = [name for name in checkpoint.requested() if name not in taken]
     return {
         "kind": meta["kind"],
         "structure": meta["structure"],
         "created_ms": meta["created_ms"],
         "ackcore": meta["ackcore"],
+        "holder": checkpoint.holder(),
+        "epoch": checkpoint.epoch(),
         "books": Books() if done is None else Books.from_json(done.totals),
         "last_done": last_done,
         "under_way": _under_way(records, cache, max(plans, default=-1), last_done),
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
+        "batches": _logged(checkpoint, batches),
     }
 
 
-def _read_activity(root: Path, now_ms: int) -> Activity | None:
-    meta = read_record(root / "meta.json", "meta.json")
-    if meta is None:
-        raise StateError(f"{root / 'meta.json'} is not there any more")
-    records = RecordFiles(root, meta["deployment_key"])
-    plans, dones, _ = _names(root)
+def _read_activity(checkpoint: Checkpoint, now_ms: int) -> Activity | None:
+    records = checkpoint.records()
+    plans, dones, _ = _names(checkpoint)
     if not plans:
         return None
     last_done = max(dones, default=None)
-    cache = TableCache(root / "state", check=False)
+    cache = checkpoint.tables(check=False)
     waiting = None if last_done is None else _decision(records, cache, last_done).waiting
     return Activity(
         now_ms,
@@ -342,17 +333,14 @@ def _read_activity(root: Path, now_ms: int) -> Activity | None:
 
 
 def _read_waiting(
-    root: Path, find: Callable[[str, pa.Table], pa.Table]
+    checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], UnderWay | None]:
-    meta = read_record(root / "meta.json", "meta.json")
-    if meta is None:
-        raise StateError(f"{root / 'meta.json'} is not there any more")
-    records = RecordFiles(root, meta["deployment_key"])
-    plans, dones, _ = _names(root)
+    records = checkpoint.records()
+    plans, dones, _ = _names(checkpoint)
     last_done = max(dones, default=None)
     if last_done is None:
         return {}, None
-    cache = TableCache(root / "state")
+    cache = checkpoint.tables(check=True)
     waiting = _decision(records, cache, last_done).waiting
     found: dict[str, pa.Table] = {}
     for spout in waiting:
@@ -363,23 +351,23 @@ def _read_waiting(
     return found, _under_way(records, cache, max(plans, default=-1), last_done)
 
 
-def _decision(records: RecordFiles, cache: TableCache, number: int) -> BatchDecision:
+def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision:
     body = records.read(f"state/{number}/manifest.json")
     if body is None:
         raise StateError(
-            f"{records.root / 'state' / str(number) / 'manifest.json'} is missing, though "
+            f"{records.place(f'state/{number}/manifest.json')} is missing, though "
             f"micro-batch {number} is done. Restore the checkpoint from a backup"
         )
     return Refusals(records, cache).amended(BatchDecision.of(cache, body))
 
 
-def _taken(records: RecordFiles, number: int) -> tuple[str, ...]:
+def _taken(records: Records, number: int) -> tuple[str, ...]:
     body = records.read(f"batches/{number}.plan")
     return () if body is None else Plan.of(body).replays
 
 
 def _under_way(
-    records: RecordFiles, cache: TableCache, number: int, last_done: int | None
+    records: Records, cache: TableCache, number: int, last_done: int | None
 ) -> UnderWay | None:
     if number == (-1 if last_done is None else last_done):
         return None

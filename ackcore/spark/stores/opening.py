@@ -64,6 +64,19 @@ def store_url(url: str, argument: str) -> str:
     return f"{scheme}://{host}/{'/'.join(parts)}"
 
 
+def place_of(path: str | os.PathLike[str], argument: str) -> str:
+    """Return a path, absolute, or a bucket's URL, as it is kept.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it is neither.
+    """
+    if isinstance(path, str) and is_bucket(path):
+        return store_url(path, argument)
+    return str(local_path(path, argument))
+
+
 def open_store(path: str | os.PathLike[str], argument: str) -> Store:
     """Return the store of a path of a file system, or of a bucket's URL; nothing is asked yet.
 

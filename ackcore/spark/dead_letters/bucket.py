@@ -1,0 +1,460 @@
+"""A store of dead letters in a bucket: objects, and one index that tells which of them count.
+
+``index.json`` names the files of each spout with their lengths and checksums, the notes of what was
+sent again or dropped, the requests that no query has taken, and to whom the store belongs.  It is
+replaced on a condition (`SharedRecord`), so each step is one put, after those of the objects that
+it names: letters of a micro-batch are there with it, and once more they take the place of
+themselves.  Nothing is learned by a list, which may lag.
+
+The driver that opens the store puts its token there, and writes while that is in it; who wrote
+before is refused at his next step.  `drop` and `replay` write beside the driver: each change is
+made of what is there, so none undoes another's.
+
+Keys bear the epoch, which is counted up when a driver opens the store, and random bits.  What no
+index names and is of an earlier epoch was left by who died: nobody can name it any more, as the
+version on which that would depend is gone.  The driver that opens the store sweeps it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.spark.base.checksummed import digest_of
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.lock import process_name
+from ackcore.spark.checkpoint.replays import spout_of
+from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
+from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
+from ackcore.spark.dead_letters.files import Fill, LetterFile, NotesChanged
+from ackcore.spark.dead_letters.letters import FilePath, read_schema, schema_of, write_letters
+from ackcore.spark.dead_letters.objects import ObjectFile, Objects
+from ackcore.spark.stores.interface import Store
+
+_log = logging.getLogger("ackcore")
+
+#: A note of more bytes is an object of its own.
+_LARGE = 2000
+#: Where there are lists of files that were merged, and notes.
+_MERGED, _NOTES = ".merged", ".notes"
+#: What is ours below the store, and may be swept if it is of an earlier epoch.
+_OURS = re.compile(
+    r"[^/]+/(?:batch-\d+|batches-\d+-\d+\.\d+|columns)\.e(\d+)\.[0-9a-f]{24}\.parquet"
+    r"|(?:\.merged|\.notes)/e(\d+)/[0-9a-f]{24}|\.requests/e(\d+)\.[0-9a-f]{8}/.+"
+)
+#: A drop begins anew so often where drivers start meanwhile.
+_TRIES = 10
+
+
+class BucketLetters:
+    """A store in a bucket.
+
+    Parameters
+    ----------
+    store : Store
+        The bucket, from the store's place on.
+    clock : callable, optional
+        Returns milliseconds since 1970.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:
+        self.url = store.url
+        self.store = store
+        self._clock = clock
+        self._index = SharedRecord(store, INDEX)
+        self.objects = Objects(store, self._now)
+        self._token = ""
+        #: The notes and the epoch when they were read last.
+        self._seen: tuple[Collection[str], int | None] = (), None
+
+    def __repr__(self) -> str:
+        return f"BucketLetters({self.url!r})"
+
+    @property
+    def index(self) -> SharedRecord:
+        """What is on record of it."""
+        return self._index
+
+    def refresh(self) -> None:
+        """As `Letters.refresh`."""
+        self._index.load()
+
+    # -- whose it is --------------------------------------------------------------------------
+
+    def owner(self) -> dict[str, Any] | None:
+        """As `Letters.owner`."""
+        return self._index.read().get("owner")
+
+    def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
+        """As `Letters.own`."""
+        token = secrets.token_hex(16)
+
+        def take(body: Body) -> Body | None:
+            if body.get("token") == token:
+                return None
+            # After the look at the index: if another driver takes over from now on, it replaces
+            # the index before or after this, and is not refused by it.
+            check_owner()
+            epoch = body.get("epoch", 0) + 1
+            by = {"epoch": epoch, "token": token, "holder": process_name()}
+            return {"spouts": {}, "notes": {}, "requests": {}, **body, "owner": dict(about), **by}
+
+        self._index.replace(take)
+        self._token = token
+        self._sweep()
+
+    def _check(self, body: Body) -> None:
+        if self._token and body.get("token") != self._token:
+            raise CheckpointInUse(
+                f"{self.url} was taken over from this driver by another "
+                f"({body.get('holder', 'nobody yet: its index was removed')}). What this one "
+                "recorded before then stands, and it writes nothing more; let the other one go "
+                "on, or stop it and start again"
+            )
+
+    def _sweep(self) -> None:
+        """Delete what drivers and commands left that died; a list that lags lacks some of it."""
+        body = self._index.read()
+        named = {each["object"] for each in _named(body)}
+        for merged in list(_merged(body)):
+            named.update(self._merged_keys(merged))
+        left = [
+            entry.key
+            for entry in self.store.list()
+            if entry.key not in named and 0 <= _epoch_in(entry.key) < body["epoch"]
+        ]
+        if left:
+            self.store.delete(left)
+
+    def _change(self, change: Callable[[Body], Body | None]) -> None:
+        def checked(body: Body) -> Body | None:
+            self._check(body)
+            return change(body)
+
+        self._index.replace(checked)
+
+    # -- files --------------------------------------------------------------------------------
+
+    def spouts(self) -> list[str]:
+        """As `Letters.spouts`."""
+        spouts = self._index.read().get("spouts", {})
+        return sorted(name for name, of in spouts.items() if of["files"] or of["columns"])
+
+    def files(self, spout: str) -> list[LetterFile]:
+        """As `Letters.files`."""
+        found = _of_spout(self._index.read(), spout)["files"]
+        return [self._file(each) for each in found]
+
+    def _file(self, entry: Mapping[str, Any]) -> LetterFile:
+        return LetterFile(self._path(entry), entry["first"], entry["last"], entry["level"])
+
+    def _path(self, entry: Mapping[str, Any]) -> ObjectFile:
+        return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["blake2b"])
+
+    def _now(self, file: ObjectFile) -> ObjectFile | None:
+        """Return what `rewrite`, or `publish`, has put in the place of a file since."""
+        spout = file.key.partition("/")[0]
+        # What was read before stays as it is, to be of one moment.
+        index = SharedRecord(self.store, INDEX).load()
+        for each in _of_spout(index, spout)["files"]:
+            if _name(each["object"]) == _name(file.key):
+                return self._path(each)
+        return None
+
+    def columns(self, spout: str) -> FilePath | None:
+        """As `Letters.columns`."""
+        found = _of_spout(self._index.read(), spout)["columns"]
+        return None if found is None else self._path(found)
+
+    def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
+        """As `Letters.remember_columns`."""
+        written: dict[str, Any] = {}
+        for spout, schema in sources.items():
+            letters, path = schema_of(schema), self.columns(spout)
+            try:
+                known = path is not None and read_schema(path).equals(letters)
+            except StateError:
+                known = False
+            if not known:
+                fill = partial(write_letters, schema=letters, tables=())
+                written[spout] = self._put(spout, "columns", fill)
+
+        def change(body: Body) -> Body:
+            spouts = dict(body["spouts"])
+            for spout in {*spouts, *written} if sources else ():
+                of = _of_spout(body, spout)
+                now = written.get(spout, of["columns"]) if spout in sources else None
+                spouts[spout] = {**of, "columns": now}
+            return {**body, "spouts": spouts}
+
+        spouts = self._index.read()["spouts"]
+        others = any(of["columns"] for name, of in spouts.items() if name not in sources)
+        if written or (sources and others):
+            self._change(change)
+
+    def _put(
+        self, spout: str, name: str, fill: Fill, there: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Put a file of letters, which counts for nothing yet; return what is recorded of it.
+
+        It is not put if one with these bytes is ``there``.
+        """
+        epoch = self._index.read()["epoch"]
+        with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
+            path = Path(place, "letters.parquet")
+            with open(path, "wb") as file:
+                fill(file)
+            with pa.memory_map(str(path)) as source:
+                digest = digest_of(source.read_buffer())
+            size = path.stat().st_size
+            if there is not None and there["blake2b"] == digest:
+                return dict(there)
+            key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
+            self.store.put_file(key, path)
+        return {"object": key, "bytes": size, "blake2b": digest}
+
+    def publish(self, spout: str, number: int, fill: Fill) -> None:
+        """As `Letters.publish`; it takes two trips, and none if they are there."""
+        files = _of_spout(self._index.read(), spout)["files"]
+        there = next((each for each in files if each["first"] == number), None)
+        put = self._put(spout, f"batch-{number}", fill, there)
+        if there is not None and put["object"] == there["object"]:
+            return
+        entry = {**put, "first": number, "last": number, "level": 0}
+        gone: set[str] = set()
+
+        def change(body: Body) -> Body:
+            files = _of_spout(body, spout)["files"]
+            before = [each for each in files if each["last"] < number]
+            after = [each for each in files if each["first"] > number]
+            gone.clear()
+            gone.update(each["object"] for each in files if each["first"] == number)
+            return _with_files(body, spout, [*before, entry, *after])
+
+        self._change(change)
+        self._delete(gone - {put["object"]})
+
+    def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
+        """As `Letters.merge`; the merged files are deleted an hour later."""
+        first, last, level = run[0].first, run[-1].last, run[0].level + 1
+        put = self._put(spout, f"batches-{first}-{last}.{level}", fill)
+        whole = {**put, "first": first, "last": last, "level": level}
+        keys = [_key(file) for file in run]
+        epoch = self._index.read()["epoch"]
+        merged = put_object(self.store, f"{_MERGED}/e{epoch}", json.dumps(keys).encode())
+        done = False
+
+        def change(body: Body) -> Body | None:
+            nonlocal done
+            files = _of_spout(body, spout)["files"]
+            there = [each["object"] for each in files]
+            done = whole["object"] in there
+            if done or not set(keys) <= set(there):
+                return None
+            done = True
+            at = there.index(keys[0])
+            left = [each for each in files if each["object"] not in keys]
+            new = _with_files(body, spout, [*left[:at], whole, *left[at:]])
+            log = [*_of_spout(body, spout)["merged"], {**merged, "at_ms": self._clock()}]
+            new["spouts"][spout]["merged"] = log
+            return new
+
+        self._change(change)
+        if not done:
+            self._delete({put["object"], merged["object"]})
+            return None
+        return self._file(whole)
+
+    def remove_merged(self, spout: str, until_ms: int) -> None:
+        """As `Letters.remove_merged`."""
+        log = _of_spout(self._index.read(), spout)["merged"]
+        self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
+
+    def _forget_merged(self, spout: str, old: list[Mapping[str, Any]]) -> None:
+        if not old:
+            return
+        lists = {each["object"] for each in old}
+        keys = {key for each in old for key in self._merged_keys(each)}
+
+        def change(body: Body) -> Body | None:
+            of = _of_spout(body, spout)
+            left = [each for each in of["merged"] if each["object"] not in lists]
+            if len(left) == len(of["merged"]):
+                return None
+            return {**body, "spouts": {**body["spouts"], spout: {**of, "merged": left}}}
+
+        # The files first: without their list nobody would know of them.
+        self._delete(keys)
+        self._change(change)
+        self._delete(lists)
+
+    def _merged_keys(self, merged: Mapping[str, Any]) -> list[str]:
+        data = object_of(self.store, merged)
+        keys: list[str] = [] if data is None else json.loads(data)
+        return keys
+
+    def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
+        """As `Letters.named`; files that were merged are deleted, those who have them ask again."""
+        self.refresh()
+        self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
+        files = self.files(spout)
+        return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
+
+    def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
+        """As `Letters.rewrite`: under another key, which takes the place of the old one."""
+        key, done = _key(file), False
+        name = _name(key)
+        new: dict[str, Any] = {}
+        epoch = -1
+
+        def change(body: Body) -> Body | None:
+            nonlocal done
+            # If a driver has opened the store meanwhile, it may have swept what is not named yet.
+            if body["epoch"] != epoch:
+                return None
+            files = _of_spout(body, spout)["files"]
+            there = [each["object"] for each in files]
+            done = new["object"] in there
+            if done or key not in there:
+                return None
+            done = True
+            changed = [{**each, **new} if each["object"] == key else each for each in files]
+            return _with_files(body, spout, changed)
+
+        for _ in range(_TRIES):
+            epoch = self._index.read()["epoch"]
+            new = self._put(spout, name, fill)
+            self._change(change)
+            self._delete({key if done else new["object"]})
+            if done or self._index.read()["epoch"] == epoch:
+                break
+        return done
+
+    def has(self, spout: str, file: LetterFile) -> bool:
+        """As `Letters.has`."""
+        self.refresh()
+        return _key(file) in {_key(each) for each in self.files(spout)}
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        """Delete objects that no index names any more."""
+        some = sorted(keys)
+        if some:
+            self.store.delete(some)
+
+    def put_request(self, name: str, path: Path) -> dict[str, Any]:
+        """Put the file of a request, for `add_note`; it is gone here afterwards."""
+        epoch = self._index.read()["epoch"]
+        with pa.memory_map(str(path)) as source:
+            digest = digest_of(source.read_buffer())
+        size = path.stat().st_size
+        key = f"{REQUESTS}/e{epoch}.{secrets.token_hex(4)}/{name}"
+        self.store.put_file(key, path)
+        return {"object": key, "bytes": size, "blake2b": digest}
+
+    def withdrawn(self) -> set[tuple[str, str]]:
+        """Return the requests that were withdrawn, each with its spout."""
+        names = self._index.read().get("withdrawn", [])
+        return {(name.partition(".")[0], spout_of(name)) for name in names}
+
+    # -- notes --------------------------------------------------------------------------------
+
+    def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """As `Letters.notes`."""
+        body = self._index.read()
+        notes = body.get("notes", {})
+        self._seen = notes.keys(), body.get("epoch")
+        for request, note in notes.items():
+            if "body" in note:
+                yield request, note["body"]
+                continue
+            data = object_of(self.store, note)
+            if data is None:
+                where = f"{self.url}/{note['object']}"
+                raise corrupt(where, "is missing or damaged, though the index names it")
+            yield request, json.loads(data)
+
+    def note_place(self, request: str) -> str:
+        """As `Letters.note_place`."""
+        return self.url
+
+    def add_note(
+        self,
+        request: str,
+        body: Mapping[str, Any],
+        requests: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """As `Letters.add_note`; with it requests to replay are there, by name."""
+        data = json.dumps(body).encode()
+        stamp = {"token": secrets.token_hex(8)}
+        note: dict[str, Any] = {"body": dict(body), **stamp}
+        if len(data) > _LARGE:
+            epoch = self._index.read()["epoch"]
+            note = {**put_object(self.store, f"{_NOTES}/e{epoch}", data), **stamp}
+
+        def change(index: Body) -> Body | None:
+            found = index["notes"].get(request)
+            if found is not None and found["token"] == stamp["token"]:
+                return None
+            # In another epoch the objects that were put before may have been swept.
+            if (index["notes"].keys(), index["epoch"]) != self._seen:
+                raise NotesChanged(
+                    f"{self.url}: letters are sent again or dropped by others again and again; "
+                    "try once more"
+                )
+            whole = {**index["requests"], **(requests or {})}
+            return {**index, "notes": {**index["notes"], request: note}, "requests": whole}
+
+        self._change(change)
+
+
+def _name(key: str) -> str:
+    """Return of which micro-batches a file is, by its key."""
+    return key.rpartition("/")[2].partition(".e")[0]
+
+
+def _of_spout(body: Body, spout: str) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"columns": None, "files": [], "merged": []}
+    return {**nothing, **body.get("spouts", {}).get(spout, {})}
+
+
+def _with_files(body: Body, spout: str, files: list[Any]) -> Body:
+    """Return an index with other files of a spout; what it is made of stays as it is."""
+    return {**body, "spouts": {**body["spouts"], spout: {**_of_spout(body, spout), "files": files}}}
+
+
+def _merged(body: Body) -> Iterator[Mapping[str, Any]]:
+    for spout in body["spouts"]:
+        yield from _of_spout(body, spout)["merged"]
+
+
+def _named(body: Body) -> Iterator[Mapping[str, Any]]:
+    """Yield all that an index names."""
+    for spout in body["spouts"]:
+        of = _of_spout(body, spout)
+        yield from of["files"]
+        if of["columns"] is not None:
+            yield of["columns"]
+    yield from _merged(body)
+    yield from (note for note in body["notes"].values() if "object" in note)
+    yield from body["requests"].values()
+
+
+def _key(file: LetterFile) -> str:
+    assert isinstance(file.path, ObjectFile)
+    return file.path.key
+
+
+def _epoch_in(key: str) -> int:
+    """Return the epoch that a key of ours bears, -1 if it is none."""
+    found = _OURS.fullmatch(key)
+    return -1 if found is None else int(found[1] or found[2] or found[3])

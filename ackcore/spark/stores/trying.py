@@ -1,0 +1,81 @@
+"""Whether a bucket keeps what a `Store` promises: tried on one object, which is deleted then."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ackcore.spark.stores.interface import Store, StoreConflict
+from ackcore.spark.stores.opening import open_store
+
+#: How often a trip is timed.
+_TIMES = 5
+#: How many try to replace one version at once.
+_AT_ONCE = 8
+
+
+def tried(url: str) -> Iterator[tuple[str, bool, str]]:
+    """Yield what was looked at, whether it is as it must be, and what was found.
+
+    Parameters
+    ----------
+    url : str
+        Where a checkpoint is or is to be.
+
+    Raises
+    ------
+    ValueError
+        If it is no URL of a bucket.
+    StateError
+        If it cannot be read or written at all.
+    """
+    store = open_store(url, "checkpoint")
+    key = f"ackcore-doctor/{secrets.token_hex(8)}"
+    try:
+        version = store.put(key, b"1")
+        yield "read and write", _read(store, key) == b"1", f"{store.url}: what is put is there"
+        yield "put if absent", *_refused(lambda: store.put(key, b"2", if_absent=True))
+        after = store.put(key, b"3", if_version=version)
+        stale = _refused(lambda: store.put(key, b"4", if_version=version))
+        if stale[0] and (after == version or _read(store, key) != b"3"):
+            stale = False, "an object that was replaced is not another one"
+        yield "replace if unchanged", *stale
+        yield "one of many at once", *_raced(store, key, after)
+        listed = key in [entry.key for entry in store.list("ackcore-doctor")]
+        lag = "a list shows it at once" if listed else "a list lags, on which nothing depends"
+        yield "list", True, lag
+        began = time.monotonic()
+        for _ in range(_TIMES):
+            store.get(key)
+        each_ms = (time.monotonic() - began) * 1000 / _TIMES
+        yield "round trip", True, f"{each_ms:.0f} ms; a micro-batch takes some ten"
+    finally:
+        store.delete([key])
+
+
+def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:
+    """Have an object replaced by several at once, of which one may."""
+
+    def replaced(n: int) -> bool:
+        return not _refused(lambda: store.put(key, b"%d at once" % n, if_version=version))[0]
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        done = sum(pool.map(replaced, range(_AT_ONCE)))
+    if done == 1:
+        return True, f"of {_AT_ONCE} that replace it at once one does"
+    return False, f"of {_AT_ONCE} that replaced it at once {done} were told that they did"
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    found = store.get(key)
+    return None if found is None else found.data
+
+
+def _refused(put: Callable[[], object]) -> tuple[bool, str]:
+    try:
+        put()
+    except StoreConflict:
+        return True, "it is refused where another wrote first"
+    return False, "it was done though the condition did not hold"

@@ -1,0 +1,143 @@
+"""``ackcore status``, ``dead``, ``doctor`` and ``ui`` on the URL of a bucket."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.request
+
+import pytest
+from checkpoints import OPEN, with_dead_letters
+from s3_server import DENIED
+
+from ackcore.spark.inspect.pending import read_pending
+from ackcore.spark.stores.objects import ObjectStore
+from ackcore.spark.stores.opening import open_store
+
+
+@pytest.fixture
+def url(bucket):
+    """A checkpoint in a bucket, with seven dead letters, and three records that wait."""
+    return with_dead_letters(bucket)
+
+
+@pytest.fixture
+def unchanged(url):
+    """Sees to it that nothing in the bucket was changed."""
+    store = open_store(url, "path")
+    before = {entry.key: store.get(entry.key) for entry in store.list()}
+    yield
+    assert {entry.key: store.get(entry.key) for entry in store.list()} == before
+
+
+def test_status(ackcore, lines, url, unchanged):
+    said = ackcore("status", url).stdout
+    assert f"{url}: a batch, not running, last pid" in said
+    assert "(epoch 1)" in said
+    assert "books after 2 micro-batches " in said
+    assert "dead letters: 7, of which 0 were sent again" in said
+    assert "waiting: 3, the next is due now" in said
+    (found,) = lines(ackcore("status", url, "--json"))
+    assert found["epoch"] == 1
+    assert found["holder"]["holds"] is False
+    assert found["books"]["balanced"]
+    assert found["waiting"]["records"] == 3
+
+
+def test_a_query_that_runs_is_not_disturbed(ackcore, lines, url, caplog):
+    with OPEN(url) as state:
+        state.write_plan(state.make_plan(2, 10**9))
+        said = ackcore("status", url).stdout
+        assert "whether it runs cannot be told from here (epoch 2)" in said
+        assert "micro-batch 2 runs, planned" in said
+        assert len(lines(ackcore("dead", "list", url, "--json"))) == 7
+        ackcore("dead", "replay", url, "lines/0/0")
+        waits = read_pending(url, "id-20", clock=lambda: 0)
+        assert (waits.spout, waits.running_in) == ("lines", 2)
+        with caplog.at_level(logging.WARNING, "ackcore"):
+            state.check_owner()
+            assert len(state.pending_replays()) == 1
+        (found,) = lines(ackcore("status", url, "--json"))
+        assert (found["epoch"], found["requests"]) == (2, 1)
+    assert not caplog.records
+
+
+def test_letters(ackcore, lines, url):
+    found = lines(ackcore("dead", "list", url, "--error", "TimeoutError", "--json"))
+    assert len(found) == 5
+    assert "line 6" in ackcore("dead", "show", url, "lines/1/2").stdout
+    assert "1 dead letters are sent again" in ackcore("dead", "replay", url, "lines/1/2").stdout
+    assert (
+        "2 dead letters were dropped" in ackcore("dead", "drop", url, "--component", "split").stdout
+    )
+    assert len(lines(ackcore("dead", "list", url, "--json"))) == 5
+    store = f"{url}/ackcore/dead_letters"
+    (sent,) = lines(ackcore("dead", "list", store, "--sent", "--json"))
+    assert sent["letter"] == "lines/1/2"
+    with OPEN(url) as state:
+        assert len(state.pending_replays()) == 1
+
+
+def test_what_is_not_there_is_told(ackcore, bucket):
+    for words in (["status"], ["dead", "list"]):
+        said = ackcore(*words, bucket, code=3).stderr
+        assert bucket in said
+        assert "head.json" in said
+
+
+def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-that-is-secret")
+    s3.fail(DENIED, "GET", times=5)
+    done = ackcore("status", url, code=3)
+    assert "cannot be read" in done.stderr
+    assert "secret" not in done.output.lower()
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_page(url, unchanged):
+    server = pytest.importorskip("ackcore.ui.server")
+    with server.Server([url]) as served:
+
+        def asked(path):
+            with urllib.request.urlopen(served.url + path) as answer:
+                return json.load(answer)
+
+        assert asked("api/checkpoints")["checkpoints"] == [url]
+        status = asked("api/0/status")
+        assert (status["epoch"], status["dead"]["letters"]) == (1, 7)
+        assert len(asked("api/0/letters")["letters"]) == 7
+
+
+def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
+    found = {
+        each["what"]: each
+        for each in lines(ackcore("doctor", bucket, "--master", "none", "--json"))
+    }
+    for what in (
+        "obstore",
+        "read and write",
+        "put if absent",
+        "replace if unchanged",
+        "one of many at once",
+    ):
+        assert found[what]["ok"], what
+    assert " ms; a micro-batch takes" in found["round trip"]["found"]
+    assert "file system" not in found
+    assert open_store(bucket, "path").list() == []
+
+
+def test_the_doctor_finds_a_server_without_conditions(ackcore, lines, bucket, monkeypatch):
+    whole = ObjectStore.put
+    monkeypatch.setattr(ObjectStore, "put", lambda store, key, data, **_: whole(store, key, data))
+    said = lines(ackcore("doctor", bucket, "--master", "none", "--json", code=1))
+    bad = {each["what"]: each for each in said if each["ok"] is False}
+    assert {*bad} == {"put if absent", "replace if unchanged", "one of many at once"}
+    assert "though the condition did not hold" in bad["put if absent"]["found"]
+    assert "two drivers could write" in bad["put if absent"]["mend"]
+
+
+def test_the_doctor_tells_what_it_may_not_do(ackcore, bucket, s3):
+    s3.fail(DENIED, lambda one: True, times=20)
+    said = ackcore("doctor", bucket, "--master", "none", code=1).stdout
+    assert "AWS_ENDPOINT_URL" in said
+    assert "secret" not in said.lower()

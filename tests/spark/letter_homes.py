@@ -1,0 +1,81 @@
+"""Checkpoints with dead letters, in each kind of place, read by others than who wrote them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from checkpoints import OPEN, died, ids, run_one
+
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
+from ackcore.spark.stores.opening import open_store
+
+VALUE = {"lines": pa.schema([("value", pa.string())])}
+
+
+class Home(NamedTuple):
+    """Where a checkpoint is, and its letters if they are elsewhere."""
+
+    checkpoint: str
+    elsewhere: str | None = None
+
+    def driver(self, clock=wall_clock_ms):
+        """Start one that has run a micro-batch; it stays open."""
+        state = OPEN(self.checkpoint)
+        if state.last_plan is None:
+            run_one(state, 0)
+        found = DeadLetters.open(
+            state.url, state.deployment_key, self.elsewhere, VALUE, state.records
+        )
+        return state, DeadLetters(found.place, clock)
+
+
+def write(letters, first, end):
+    for n in range(first, end):
+        letters.write(n, {"lines": died(2 * n, 2)})
+
+
+def listed(home, **which):
+    """Letters by id, read by somebody else than who wrote them."""
+    found = list_letters(store_of(home.checkpoint), LetterFilter(**which))
+    return {str(each.id): each.message_id for each in found}
+
+
+def every(batches, but=()):
+    return {
+        f"lines/{n}/{at}": f"id-{2 * n + at}"
+        for n in range(batches)
+        for at in (0, 1)
+        if n not in but
+    }
+
+
+def named(*numbers):
+    return LetterFilter(tuple(LetterId("lines", n, at) for n in numbers for at in (0, 1)))
+
+
+def asked(home):
+    """What the query is asked to run again."""
+    with OPEN(home.checkpoint) as state:
+        plan = state.make_plan(state.last_done + 1, 0)
+        due = state.split_due(plan).due
+        return sorted(ids(due["lines"])) if due else []
+
+
+def files_there(home):
+    """All files of letters that there are, whether they count or not."""
+    place = store_of(home.checkpoint)
+    store = open_store(place.url, "path")
+    return {each.key for each in store.list() if "/batch" in f"/{each.key}"}
+
+
+def contents(home):
+    """What all files of letters say, also those that do not count."""
+    store = open_store(store_of(home.checkpoint).url, "path")
+    for key in files_there(home):
+        table = pq.read_table(pa.BufferReader(store.read(key)))
+        yield str(table["message_id"].to_pylist()).encode()

@@ -1,0 +1,277 @@
+"""One contract for dead letters, on a file system and in a bucket."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from checkpoints import OPEN, decision, died, run_one
+from letter_homes import Home, asked, contents, every, files_there, listed, named, write
+
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
+from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.listing import LetterFilter, count_letters, list_letters
+from ackcore.spark.dead_letters.notes import notes_of
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
+from ackcore.spark.inspect.reasons import DeadCounter
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_syncing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(params=["directory", "bucket", "directory with letters in a bucket"])
+def home(request, tmp_path):
+    """Each kind of place."""
+    if request.param == "directory":
+        return Home(str(tmp_path / "checkpoint"))
+    bucket = request.getfixturevalue("bucket")
+    if request.param == "bucket":
+        return Home(bucket)
+    return Home(str(tmp_path / "checkpoint"), f"{bucket}/letters")
+
+
+@pytest.fixture
+def tasks_reach(spark):
+    """Tasks find the server as the driver does: by their environment."""
+    told = spark.sparkContext.environment
+    mine = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    told.update(mine)
+    yield
+    for name in mine:
+        told.pop(name)
+
+
+# -- the contract ---------------------------------------------------------------------------------
+
+
+def test_what_died_is_listed_counted_and_shown(home):
+    state, letters = home.driver()
+    with state:
+        assert listed(home) == {}
+        assert store_of(home.checkpoint).spouts() == ["lines"]
+        write(letters, 0, 3)
+        # Who reads disturbs no driver, and who wrote needs not end before.
+        assert listed(home) == every(3)
+        write(letters, 3, 4)
+    assert listed(home) == every(4)
+    assert count_letters(store_of(home.checkpoint), LetterFilter(component="split")) == 8
+    (one,) = list_letters(store_of(home.checkpoint), named(2), 1, payload=True)
+    assert (str(one.id), one.payload) == ("lines/2/1", '{"value":"line 5"}')
+    counts = DeadCounter().count(store_of(home.checkpoint))
+    assert (counts.letters, counts.sent, counts.dropped) == (8, 0, 0)
+    assert [each.records for each in counts.reasons] == [8]
+
+
+def test_a_micro_batch_that_is_written_again_replaces_its_letters(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 2)
+        write(letters, 1, 2)
+        assert listed(home) == every(2)
+    state, letters = home.driver()
+    with state:
+        write(letters, 1, 2)
+        assert listed(home) == every(2)
+        letters.write(1, {"lines": died(90, 1)})
+        assert listed(home) == {**every(1), "lines/1/0": "id-90"}
+
+
+def test_many_files_become_few_and_no_letter_moves(home, monkeypatch):
+    monkeypatch.setattr(compaction, "_FEWEST", 4)
+    state, letters = home.driver()
+    with state:
+        for n in range(22):
+            write(letters, n, n + 1)
+            if n in (4, 5, 20, 21):
+                assert listed(home) == every(n + 1)
+        files = letters.place.files("lines")
+        assert [(file.first, file.last, file.level) for file in files] == [
+            (0, 15, 2),
+            (16, 19, 1),
+            (20, 20, 0),
+            (21, 21, 0),
+        ]
+        with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, which is only now"):
+            write(letters, 7, 8)
+
+
+def test_files_that_were_merged_stay_for_an_hour_and_are_then_removed(home, monkeypatch):
+    monkeypatch.setattr(compaction, "_FEWEST", 4)
+    now = [wall_clock_ms()]
+    state, letters = home.driver(lambda: now[0])
+    with state:
+        write(letters, 0, 4)
+        before = files_there(home)
+        write(letters, 4, 6)
+        assert before < files_there(home)
+        now[0] += compaction.KEPT_MS - 60_000
+        write(letters, 6, 10)
+        assert before < files_there(home)
+        now[0] += 120_000
+        write(letters, 10, 14)
+        assert not before & files_there(home)
+        assert listed(home) == every(14)
+
+
+def test_letters_are_sent_once_and_a_request_is_made_once(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 3)
+    assert asked(home) == []
+    assert replay(home.checkpoint, where=named(1), dry_run=True).records == {"lines": 2}
+    first = replay(home.checkpoint, where=named(1), request="one")
+    assert first.records == {"lines": 2}
+    assert replay(home.checkpoint, request="one") == first
+    assert asked(home) == ["id-2", "id-3"]
+    assert replay(home.checkpoint).records == {"lines": 4}
+    assert replay(home.checkpoint).records == {}
+    assert asked(home) == [f"id-{row}" for row in range(6)]
+    assert listed(home, sent=False) == {}
+    found = {each.request for each in list_letters(store_of(home.checkpoint), named(1))}
+    assert found == {"one"}
+    assert DeadCounter().count(store_of(home.checkpoint)).sent == 6
+    assert replay(home.checkpoint, again=True, max_replays=1).left_out == {"lines": 6}
+
+
+def test_a_query_takes_a_request_once_and_forgets_it(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 2)
+        replay(home.checkpoint)  # while it runs
+        (name,) = state.pending_replays()
+        plan = state.make_plan(1, 0)
+        assert plan.replays == (name,)
+        state.write_plan(plan)
+        assert state.pending_replays() == ()
+    with OPEN(home.checkpoint) as state:  # it died
+        assert len(state.split_due(state.plan(1)).due["lines"]) == 4
+        run_decided(state, 1)
+        for number in (2, 3, 4):
+            run_one(state, number)
+            state.prune(number)
+        assert state.pending_replays() == ()
+    assert asked(home) == []
+    assert listed(home, sent=True) == every(2)
+
+
+def run_decided(state, number):
+    state.write_decision(decision(number))
+    state.write_done(number)
+    state.prune(number)
+
+
+def test_dropped_letters_are_gone_and_no_other_moves(home, monkeypatch):
+    monkeypatch.setattr(compaction, "_FEWEST", 4)
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 7)  # four of them merged
+        assert drop(home.checkpoint, named(1), dry_run=True).records == {"lines": 2}
+        assert listed(home) == every(7)
+        assert drop(home.checkpoint, named(1, 5)).records == {"lines": 4}
+        assert listed(home) == every(7, but=(1, 5))
+        write(letters, 7, 12)  # the driver does not know of it, and merges on
+        assert listed(home) == every(12, but=(1, 5))
+    assert drop(home.checkpoint, named(1, 5)).records == {}
+    assert DeadCounter().count(store_of(home.checkpoint)).dropped == 4
+    assert replay(home.checkpoint).records == {"lines": 20}
+    assert drop(home.checkpoint, LetterFilter()).records == {"lines": 20}
+    assert listed(home) == {}
+    there = b"".join(contents(home))
+    assert b"id-" not in there
+    state, letters = home.driver()
+    with state:
+        write(letters, 12, 14)
+        assert set(listed(home)) == {f"lines/{n}/{at}" for n in (12, 13) for at in (0, 1)}
+
+
+def test_the_store_and_the_checkpoint_are_both_a_way_in(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 2)
+    url = store_of(home.checkpoint).url
+    assert url == letters.place.url
+    assert url == (home.elsewhere or f"{home.checkpoint}/ackcore/dead_letters")
+    found = list_letters(store_of(url), LetterFilter())
+    assert {str(each.id): each.message_id for each in found} == every(2)
+    assert checkpoint_of(store_of(url)).url == home.checkpoint
+    with pytest.raises(FileNotFoundError, match="path must be a checkpoint or a store"):
+        store_of(f"{home.checkpoint}-other")
+
+
+def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 1)
+    other = Home(str(tmp_path / "other"), letters.place.url)
+    with pytest.raises(CheckpointForeign, match="would overwrite them"):
+        other.driver()
+    aside = Home(home.checkpoint, f"{letters.place.url}-2")
+    with pytest.raises(CheckpointForeign, match="would not see the old ones"):
+        aside.driver()
+
+
+def test_two_who_ask_at_once_do_not_send_twice(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 3)
+    start, done = threading.Barrier(3), []
+
+    def ask():
+        start.wait()
+        done.append(sum(replay(home.checkpoint).records.values()))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0, 0, 6]
+    assert asked(home) == [f"id-{row}" for row in range(6)]
+
+
+def test_letters_are_a_frame(home, spark, tasks_reach):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 3)
+    replay(home.checkpoint, where=named(1), request="r")
+    before = dead_letters(home.checkpoint, spark)
+    drop(home.checkpoint, named(2))
+    assert before.count() == 4
+    frame = dead_letters(home.checkpoint, spark)
+    rows = {row.message_id: row for row in frame.collect()}
+    assert sorted(rows) == ["id-0", "id-1", "id-2", "id-3"]
+    assert [rows[f"id-{n}"].replay_request for n in range(4)] == [None, None, "r", "r"]
+    assert rows["id-3"].payload.value == "line 3"
+    assert rows["id-3"].batch_id == 1
+    assert dead_letters(home.checkpoint, spark, "lines", payload="json").count() == 4
+    sent = replay(home.checkpoint, spark, where="payload.value = 'line 1'")
+    assert sent.records == {"lines": 1}
+    assert asked(home) == ["id-1", "id-2", "id-3"]
+
+
+def test_a_frame_of_no_letters_has_the_columns_of_the_source(home, spark):
+    state, _ = home.driver()
+    state.close()
+    frame = dead_letters(home.checkpoint, spark)
+    assert frame.count() == 0
+    assert frame.schema["payload"].dataType.simpleString() == "struct<value:string>"
+
+
+def test_who_began_to_read_before_a_drop_reads_on(home):
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 3)
+    store = store_of(home.checkpoint)
+    files, notes = store.files("lines"), notes_of(store)
+    drop(home.checkpoint, named(1))
+    found = [row for file in files for row in LetterFilter().rows(file, "lines", notes).tolist()]
+    assert found == [0, 1, 0, 1]
