@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from ackcore._files.durable import NO_LINKS, sync_directory
 from ackcore._files.journal_format import KEY_BYTES, FileFormat, Salted, read_header
@@ -55,6 +55,25 @@ _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 MOST_BYTES = 1 << 30
 
 _OPEN = re.compile(r"[0-9a-f]{16}\.open")
+
+
+class Answered(Protocol):
+    """Answers by key on which all agree that open the same place, wherever that is."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the answer to a key, None if none is known."""
+
+    def append(self, key: bytes, data: bytes) -> None:
+        """Write down an answer, which may turn out not to be the first one."""
+
+    def sync(self) -> None:
+        """Make what was appended durable, and agree with all others on which answers count."""
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Free the memory of keys that will not be asked for again."""
+
+    def close(self) -> None:
+        """Let go of it; twice is fine."""
 
 
 class _Place(NamedTuple):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._files.journal import MOST_BYTES, Journal
+from ackcore._files.journal import MOST_BYTES, Answered
 from ackcore._files.journal_format import KEY_BYTES
 from ackcore.topology.emissions import joined
 from ackcore.topology.failure_reasons import Reasons
@@ -85,11 +85,11 @@ class Answers:
         The bolt's name.
     schemas : mapping of str to pyarrow.Schema
         What it may emit.
-    journal : Journal
-        Of a directory of the bolt's own, and of `context_of` the same arguments.
+    journal : Answered
+        Of a place of the bolt's own, and of `context_of` the same arguments.
     """
 
-    def __init__(self, component: str, schemas: Mapping[str, pa.Schema], journal: Journal) -> None:
+    def __init__(self, component: str, schemas: Mapping[str, pa.Schema], journal: Answered) -> None:
         self._component = component
         self._streams = {
             name: RowSchema(component, name, schema) for name, schema in schemas.items()

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._files.journal import Journal
+from ackcore._files.journal import Answered, Journal
 from ackcore._records import Int64s
 from ackcore.arrow import bytes_before, end_within, offsets_of
 from ackcore.ids import edge_ids
+from ackcore.spark.stores.object_journal import ObjectJournal
+from ackcore.spark.stores.opening import is_bucket, open_store
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.row_files import SinkRowWriter
@@ -163,7 +165,7 @@ class Bolts:
         self._ledger_rows = ledger_rows
         self._instances: dict[str, BoltInstance] = {}
         self._answers: dict[str, Answers] = {}
-        self._journals: list[Journal] = []
+        self._journals: list[Answered] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: By bolt, what it raised.
         self.raised: dict[str, Raised] = defaultdict(Raised)
@@ -232,9 +234,8 @@ class Bolts:
             spec, attempt = self._spec, self._attempt
             schemas = output_streams(spec.components[name])
             task = f"{attempt.level}-{attempt.partition}-{spec.dests}"
-            journal = Journal(
-                os.path.join(spec.journal, name, task), context_of(spec.key, name, schemas)
-            )
+            context = context_of(spec.key, name, schemas)
+            journal = _journal(spec.journal, f"{name}/{task}", context)
             self._journals.append(journal)
             self._answers[name] = Answers(name, schemas, journal)
         return self._answers[name]
@@ -292,6 +293,13 @@ class Bolts:
                 with self._time_limit.on(name):
                     bolt.executor.cleanup()
                 del self._instances[name]
+
+
+def _journal(place: str, below: str, context: bytes) -> Answered:
+    """Open a journal below a directory, or the URL of a place in a bucket."""
+    if is_bucket(place):
+        return ObjectJournal(open_store(place, "journal"), below, context)
+    return Journal(os.path.join(place, below), context)
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:

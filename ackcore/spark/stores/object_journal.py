@@ -1,0 +1,277 @@
+"""A journal of answers by key in a bucket: what `ackcore._files.journal` is on a file system.
+
+There are segments only, ``00000001.answers`` and so on, each put if there is none of its number; a
+writer that finds one taken reads it first.  So the segments are one sequence, of which everyone
+knows a beginning, and **the answer to a key is the first one in it**; why all use one answer, that
+module says.  Their bytes are the same, too.
+
+Nothing can be appended to an object.  What is appended here is in memory until it is put: with the
+next sync, when it is much, and otherwise by a thread half a second later.  So a process that dies
+takes answers of the last half second along, and these calls are made again.  And what others put is
+looked for no oftener than that, since a look is a trip.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from ackcore._files.journal import MOST_BYTES
+from ackcore._files.journal_format import KEY_BYTES, FileFormat, Salted, read_header
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.stores.interface import Store, StoreConflict
+
+_log = logging.getLogger("ackcore")
+
+#: For how long an answer is in memory alone, and what others put is not looked for.
+_EVERY_S = 0.5
+#: What is put without waiting for that.
+_SEGMENT_BYTES = 1 << 24
+#: Segments that were read or put last stay in memory, up to so many bytes.
+_KEPT_BYTES = 1 << 26
+#: A journal that is opened anew may have thousands.
+_AT_ONCE = 16
+
+
+class ObjectJournal:
+    """Answers by key, shared with all that open the same place; threads may share one.
+
+    Parameters
+    ----------
+    store : Store
+        The bucket.
+    below : str
+        What the keys of its objects begin with.
+    context : bytes
+        16 bytes that say what the answers are to.  A segment of another context counts for nothing.
+
+    Raises
+    ------
+    ValueError
+        If the context has another size.
+    StateError
+        If the bucket cannot be read.
+    """
+
+    def __init__(self, store: Store, below: str, context: bytes) -> None:
+        if len(context) != KEY_BYTES:
+            raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
+        self._store, self._below, self._context = store, below, context
+        self._lock = threading.RLock()
+        #: Held while segments are read and put, which takes trips; taken before the other one.
+        self._moving = threading.RLock()
+        #: In which segment an answer is, and where in it.
+        self._decided: dict[bytes, tuple[int, int, int]] = {}
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._next = 1
+        #: What was appended here and is in no segment yet.
+        self._own: dict[bytes, bytes] = {}
+        self._size = 0
+        self._looked_s = float("-inf")
+        self._closed = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._look()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the answer to a key, None if none is known.
+
+        Raises
+        ------
+        StateError
+            If the bucket cannot be read.
+        """
+        data = self._known(key)
+        if data is None and time.monotonic() - self._looked_s > _EVERY_S:
+            self._look()
+            data = self._known(key)
+        return data
+
+    def _known(self, key: bytes) -> bytes | None:
+        with self._lock:
+            place = self._decided.get(key)
+            if place is None:
+                return self._own.get(key)
+        return self._read(key, *place)
+
+    def append(self, key: bytes, data: bytes) -> None:
+        """Write down an answer, which may turn out not to be the first one.
+
+        Raises
+        ------
+        ValueError
+            If the key has another size, or the answer is too large.
+        StateError
+            If there is much to be put, and it cannot be.
+        """
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
+        if len(data) >= MOST_BYTES:
+            raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
+        with self._lock:
+            if key in self._decided or key in self._own:
+                return
+            self._own[key] = data
+            self._size += len(data)
+            much = self._size > _SEGMENT_BYTES
+            if self._flusher is None and not self._closed.is_set():
+                self._flusher = threading.Thread(
+                    target=self._flush, name="ackcore-journal", daemon=True
+                )
+                self._flusher.start()
+        if much:
+            self.sync()
+
+    def _flush(self) -> None:
+        while not self._closed.wait(_EVERY_S):
+            try:
+                self.sync()
+            except StateError as error:
+                # Whoever needs these answers syncs, and is told.
+                _log.debug("%s could not be put: %s", self._below, error)
+
+    def sync(self) -> None:
+        """Put what was appended, and agree with all others on which answers count.
+
+        Raises
+        ------
+        StateError
+            If it cannot be put.
+        """
+        with self._moving:
+            with self._lock:
+                pending = {key: data for key, data in self._own.items() if key not in self._decided}
+            if pending:
+                segment, places = self._segment(pending)
+                while not self._put(segment):
+                    self._take(self._next, self._get(self._next))
+            with self._lock:
+                if pending:
+                    for key, place in places.items():
+                        self._decided.setdefault(key, (self._next, *place))
+                    self._keep(self._next, segment)
+                    self._next += 1
+                self._own = {k: data for k, data in self._own.items() if k not in self._decided}
+                self._size = sum(map(len, self._own.values()))
+
+    def _segment(self, answers: dict[bytes, bytes]) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
+        """Return a segment, and where in it each answer is."""
+        form = Salted.new()
+        parts = [form.header(self._context)]
+        at, places = len(parts[0]), {}
+        for key, data in answers.items():
+            head = form.head(at, key, data)
+            places[key] = at + len(head), len(data)
+            parts += [head, data]
+            at += len(head) + len(data)
+        return b"".join(parts), places
+
+    def _put(self, segment: bytes) -> bool:
+        try:
+            self._store.put(self._key(self._next), segment, if_absent=True)
+        except StoreConflict:
+            return False
+        return True
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Free the memory of keys that will not be asked for again."""
+        with self._lock:
+            for key in keys:
+                self._decided.pop(key, None)
+
+    def close(self) -> None:
+        """Put what was appended, for others to take; twice is fine."""
+        self._closed.set()
+        if self._flusher is not None:
+            self._flusher.join()
+            self._flusher = None
+        try:
+            self.sync()
+        except StateError as error:
+            _log.warning("%s; calls whose answers are not there are made again", error)
+
+    # -- what is there ------------------------------------------------------------------------
+
+    def _key(self, number: int) -> str:
+        return f"{self._below}/{number:08d}.answers"
+
+    def _get(self, number: int) -> bytes | None:
+        found = self._store.get(self._key(number))
+        return None if found is None else found.data
+
+    def _look(self) -> None:
+        """Read the segments that have come since the last look."""
+        with self._moving:
+            self._looked_s = time.monotonic()
+            found = self._get(self._next)
+            if found is None:
+                return
+            self._take(self._next, found)
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                while True:
+                    numbers = range(self._next, self._next + _AT_ONCE)
+                    for number, data in zip(numbers, pool.map(self._get, numbers), strict=True):
+                        if data is None:
+                            return
+                        self._take(number, data)
+
+    def _take(self, number: int, data: bytes | None) -> None:
+        """Take in a segment, which is the next one."""
+        form = _format(data, self._context)
+        with self._lock:
+            self._next = number + 1
+            if form is None or data is None:
+                self._warn(number, "is damaged, or belongs to other calls")
+                return
+            end, lost = form.header_bytes, 0
+            for key, offset, length, skipped in form.entries(data, end, 0):
+                self._decided.setdefault(key, (number, offset, length))
+                lost += skipped
+                end = offset + length
+            lost += len(data) - end
+            self._keep(number, data)
+        if lost:
+            self._warn(number, f"is damaged: {lost} of its {len(data)} bytes are passed over")
+
+    def _keep(self, number: int, data: bytes) -> None:
+        self._kept[number] = data
+        self._kept.move_to_end(number)
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+    def _read(self, key: bytes, number: int, offset: int, size: int) -> bytes | None:
+        """Return an answer, None if it is not as it was written any more."""
+        with self._lock:
+            segment = self._kept.get(number)
+        if segment is None:
+            segment = self._get(number) or b""
+            with self._lock:
+                self._keep(number, segment)
+        data = segment[offset : offset + size]
+        form = _format(segment, self._context)
+        if form is not None:
+            begin = offset - form.head_bytes
+            if len(data) == size and segment[begin:offset] == form.head(begin, key, data):
+                return data
+        self._warn(number, "is damaged")
+        with self._lock:
+            self._decided.pop(key, None)
+        return None
+
+    def _warn(self, number: int, what: str) -> None:
+        _log.warning(
+            "%s/%s %s; calls whose answers were there are made again",
+            self._store.url,
+            self._key(number),
+            what,
+        )
+
+
+def _format(segment: bytes | None, context: bytes) -> FileFormat | None:
+    try:
+        return None if segment is None else read_header(segment, context)
+    except ValueError:
+        return None
