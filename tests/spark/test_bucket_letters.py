@@ -324,6 +324,12 @@ def test_what_it_costs(bucket, s3):
         before = len(s3.requests)
         listed(home)
         assert len(s3.requests) - before <= 8, s3.requests[before:]
+        for n in range(2, 17):
+            write(letters, n, n + 1)
+        before = len(s3.requests)
+        write(letters, 17, 18)  # puts sixteen files together
+        assert letters.place.files("lines")[0].level == 1
+        assert len(s3.requests) - before <= 6, s3.requests[before:]
 
 
 def test_no_credential_is_told(bucket, s3, monkeypatch):

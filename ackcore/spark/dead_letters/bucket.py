@@ -52,6 +52,8 @@ _OURS = re.compile(
     r"[^/]+/(?:batch-\d+|batches-\d+-\d+\.\d+|columns)\.e(\d+)\.[0-9a-f]{24}\.parquet"
     r"|(?:\.merged|\.notes)/e(\d+)/[0-9a-f]{24}|\.requests/e(\d+)\.[0-9a-f]{8}/.+"
 )
+#: A file of no more bytes is at hand after it was put.
+_SMALL = 1 << 20
 #: A drop begins anew so often where drivers start meanwhile.
 _TRIES = 10
 
@@ -219,8 +221,11 @@ class BucketLetters:
             size = path.stat().st_size
             if there is not None and there["blake2b"] == digest:
                 return dict(there)
+            small = path.read_bytes() if size <= _SMALL else None
             key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
             self.store.put_file(key, path)
+        if small is not None:
+            self.objects.keep(key, pa.py_buffer(small))
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def publish(self, spout: str, number: int, fill: Fill) -> None:

@@ -12,8 +12,9 @@ import pyarrow as pa
 from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.stores.interface import Store
 
-#: What was read last stays: a file is opened once for each of its columns that are looked at.
-_KEPT = 4
+#: What was read or put last stays, up to so many bytes: a file is opened once for each of its
+#: columns that are looked at, and a driver merges what it has put.
+_KEPT_BYTES = 1 << 25
 
 
 class Objects:
@@ -54,11 +55,15 @@ class Objects:
             raise FileNotFoundError("it is missing, though a record names it")
         if data.size != size or digest_of(data) != digest:
             raise pa.ArrowInvalid(f"its {data.size} bytes are not those that are on record")
+        self.keep(key, data)
+        return data
+
+    def keep(self, key: str, data: pa.Buffer) -> None:
+        """Have an object at hand that is as it must be."""
         with self._lock:
             self._kept[key] = data
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
-        return data
 
 
 @dataclass(frozen=True, slots=True)
