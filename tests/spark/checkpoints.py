@@ -21,6 +21,9 @@ from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology.tuples import Reason
 
+#: What the records have of which there are dead letters.
+VALUE = pa.schema([("value", pa.string())])
+
 
 @dataclass
 class Spout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -15,9 +16,11 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 # `checkpoints`, `streams` and `worlds` are no tests, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from checkpoints import OPEN, VALUE, run_one
 from streams import Folder, Store
 from worlds import World
 
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import start
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -45,6 +48,20 @@ def world(tmp_path):
 def checkpoint(tmp_path):
     """Where there is no checkpoint yet."""
     return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def no_syncing(monkeypatch):
+    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def letters(checkpoint):
+    """The store of a checkpoint whose one micro-batch is done; its one spout has a `VALUE`."""
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
 
 
 @pytest.fixture

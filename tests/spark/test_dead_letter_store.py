@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, Killed, Killer, died, ids, run_one
+from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
@@ -27,23 +27,7 @@ from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 
-VALUE = pa.schema([("value", pa.string())])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_syncing():
-    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
-
-@pytest.fixture
-def letters(checkpoint):
-    """The store of a checkpoint whose one micro-batch is done."""
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def numbers(store, spout="lines"):

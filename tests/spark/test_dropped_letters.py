@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, Killed, Killer, died, ids, run_one
+from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
@@ -27,21 +27,7 @@ from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.inspect.reasons import DeadCounter
 
-SOURCE = pa.schema([("value", pa.string())])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_syncing():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
-
-@pytest.fixture
-def letters(checkpoint):
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": SOURCE})
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def secret(row):
@@ -230,7 +216,7 @@ def test_killed_at_any_instant_a_letter_is_there_or_dropped(
     with OPEN(checkpoint) as state:
         run_one(state, 0)
         key = state.deployment_key
-    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+    letters = DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
     write(letters, 0, 18)
     fresh = tmp_path / "fresh"
     checkpoint.rename(fresh)
@@ -249,7 +235,7 @@ def test_killed_at_any_instant_a_letter_is_there_or_dropped(
         ends.add(len(found))
         if left_over % 2:
             hour = wall_clock_ms() + 2 * compaction.KEPT_MS
-            DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+            DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
             write(DeadLetters(DirectoryLetters(letters.path), lambda hour=hour: hour), 18, 20)
         dropped = len(found) < 72
         assert drop(checkpoint, named(3, 17)).records == ({} if dropped else {"lines": 4})

@@ -225,11 +225,6 @@ def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, mo
 # -- files that tasks wrote, in a checkpoint --------------------------------------------------
 
 
-@pytest.fixture
-def no_syncing(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 def wrote(directory, name, table):
     return directory / write_batches(directory, name, table.schema, table.to_batches(), large=True)
 

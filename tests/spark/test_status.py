@@ -26,11 +26,7 @@ from ackcore.spark.inspect.status import read_status
 from ackcore.spark.protocol.progress import Books, Percentiles, Progress
 from ackcore.topology.tuples import Reason
 
-
-@pytest.fixture(autouse=True)
-def no_syncing(monkeypatch):
-    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def at(now_ms):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +19,7 @@ from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 # -- columns ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_syncing():
-    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def with_numbers(table, kind):
