@@ -109,16 +109,19 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
     return told
 
 
-@pytest.mark.parametrize("in_run", [False, True], ids=["when read again", "in the run"])
-def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch, in_run):
-    with monkeypatch.context() as patch:
-        few = run_through(spark, tmp_path, 10_000, patch)
-    many = run_through(spark, tmp_path, 0, monkeypatch, in_run)
-    assert many == few
-    books = many[0]
+def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
+    """When it is read again, and in the run."""
+    ways = [(10_000, False), (0, False), (0, True)]
+    told = []
+    for few, in_run in ways:
+        with monkeypatch.context() as patch:
+            told.append(run_through(spark, tmp_path, few, patch, in_run))
+    assert told[0] == told[1]
+    assert told[0] == told[2]
+    books, letters = told[0][:2]
     assert books.balanced
-    assert (books.records, books.dead) == (240, len(many[1]))
-    assert Counter(letter[2] for letter in many[1]) == {"Reject": 34, "ValueError": 34}
+    assert (books.records, books.dead) == (240, len(letters))
+    assert Counter(letter[2] for letter in letters) == {"Reject": 34, "ValueError": 34}
 
 
 def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch):

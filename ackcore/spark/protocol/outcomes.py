@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.topology.tuples import Reason
@@ -28,6 +29,9 @@ def with_outcomes(
     """
     if not traces:
         return ()
+    # Of all that failed, which may be a million, those that are traced.
+    roots = pa.array([root for root, _ in traces], pa.int64())
+    failed = failed.filter(pc.is_in(failed["root_id"], value_set=roots))
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
     acked, others = [], []
     for root, trace in traces:
