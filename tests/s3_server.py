@@ -17,8 +17,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import NamedTuple
-from urllib.parse import quote, urlencode
-from xml.etree import ElementTree
 
 _numbers = itertools.count()
 
@@ -75,20 +73,14 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def objects_of(endpoint: str, bucket: str, prefix: str) -> dict[str, bytes]:
-    """All that is below a prefix, by key, as a client that is none of ours sees it."""
-    found: dict[str, bytes] = {}
-    query = {"list-type": "2", "prefix": prefix}
-    while True:
-        with urllib.request.urlopen(f"{endpoint}/{bucket}?{urlencode(query)}") as answer:
-            page = ElementTree.fromstring(answer.read())
-        name = {each.tag.rpartition("}")[2]: each.text for each in page}
-        for entry in page.iterfind("{*}Contents/{*}Key"):
-            assert entry.text is not None
-            with urllib.request.urlopen(f"{endpoint}/{bucket}/{quote(entry.text)}") as answer:
-                found[entry.text] = answer.read()
-        if name.get("IsTruncated") != "true":
-            return found
-        query["continuation-token"] = name["NextContinuationToken"]
+    """All that is below a prefix, by key."""
+    import obstore  # noqa: PLC0415 - an extra
+    from obstore.store import S3Store  # noqa: PLC0415
+
+    config = {name.lower(): value for name, value in environment(endpoint).items()}
+    store = S3Store(bucket, config=config)
+    keys = [entry["path"] for entry in obstore.list(store, prefix).collect()]
+    return {key: bytes(obstore.get(store, key).bytes()) for key in keys}
 
 
 class Request(NamedTuple):

@@ -24,6 +24,7 @@ import books  # noqa: E402
 import fault_job  # noqa: E402
 import places  # noqa: E402
 from processes import Processes  # noqa: E402
+from s3_server import environment  # noqa: E402
 
 #: Longer than any of these jobs takes, on a machine that does other things too.
 TIMEOUT_S = 900
@@ -94,7 +95,14 @@ class Job:
 
     def run_here(self, spark, **more) -> str | None:
         """Run it in this process; return ``Type: message`` of what it ended with."""
-        return fault_job.run_job(spark, {**self.config, **more})["error"]
+        told = spark.sparkContext.environment  # of workers that are started from here on
+        before = dict(told)
+        told.update(self.place.environment)
+        try:
+            return fault_job.run_job(spark, {**self.config, **more})["error"]
+        finally:
+            told.clear()
+            told.update(before)
 
     def start(self, *, failpoints="", master="local[2,4]", obey=False, **more) -> Driver:
         """Start it in a process of its own; ``obey`` modes of files."""
@@ -103,21 +111,21 @@ class Job:
         result = self.directory / f"result-{self._starts}.json"
         described = {**self.config, "master": master, "result": str(result), **more}
         config.write_text(json.dumps(described))
-        environment = {
+        its_own = {
             **os.environ,
             # What a killed driver leaves behind goes with the test's directory.
             "TMPDIR": str(self.directory / "tmp"),
             "ACKCORE_FAILPOINTS": failpoints,
         }
-        environment.pop("SPARK_LOCAL_DIRS", None)
+        its_own.pop("SPARK_LOCAL_DIRS", None)
         if not master.startswith("local["):
-            environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+            its_own["SPARK_LOCAL_IP"] = "127.0.0.1"
         if master.startswith("local-cluster"):
-            environment["SPARK_HOME"] = self._spark_home()
+            its_own["SPARK_HOME"] = self._spark_home()
         return Driver(
             [sys.executable, str(HERE / "fault_job.py"), str(config)],
             self.directory / "log.txt",
-            environment,
+            its_own,
             result,
             preexec_fn=_obey_modes if obey else None,
         )
@@ -237,8 +245,10 @@ def job(request, tmp_path):
     def job(records, name="job", place="disk", **config):
         where = None
         if place == "bucket":
-            url, server = (request.getfixturevalue(name) for name in ("bucket", "s3_server"))
-            where = places.Bucket(f"{url}/{name}", server.endpoint, tmp_path / name)
+            url = f"{request.getfixturevalue('bucket')}/{name}"
+            server, proxy = map(request.getfixturevalue, ("s3_server", "s3"))
+            reached = environment(proxy.endpoint)
+            where = places.Bucket(url, server.endpoint, reached, tmp_path / name)
         return Job(tmp_path / name, records, place=where, **config)
 
     return job

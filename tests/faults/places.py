@@ -20,9 +20,12 @@ class Disk:
         What a query is given.
     more : dict
         What else it is given.
+    environment : dict
+        What its workers need to reach it.
     """
 
     more: ClassVar = {}
+    environment: ClassVar = {}
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -60,9 +63,10 @@ class Bucket:
     It is looked at on the server itself, past the faults of what the query goes through.
     """
 
-    def __init__(self, url: str, endpoint: str, directory: Path):
+    def __init__(self, url: str, endpoint: str, environment: dict[str, str], directory: Path):
         self._name, _, self._prefix = url.removeprefix("s3://").partition("/")
         self._endpoint, self._directory = endpoint, directory
+        self.environment = environment
         self._looks = 0
         self.checkpoint, self.sink = f"{url}/checkpoint", f"{url}/sink"
         self.more = {
@@ -96,15 +100,32 @@ class Bucket:
         return copy
 
     def contents(self) -> dict[str, bytes]:
-        """As `Disk.contents`."""
-        kept = {name: data for name, data in self._objects().items() if "ackcore/work/" not in name}
-        letters = Path(self.more["dead_letters"])
-        return kept | {
-            str(path): path.read_bytes() for path in letters.rglob("*") if path.is_file()
-        }
+        """As `Disk.contents`; of what records name, those that the head has or its records name.
+
+        A driver that was overtaken may have put a table before it met the head: nobody names it.
+        """
+        objects = self._objects()
+        root = "checkpoint/ackcore/"
+        named = b"".join(
+            data
+            for name, data in objects.items()
+            if name == f"{root}head.json" or name.startswith(f"{root}records/")
+        )
+
+        def counts(name: str) -> bool:
+            top, _, rest = name.removeprefix(root).partition("/")
+            return not name.startswith(root) or not rest or (top != "work" and _in(rest, named))
+
+        kept = {name: data for name, data in objects.items() if counts(name)}
+        beside = [path for top in self.more.values() for path in Path(top).rglob("*")]
+        return kept | {str(path): path.read_bytes() for path in beside if path.is_file()}
 
     def lose_lock(self) -> None:
         """There is none: whoever comes takes over."""
+
+
+def _in(name: str, text: bytes) -> bool:
+    return name.encode() in text
 
 
 def _checked(head: bytes) -> dict:

@@ -26,12 +26,17 @@ def alive(key):
     return not dead(key)
 
 
-def stopped_job(job, mode):
+#: Where checkpoint and sink are.
+PLACE = pytest.mark.parametrize("place", ["disk"])
+
+
+def stopped_job(job, mode, place="disk"):
     """What the first driver decides the second one would not: some fail once, whoever runs them."""
     return job(
         fault_job.lines(50),
         files=4,
         mode=mode,
+        place=place,
         rules={"enrich": {"once": [*range(1, 50, 3)], "reject": sorted(POISON)}},
         refuse=sorted(REFUSED),
     )
@@ -47,6 +52,7 @@ def check_that_it_is_fenced(it, first, take_over):
     assert it.place.contents() == before
 
 
+@pytest.mark.faults
 def test_a_stopped_driver_is_not_overtaken_on_its_host_and_fenced_where_its_lock_is_lost(
     spark, job
 ):
@@ -61,10 +67,11 @@ def test_a_stopped_driver_is_not_overtaken_on_its_host_and_fenced_where_its_lock
 
 
 @pytest.mark.faults
+@PLACE
 @pytest.mark.parametrize("mode", ["batch", "stream"])
 @pytest.mark.parametrize("step", [*STEPS, "refused", "refusals-closed"])
-def test_a_driver_that_is_stopped_at_a_step_and_wakes_writes_nothing(spark, job, step, mode):
-    it = stopped_job(job, mode)
+def test_a_driver_that_is_stopped_at_a_step_and_wakes_writes_nothing(spark, job, step, mode, place):
+    it = stopped_job(job, mode, place)
     # A stream in its second micro-batch: some of its first wait.
     at = step if mode == "batch" else f"{step}:1"
     with it.start(failpoints=f"{at}=stop") as first:
@@ -84,10 +91,11 @@ def test_a_driver_is_fenced_where_its_checkpoint_was_put_back_from_a_copy(spark,
 
 
 @pytest.mark.faults
+@PLACE
 @pytest.mark.parametrize("mode", ["batch", "stream"])
-def test_each_of_several_drivers_is_fenced(job, mode):
+def test_each_of_several_drivers_is_fenced(job, mode, place):
     """One after the other stands still, at a later step each, and they wake in that order."""
-    it = stopped_job(job, mode)
+    it = stopped_job(job, mode, place)
     stopped = []
     try:
         for step in ("ran", "decided", "in-sink", "acted"):

@@ -1,0 +1,150 @@
+"""Drivers that are stopped (SIGSTOP) at each step, without Spark.
+
+What `test_paused_drivers` does with whole hosts in minutes is done here in seconds: the protocol,
+the checkpoint, the sink and the dead letters are the real ones, and so are the processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from places import Bucket, Disk
+from processes import eventually, state_of
+from s3_server import environment
+from test_driver_dies import STEPS as DRIVERS_STEPS
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
+
+from stopped_worlds import DEAD, KEPT, PlacedWorld, drive, run_here
+
+from ackcore.spark.base.errors import CheckpointInUse
+
+STEPS = [*DRIVERS_STEPS, "refused", "refusals-closed"]
+#: In the order in which a micro-batch takes them; its mark is the last in one, what follows in one.
+IN_ORDER = ["planned", "ran", "checked", "decided", "refused", "in-sink", "refusals-closed"]
+IN_ORDER += ["in-dead-letters", "acted"]
+#: In `make test`; the others are run by `make faults`.
+QUICK = {"decided", "in-sink", "marked"}
+
+
+def slow(*parameters, unless=False):
+    return pytest.param(*parameters, marks=() if unless else pytest.mark.faults)
+
+
+@pytest.fixture(params=["disk"])
+def place(request, tmp_path):
+    """Where all of it is."""
+    if request.param == "disk":
+        return Disk(tmp_path)
+    url, server, proxy = map(request.getfixturevalue, ("bucket", "s3_server", "s3"))
+    return Bucket(url, server.endpoint, environment(proxy.endpoint), tmp_path)
+
+
+class Driver:
+    """A driver in a process of its own."""
+
+    def __init__(self, context, place, role, points, said):
+        self._said = said
+        self.process = context.Process(target=drive, args=(place, role, points, said))
+        self.process.start()
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def wait_until_it_stops(self):
+        eventually(lambda: state_of(self.pid) in ("T", "Z", None))
+        assert state_of(self.pid) == "T", self._said.read_text()
+
+    def wake(self):
+        """Let it go on; return what it ended with."""
+        os.kill(self.pid, signal.SIGCONT)
+        return self.ended()
+
+    def ended(self):
+        self.process.join(60)
+        assert self.process.exitcode is not None
+        return self._said.read_text() if self._said.exists() else self.process.exitcode
+
+
+@pytest.fixture
+def driver(place, tmp_path):
+    """``driver(role, points)`` starts one, whose failpoints are as `failpoints` has them."""
+    context = multiprocessing.get_context("forkserver")
+    # What takes long to load; its path has not this directory.
+    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
+    started = []
+
+    def driver(role, points=""):
+        said = tmp_path / f"{role}-{len(started)}.txt"
+        started.append(Driver(context, place, role, points, said))
+        return started[-1]
+
+    yield driver
+    for one in started:
+        one.process.kill()
+        one.process.join()
+
+
+def check(place, books):
+    """Each line is there once: its row, or its dead letter."""
+    here = place.fetched()
+    parts = sorted((here / "sink").glob("batch_id=*/*.parquet"))
+    rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
+    assert sorted(rows) == KEPT
+    letters = Path(place.more.get("dead_letters", here / "checkpoint/ackcore/dead_letters"))
+    dead = [
+        letter["line"].as_py()
+        for part in sorted(letters.rglob("batch*.parquet"))
+        for letter in pq.ParquetFile(part).read()["payload"]
+    ]
+    assert sorted(dead) == DEAD
+    assert (books.records, books.acked, books.dead, books.waiting) == (10, 6, 4, 0)
+    assert books.balanced
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [slow(step, number, unless=number and step in QUICK) for step in STEPS for number in (0, 1)],
+)
+def test_stopped_at_a_step_it_wakes_and_writes_nothing(place, driver, step, number):
+    first = driver("first", f"{step}:{number}=stop")
+    first.wait_until_it_stops()
+    if isinstance(place, Disk):
+        with pytest.raises(CheckpointInUse, match=rf"in use by another query \(pid {first.pid} on"):
+            PlacedWorld(place, "second").driver()
+        place.lose_lock()
+    check(place, run_here(place, "second"))
+    before = place.contents()
+    assert first.wake().startswith("CheckpointInUse: ")
+    assert place.contents() == before
+
+
+@pytest.mark.faults
+def test_each_of_several_is_fenced(place, driver):
+    """Each takes over from one that stands still, and stands still a step later."""
+    stopped = []
+    for role, step in (("first", "ran"), ("second", "decided"), ("third", "in-sink")):
+        stopped.append(driver(role, f"{step}=stop"))
+        stopped[-1].wait_until_it_stops()
+        place.lose_lock()
+    check(place, run_here(place, "first"))
+    before = place.contents()
+    for one in stopped:
+        assert one.wake().startswith("CheckpointInUse: ")
+    assert place.contents() == before
+
+
+@pytest.mark.faults
+def test_killed_at_every_step(place, driver):
+    """One driver after the other, in both micro-batches."""
+    for number, last in enumerate(("pruned", "marked")):
+        for step in (*IN_ORDER, last):
+            assert driver("first", f"{step}:{number}").ended() == -signal.SIGKILL, step
+    check(place, run_here(place, "second"))
