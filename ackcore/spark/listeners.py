@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore.spark.base.letters import as_letters
 from ackcore.spark.checkpoint.decisions import BatchDecision
-from ackcore.spark.dead_letters.letters import as_letters
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.progress import Books, Progress
 

@@ -24,11 +24,11 @@ from pyspark import cloudpickle
 
 from ackcore._columns import as_count
 from ackcore._records import Int64s
+from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.dead_letters.letters import as_letters
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.jobs import Jobs

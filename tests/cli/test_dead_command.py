@@ -8,8 +8,8 @@ from checkpoints import OPEN, died
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
@@ -219,7 +219,7 @@ def many_letters(tmp_path_factory):
     path = tmp_path_factory.mktemp("letters") / "c"
     every = []
     with pytest.MonkeyPatch.context() as patch, OPEN(path) as state:
-        patch.setattr(letter_files, "_GROUP_ROWS", 7)
+        patch.setattr(letter_files, "GROUP_ROWS", 7)
         store = DeadLetters.open(path, state.deployment_key)
         for number, first in enumerate((0, 15, 24)):
             dead = {"lines": died(first, 9, REASONS), "clicks": died(first, 4, REASONS)}

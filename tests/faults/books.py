@@ -149,8 +149,9 @@ def _letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:
     for path in directory.glob("*/batch*.parquet") if directory.is_dir() else []:
         first, *rest = path.name.split(".")[0].split("-")[1:]
         found.append((path, int(first), int(rest[0] if rest else first)))
+    merged = [each for each in found if each[0].name.startswith("batches-")]
     for path, first, last in sorted(found):
-        others = (each for each in found if each[0] != path and each[0].parent == path.parent)
+        others = (each for each in merged if each[0] != path and each[0].parent == path.parent)
         if not any(a <= first and last <= b for _, a, b in others):
             yield path, first, last
 
@@ -184,9 +185,16 @@ def _numbers_of(directory: Path) -> list[int]:
     return [int(path.name.split("=")[1]) for path in sorted(directory.glob("batch_id=*"))]
 
 
-def _rows(directory: Path, entry: dict[str, Any]) -> pa.Table:
-    """The rows of a file that died: of one that tasks wrote, from a row on."""
-    return read_table(directory / entry["file"]).slice(entry.get("start", 0), entry["rows"])
+def _message_ids(directory: Path, entry: dict[str, Any]) -> list[str]:
+    """Who died: the rows of a table, from one on; or all of a file of dead letters."""
+    path = directory / entry["file"]
+    if path.suffix == ".parquet":
+        table = pq.ParquetFile(path).read(["message_id"])
+        if (len(table), path.stat().st_size) != (entry["rows"], entry["nbytes"]):
+            raise Damaged(f"{path} has {len(table)} rows and {path.stat().st_size} bytes")
+        return table["message_id"].to_pylist()
+    table = read_table(path).slice(entry.get("start", 0), entry["rows"])
+    return table["_ackcore_message_id"].to_pylist()
 
 
 def read(
@@ -219,11 +227,11 @@ def read(
         after = [read_record(refused)] if refused.exists() else []
         corrected[number] = (after or [manifest])[0]["totals"]
         dead = [
-            row["_ackcore_message_id"]
+            message_id
             for record in [manifest, *after]
             for entries in record["dead"].values()
             for entry in (entries if isinstance(entries, list) else [entries])
-            for row in _rows(root / "state", entry).to_pylist()
+            for message_id in _message_ids(root / "state", entry)
         ]
         decided[number] = Decided(number, number in done, manifest, tuple(dead))
     if decided:

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 
+from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
-from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.files import DirectoryLetters, active_files, kinds_of
-from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.letters import batch_rows, read_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
@@ -111,7 +111,7 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
     told = {n: [0, 0] if n < 5 else [n, 7] for n in range(40)}
     found = {each.id: each.replays for each in list_letters(letters.place, LetterFilter())}
     assert found == {LetterId("lines", n, at): told[n][at] for n in told for at in (0, 1)}
-    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 3)
+    monkeypatch.setattr(letter_files, "GROUP_ROWS", 3)
     sent = replay(checkpoint, max_replays=30, request="r")
     assert (sent.records, sent.left_out) == ({"lines": 70}, {"lines": 10})
     assert replay(checkpoint, request="r") == sent
@@ -127,7 +127,7 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     write(letters, 0, 20)
     assert len(active(letters)) == 20
     monkeypatch.setattr(compaction, "_BYTES", 1 << 28)
-    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 8)  # and files go by row groups
+    monkeypatch.setattr(letter_files, "GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
     assert numbers(letters.path) == wrote(21)
     (first, *_) = active_files(letters.path / "lines")
@@ -281,7 +281,7 @@ def sent(letters):
     found = {}
     for file in active_files(letters.path / "lines"):
         table = read_letters(file.path)
-        times, newest = sent_rows(table["batch_id"].to_numpy(), "lines", notes)
+        times, newest = sent_rows(batch_rows(file.path), "lines", notes)
         names = np.array(table["message_id"].to_pylist())
         found |= dict(zip(names[times > 0].tolist(), times[times > 0].tolist(), strict=True))
         assert ((newest >= 0) == (times > 0)).all()
@@ -315,7 +315,8 @@ def test_requests_stay_in_their_order_when_the_clock_is_set_back(letters, checkp
             replay(checkpoint, request=request, again=True)
     notes = notes_of(letters.place)
     assert [note.request for note in notes] == ["one", "two", "three"]
-    _, newest = sent_rows(np.zeros(2, np.int64), "lines", notes)
+    (file,) = active_files(letters.path / "lines")
+    _, newest = sent_rows(batch_rows(file.path), "lines", notes)
     assert newest.tolist() == [2, 2]
 
 

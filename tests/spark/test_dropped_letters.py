@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 
+from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
 from ackcore.spark.dead_letters import files as letters_on_disk
-from ackcore.spark.dead_letters import letters as letter_files
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.files import DirectoryLetters, active_files
 from ackcore.spark.dead_letters.letters import read_letters
@@ -212,7 +212,7 @@ def test_killed_at_any_instant_a_letter_is_there_or_dropped(
 ):
     """It dies at each of its file operations; a driver starts, or the drop is called again."""
     monkeypatch.setattr(os, "fsync", killer.fsync)
-    monkeypatch.setattr(letter_files, "_GROUP_ROWS", 3)
+    monkeypatch.setattr(letter_files, "GROUP_ROWS", 3)
     with OPEN(checkpoint) as state:
         run_one(state, 0)
         key = state.deployment_key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import sys
@@ -18,11 +20,19 @@ from pyspark import TaskContext, cloudpickle
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
-from ackcore.spark.base.checksummed import read_table, write_batches
-from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.atomic import link_file
+from ackcore.spark.base.checksummed import NamedByChecksum, read_table, write_batches
+from ackcore.spark.base.errors import CheckpointCorrupt, StateError
+from ackcore.spark.base.letters import as_letters, letters_writer
+from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.segments import WrittenSegment
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters import store
+from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch, payloads, runs
 from ackcore.spark.run import action
 from ackcore.spark.tasks.spout_stage import SpoutStage
@@ -30,6 +40,7 @@ from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder, Unavaila
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+SOURCE = pa.schema([("value", pa.string())])
 NUMBERS = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
 
@@ -232,7 +243,28 @@ def wrote(directory, name, table):
     return directory / write_batches(directory, name, table.schema, table.to_batches(), large=True)
 
 
-def decide_with_files(state, number=0):
+def wrote_letters(directory, name, table, number=0):
+    """The same as a task writes the dead."""
+    file = NamedByChecksum(directory, name, "parquet", large=True)
+    letters = as_letters(table, number)
+    with letters_writer(file.sink, letters.schema) as writer:
+        for start in range(0, len(letters), 3):
+            writer.write_table(letters.slice(start, 3))
+    path = directory / file.finish()
+    return WrittenDead(path, len(table), nbytes=path.stat().st_size)
+
+
+def wrote_table(directory, name, table, number=0):
+    """The same up to format 3."""
+    return WrittenDead(wrote(directory, name, table), len(table))
+
+
+@pytest.fixture(params=[wrote_letters, wrote_table], ids=["letters", "up to format 3"])
+def wrote_dead(request):
+    return request.param
+
+
+def decide_with_files(state, wrote_dead, number=0):
     """A decision of files: five wait, of which there was room for three, and four are dead."""
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
@@ -242,21 +274,25 @@ def decide_with_files(state, number=0):
         {
             "lines": [
                 WrittenDead(path, 2, 3, 100),
-                WrittenDead(wrote(work, "dead-lines", records(5, 4, due_ms=0, step=0)), 4),
+                wrote_dead(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
             ]
         }
     )
     return state.write_decision(decision(number, waiting, dead, work=work.name))
 
 
-def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
+def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
     with OPEN(checkpoint) as state:
-        told = decide_with_files(state)
+        told = decide_with_files(state, wrote_dead)
     with OPEN(checkpoint) as state:
         for found in (told, state.decision(0)):
             assert ids(found.waiting["lines"]) == ["id-0", "id-1", "id-2"]
             assert ids(found.dead["lines"]) == [f"id-{n}" for n in (3, 4, 5, 6, 7, 8)]
             assert sum(map(len, found.dead.pieces("lines"))) == 6
+            (tracked,) = {
+                tuple(piece.column_names) for piece in found.dead.pieces("lines", payload=False)
+            }
+            assert list(tracked) == TRACKING.names
             reasons = found.dead["lines"]["_ackcore_reason"].to_pylist()
             full = "!\x1fsplit\x1fWaitingFull\x1f100 records wait already (max_waiting); it failed "
             assert reasons[:2] == [full + "with ValueError: no"] * 2
@@ -296,15 +332,129 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
         assert ids(state.waiting(1)["lines"]) == [f"id-{n}" for n in range(4)]
 
 
-def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing):
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, wrote_dead, damage):
     with OPEN(checkpoint) as state:
-        decide_with_files(state)
+        decide_with_files(state, wrote_dead)
     (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CheckpointCorrupt, match=r"dead-lines\.[0-9a-f]{16}\.arrow is damaged"):
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(data[:-1] if damage == "cut" else data)
+    said = "missing" if damage == "gone" else "damaged"
+    with pytest.raises(CheckpointCorrupt, match=rf"dead-lines\.[0-9a-f]{{16}}\.\w+ is {said}"):
         OPEN(checkpoint)
+
+
+def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known(
+    checkpoint, no_syncing
+):
+    """The driver that put one on record does not read it again, and sees what was cut off."""
+    with OPEN(checkpoint) as state:
+        dead = decide_with_files(state, wrote_letters).dead
+        (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
+        data = part.path().read_bytes()
+        part.path().write_bytes(data[:-1])
+        with pytest.raises(CheckpointCorrupt, match=rf"has {len(data) - 1} bytes, and had"):
+            part.path()
+
+
+def test_files_of_letters_are_the_stores_as_they_are(checkpoint, no_syncing, monkeypatch):
+    """Small ones go into one file with their neighbours; each letter keeps its place."""
+    with OPEN(checkpoint) as state:
+        state.write_plan(state.make_plan(0, 0))
+        work = state.runs.new(0)
+        sizes = [200, 300, 4, 5, 250, 6]
+        starts = [sum(sizes[:n]) for n in range(len(sizes))]
+        parts = [
+            wrote_letters(work, f"dead-lines-{n}", records(start, size, due_ms=0, step=0))
+            for n, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        ]
+        small = min(part.nbytes for part in parts if len(part) >= 200)
+        monkeypatch.setattr(store, "_SMALL", small)
+        parts.append(records(sum(sizes), 7, due_ms=0, step=0))
+        made = decision(0, state._waiting_after(None), Dead({"lines": parts}), work=work.name)
+        dead = state.write_decision(made).dead
+        state.write_done(0)
+        key = state.deployment_key
+    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+    for _ in range(2):
+        letters.write(0, dead)
+    there = checkpoint / "ackcore/dead_letters/lines"
+    names = ["batch-0.parquet", *(f"batch-0.{n}.parquet" for n in (200, 500, 509, 759))]
+    assert [file.path.name for file in active_files(there)] == names
+    assert {each.name for each in there.iterdir()} == {*names, "columns.parquet"}
+    at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
+    assert [(there / name).stat().st_ino in at_first for name in names] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    n = sum(sizes) + 7
+    found = list(list_letters(letters.place, LetterFilter(), payload=True))
+    assert [one.id.position for one in found] == list(reversed(range(n)))
+    assert [one.message_id for one in found] == [f"id-{row}" for row in reversed(range(n))]
+    assert {one.message_id: json.loads(one.payload) for one in found} == {
+        f"id-{row}": {"value": f"line {row}"} for row in range(n)
+    }
+    some = [LetterId("lines", 0, row) for row in (0, 199, 200, 203, 505, 508, 509, 600, 770)]
+    chosen = LetterFilter(ids=[*some, LetterId("lines", 0, n), LetterId("lines", 1, 0)])
+    ids_of = [f"id-{one.position}" for one in some]
+    assert [one.message_id for one in list_letters(letters.place, chosen)] == ids_of[::-1]
+    # Sent again and dropped, by the places that the notes have.
+    sent = LetterFilter(ids=[*some[::2]])
+    assert replay(checkpoint, where=sent, request="one").records == {"lines": 5}
+    assert replay(checkpoint, where=sent).records == {}
+    assert sum(one.sent for one in list_letters(letters.place, LetterFilter())) == 5
+    gone = LetterFilter(ids=[*some[1::2]])
+    assert drop(checkpoint, gone).records == {"lines": 4}
+    left = [one.message_id for one in list_letters(letters.place, LetterFilter())]
+    assert left == [f"id-{row}" for row in reversed(range(n)) if f"id-{row}" not in ids_of[1::2]]
+    with OPEN(checkpoint) as state:
+        due = state.split_due(state.make_plan(1, 0)).due["lines"]
+    assert sorted(ids(due)) == sorted(ids_of[::2])
+    # Another micro-batch of that number, as of a checkpoint restored from a backup, has its own.
+    letters.write(0, {"lines": records(0, 2)})
+    assert [file.path.name for file in active_files(there)] == ["batch-0.parquet"]
+    assert {each.name for each in there.iterdir()} == {"batch-0.parquet", "columns.parquet"}
+
+
+def test_files_of_one_micro_batch_are_merged_together(checkpoint, no_syncing, monkeypatch):
+    monkeypatch.setattr(store, "_SMALL", 1)
+    with OPEN(checkpoint) as state:
+        key, cache = state.deployment_key, state._cache
+    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+    for number in range(40):
+        directory = cache.directory_of(number)
+        parts = [
+            wrote_letters(checkpoint, f"dead-{n}", records(10 * number + 3 * n, 3), number)
+            for n in range(2)
+        ]
+        letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
+    names = [file.path.name for file in active_files(letters.path / "lines")]
+    assert names[0] == "batches-0-15.1.parquet"
+    assert names[-2:] == ["batch-39.parquet", "batch-39.3.parquet"]
+    found = {one.id: one.message_id for one in list_letters(letters.place, LetterFilter())}
+    assert found == {
+        LetterId("lines", number, row): f"id-{10 * number + row}"
+        for number in range(40)
+        for row in range(6)
+    }
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.ENOSPC])
+def test_a_file_is_copied_where_it_cannot_be_linked(tmp_path, monkeypatch, number):
+    def refuse(source, path):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "one").write_bytes(b"letters")
+    monkeypatch.setattr(os, "link", refuse)
+    if number == errno.ENOSPC:
+        with pytest.raises(StateError, match="two could not be written"):
+            link_file(tmp_path / "one", tmp_path / "two")
+    else:
+        link_file(tmp_path / "one", tmp_path / "two")
+        assert (tmp_path / "two").read_bytes() == b"letters"
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_run_that_was_fenced_off_leaves_no_decision(checkpoint, no_syncing):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from branching import ROWS, Branch, RowBranch
 from hypothesis import given
@@ -15,6 +16,7 @@ from test_stages import Hold, Simulation
 
 from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
+from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
@@ -126,10 +128,11 @@ def written(done):
     """What is in the files that count: what waits and what is dead, as rows."""
     found = ([], [])
     for file in done.written.files if done.written else ():
-        table = read_table(done.written.directory / file.name)
-        assert len(table) == file.rows
-        assert table[FIRST_MS].to_pylist()[0] == file.oldest_ms
+        path = done.written.directory / file.name
+        table = pq.read_table(path) if file.dead else read_table(path)
+        assert (len(table), path.stat().st_size) == (file.rows, file.nbytes)
         if not file.dead:
+            assert table[FIRST_MS].to_pylist()[0] == file.oldest_ms
             due = table[DUE_MS].to_pylist()
             assert due == sorted(due)
             assert due[0] == file.next_due_ms
@@ -137,10 +140,17 @@ def written(done):
     return [sorted(map(repr, some)) for some in found]
 
 
-def read_again(simulation, done, values):
-    """What reading the written records again would have led to."""
+def unwritten(simulate, topology, values):
+    """What the same run returns when its tasks write nothing."""
+    simulation = simulate(topology, rules=None)
+    plain = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    assert plain.written is None
+    return plain.failed.take(pa.array(np.argsort(plain.failed["root_id"].to_numpy())))
+
+
+def read_again(simulation, done, failed, values):
+    """What reading the written records again would have led to, given why all failed."""
     roots = np.sort(done.written.root_ids())
-    failed = done.failed.take(pa.array(np.argsort(done.failed["root_id"].to_numpy())))
     stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
     found = ([], [])
     uncounted = 0
@@ -152,7 +162,7 @@ def read_again(simulation, done, values):
             n = len(lost)
             told = judge(RULES, lost, said, np.full(n, RULES.now_ms), np.zeros(n, np.int32))
             uncounted += told.uncounted
-            for rows, table in zip(found, (told.waits, told.dies), strict=True):
+            for rows, table in zip(found, (told.waits, as_letters(told.dies, 0)), strict=True):
                 rows.extend(table.to_pylist())
     assert uncounted == done.written.uncounted
     return [sorted(map(repr, some)) for some in found]
@@ -162,32 +172,36 @@ def read_again(simulation, done, values):
     topology=narrow(),
     values=st.lists(st.integers(0, 10**6), max_size=40),
     file_bytes=st.sampled_from([1, 500, 1 << 26]),
+    group_bytes=st.sampled_from([1, 300, 1 << 23]),
     sorted_bytes=st.sampled_from([1, 300, 1 << 22]),
 )
 def test_what_is_written_is_what_reading_again_would_have_led_to(
-    simulate, topology, values, file_bytes, sorted_bytes
+    simulate, topology, values, file_bytes, group_bytes, sorted_bytes
 ):
     simulation = simulate(topology)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failed_writer, "_FILE_BYTES", file_bytes)
+        patch.setattr(failed_writer, "_LETTERS_BYTES", file_bytes)
+        patch.setattr(failed_writer, "_GROUP_BYTES", group_bytes)
         patch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
         done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    without = simulate(topology, rules=None)
-    plain = without.rest(without.first(values), np.random.default_rng(0))
-    assert plain.written is None
-    assert done.failed.to_pylist() == plain.failed.to_pylist()
+    failed = unwritten(simulate, topology, values)
+    rows = {one["root_id"]: one for one in failed.to_pylist()}
+    left = done.failed.to_pylist()
+    roots = [] if done.written is None else done.written.root_ids().tolist()
+    assert left == [rows[one["root_id"]] for one in left]
+    assert sorted(roots + [one["root_id"] for one in left]) == sorted(rows)
     if done.written is not None:
-        roots = done.written.root_ids()
-        assert len(np.unique(roots)) == len(roots)
-        assert set(roots.tolist()) <= set(done.failed["root_id"].to_pylist())
-        assert written(done) == read_again(simulation, done, values)
+        assert written(done) == read_again(simulation, done, failed, values)
 
 
 def test_all_that_fails_at_once_is_written(simulate):
     values = [n * 3 for n in range(30)]  # which are rejected
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    assert sorted(done.written.root_ids()) == sorted(done.failed["root_id"].to_pylist())
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
+    assert sorted(done.written.root_ids()) == failed["root_id"].to_pylist()
+    assert not len(done.failed)
     assert [len(rows) for rows in written(done)] == [0, 30]
     assert done.problems == ()
 
@@ -198,7 +212,8 @@ def test_what_waits_is_sorted_by_when_it_is_due(simulate, monkeypatch, sorted_by
     values = [n * 3 + 2 for n in range(30)]
     simulation = simulate(once({"asks": Asks(1, 1)}))
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    assert written(done) == read_again(simulation, done, values)
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
+    assert written(done) == read_again(simulation, done, failed, values)
     assert [len(rows) for rows in written(done)] == [30, 0]
 
 
@@ -207,7 +222,7 @@ def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
     assert [len(rows) for rows in written(done)] == [10, 10]
-    assert len(done.failed) == 30
+    assert len(done.failed) == 10
 
 
 def test_what_fails_again_when_it_was_written_is_read_again(simulate):
@@ -280,7 +295,12 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     assert done.written.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
     rows = []
     for one in done.written.files:
-        part = read_table(done.written.directory / one.name)
+        path = done.written.directory / one.name
+        if one.dead:
+            letters = pq.read_table(path)
+            part = as_tracked(letters, letters["attempts"], letters["replays"])
+        else:
+            part = read_table(path)
         assert one.dead == bool(part["_ackcore_attempt"].to_pylist()[0] == 2)
         rows += part.select(["record", FIRST_MS, REPLAYED]).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(i, 500 + i, i % 3) for i in range(n)]

@@ -515,11 +515,11 @@ def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
 
 
 def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(checksummed, "FORMAT", 4)
+    monkeypatch.setattr(checksummed, "FORMAT", 5)
     made(checkpoint)
     monkeypatch.undo()
     with pytest.raises(
-        CheckpointNewer, match=r"meta.json has format 4, and this .* up to 3"
+        CheckpointNewer, match=r"meta.json has format 5, and this .* up to 4"
     ) as told:
         OPEN(checkpoint)
     assert "Start the query with that version" in str(told.value)

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
-from ackcore._files.durable import link_if_free, sync_directory, write_synced
+from ackcore._files.durable import NO_LINKS, link_if_free, sync_directory, write_synced
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 
 _TEMPORARY = re.compile(r"\..+\.tmp")
@@ -128,6 +128,36 @@ def write_file(
         sync_directory(path.parent)
     if not free:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Have ``path`` be a file that is whole and never written again, as a whole and durably.
+
+    It is the same file, or a copy where there are no links or ``path`` is on another file system.
+
+    Raises
+    ------
+    CheckpointInUse
+        If another driver has taken over.
+    """
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    with writing(path):
+        try:
+            os.link(source, temporary)
+        except OSError as error:
+            if error.errno not in NO_LINKS | {errno.EXDEV, errno.EMLINK}:
+                raise
+        else:
+            try:
+                check_fence()
+                os.replace(temporary, path)
+            finally:
+                # Where path was the same file already, replacing it does nothing.
+                temporary.unlink(missing_ok=True)
+            sync_directory(path.parent)
+            return
+    with open(source, "rb") as whole:
+        write_file(path, lambda file: shutil.copyfileobj(whole, file, 1 << 20))
 
 
 def remove(path: Path) -> None:

@@ -6,7 +6,7 @@
 * A *table* is a plain Arrow IPC file that any tool opens; its checksum is part of its name
   (``waiting-lines.<32 hex digits>.arrow``), so it cannot be in two states under one name.  Those
   that tasks write, of any size, have the fingerprint of row files there (16 hex digits), which
-  takes a tenth of the time.
+  takes a tenth of the time.  The dead letters that tasks write are Parquet, and named alike.
 
 Both are damaged if a byte is missing, added or changed.
 """
@@ -32,12 +32,16 @@ from ackcore.spark.base.atomic import make_directory, write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
 #: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout
-#: had one waiting table, in no order; up to format 2 one table of the dead.
-FORMAT = 3
-#: A table's checksum: the hex digits in its name.
-_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.arrow(?:\.staged)?")
+#: had one waiting table, in no order; up to format 2 one table of the dead; up to format 3 these
+#: were Arrow files, whoever wrote them.
+FORMAT = 4
+#: A file's checksum: the hex digits in its name.
+_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)(?:\.staged)?")
 #: A table's bytes are hashed so many at a time: its fingerprint is that of these pieces in a row.
 _PIECE = 1 << 20
+#: Of a large file so much is in the page cache, whose pages serve for what comes next: a page that
+#: was not used for long takes longer to be had than to be filled and written.
+_CACHED = 1 << 23
 
 
 def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
@@ -150,16 +154,29 @@ class _Fingerprint:
 class _Hashed:
     """A file with the checksum of what was written to it, as far as Arrow needs a file."""
 
-    def __init__(self, file: BinaryIO, checksum: _Digest | _Fingerprint):
+    def __init__(self, file: BinaryIO, checksum: _Digest | _Fingerprint, passing: bool):
         self._file = file
         self._checksum = checksum
+        self._passing = passing and hasattr(os, "posix_fadvise")
+        self._cached = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._checksum.update(view)
         self._file.write(view)
+        self._cached += view.nbytes
+        if self._passing and self._cached >= _CACHED:
+            self.pass_on()
         return view.nbytes
+
+    def pass_on(self) -> None:
+        """Have what was written on the disk, and no more in memory."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._passing and self._cached >= _CACHED:
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._cached = 0
 
 
 def _checksum_of(path: Path, digits: int) -> str:
@@ -196,26 +213,77 @@ def write_batches(
 
     One that is not ``synced`` may be gone when the machine stops.
     """
-    checksum = _Fingerprint() if large else _Digest()
-    temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
-    with writing(directory / name):
-        try:
-            with open(temporary, "wb") as file:
-                hashed = _Hashed(file, checksum)
-                with pa.ipc.new_file(pa.PythonFile(hashed, "w"), schema) as writer:
-                    for batch in batches:
-                        writer.write_batch(batch)
-                file.flush()
-                if synced:
-                    os.fsync(file.fileno())
-        except Exception:
-            temporary.unlink(missing_ok=True)
-            raise
-        whole = f"{name}.{checksum.hex()}.arrow" + ".staged" * staged
-        os.replace(temporary, directory / whole)
-        if synced:
-            sync_directory(directory)
-    return whole
+    made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
+    try:
+        with made.writing(), pa.ipc.new_file(made.sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return made.finish(staged=staged)
+    except Exception:
+        made.discard()
+        raise
+    finally:
+        made.close()
+
+
+class NamedByChecksum:
+    """A file that is written piece by piece, and has the checksum of all of it in its name.
+
+    Parameters
+    ----------
+    directory : Path
+        Where it is to be.
+    name, ending : str
+        Its name is to be ``<name>.<checksum>.<ending>``.
+    large : bool, default False
+        Whether the checksum is a fingerprint.
+    synced : bool, default True
+        Whether it is to outlast the machine's stop.
+
+    Attributes
+    ----------
+    sink : pyarrow.NativeFile
+        What is written to it is in the file.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, ending: str, *, large: bool = False, synced: bool = True
+    ) -> None:
+        self._directory = directory
+        self._name = name
+        self._ending = ending
+        self._synced = synced
+        self._checksum = _Fingerprint() if large else _Digest()
+        self._temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
+        with self.writing():
+            self._file = open(self._temporary, "wb")  # noqa: SIM115 # until `finish` or `discard`
+        self._hashed = _Hashed(self._file, self._checksum, passing=large and synced)
+        self.sink = pa.PythonFile(self._hashed, "w")
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Raise what goes wrong within as an error that names the file."""
+        return writing(self._directory / self._name)
+
+    def finish(self, *, staged: bool = False) -> str:
+        """Give it its name, which is returned; nothing is written after that."""
+        with self.writing():
+            if self._synced:
+                self._hashed.pass_on()
+            self._file.close()
+            name = f"{self._name}.{self._checksum.hex()}.{self._ending}" + ".staged" * staged
+            os.replace(self._temporary, self._directory / name)
+            if self._synced:
+                sync_directory(self._directory)
+        return name
+
+    def close(self) -> None:
+        """Close it, whatever was written; twice is fine."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Leave nothing of it, unless it has its name."""
+        self.close()
+        self._temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -262,6 +330,24 @@ def table_in(
     except pa.ArrowInvalid as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
     return table
+
+
+def check_file(path: Path, nbytes: int, content: bool) -> None:
+    """Raise unless a file has its length and, if ``content`` is to be looked at, its checksum.
+
+    Raises
+    ------
+    CheckpointCorrupt, StateError
+        As `read_table`.
+    """
+    with _reading(path, WAY_OUT):
+        size = path.stat().st_size
+        named = _NAMED.search(path.name)
+        if size != nbytes:
+            raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}")
+        if content and (named is None or _checksum_of(path, len(named[1])) != named[1]):
+            what = f"is damaged: its {size} bytes do not have the checksum in its name"
+            raise corrupt(path, what)
 
 
 def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.Table:
@@ -341,6 +427,19 @@ class TableCache:
 
     def _load(self, file: str, check: bool) -> pa.Table:
         return read_table(self.root / file, check=check)
+
+    def checked(self, file: str, nbytes: int) -> Path:
+        """Return where a file is that is no table, once it has its length and its checksum.
+
+        Raises
+        ------
+        CheckpointCorrupt, StateError
+            As `read_table`.
+        """
+        path = self.root / file
+        check_file(path, nbytes, self._check and file not in self._verified)
+        self._verified.add(file)
+        return path
 
     def place(self, file: str) -> str:
         """Return where a table is, for people."""

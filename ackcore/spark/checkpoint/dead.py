@@ -1,22 +1,29 @@
-"""Records that died in a micro-batch: tables, and files that tasks wrote."""
+"""Records that died in a micro-batch: tables, and files that tasks wrote.
+
+Such a file is Parquet, and has the letters as the dead-letter store is to have them; up to format 3
+it was an Arrow table.  What was to wait, and found no room, is in an Arrow table still.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ackcore.spark.base.checksummed import TableCache
+from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.reason_columns import refused
+from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.segments import with_replayed
 
 
 @dataclass(frozen=True, slots=True)
 class DeadFile:
-    """Rows of a file on record.
+    """Rows of a table on record.
 
     ``no_room`` is set where they were to wait and there was no room: `max_waiting` as it was.
     """
@@ -35,29 +42,84 @@ class DeadFile:
         names = ("file", "rows", "start", "no_room")
         return {name: getattr(self, name) for name in names}
 
-    def table(self, keep: bool = True) -> pa.Table:
-        """Return the rows, in a memory map that is kept or not."""
+    def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
+        """Yield the rows, in a memory map that is kept or not; as `DeadLettersFile.pieces`."""
         table = with_replayed(self.cache.read(self.file, keep).slice(self.start, self.rows))
-        return table if self.no_room is None else refused(table, self.no_room)
+        if not payload:
+            table = table.select(TRACKING.names)
+        yield table if self.no_room is None else refused(table, self.no_room)
+
+    def check(self) -> None:
+        """Raise `CheckpointCorrupt` if it is missing or damaged."""
+        self.cache.read(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersFile:
+    """Rows of a Parquet file on record, all of it, which is as the dead-letter store has it."""
+
+    cache: TableCache
+    file: str
+    rows: int
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def body(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
+
+    def path(self) -> Path:
+        """Return where it is, once its length and its checksum are right.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If they are not.
+        """
+        return self.cache.checked(self.file, self.nbytes)
+
+    def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
+        """Yield the rows a part at a time, in `TRACKING` and, with ``payload``, the source's."""
+        with pq.ParquetFile(self.path()) as file:
+            names = [name for name in file.schema_arrow.names if payload or name != "payload"]
+            for n in range(file.num_row_groups):
+                letters = file.read_row_group(n, names)
+                attempts, replays = letters["attempts"], letters["replays"]
+                yield as_tracked(letters, attempts, replays, payload=payload)
+
+    def check(self) -> None:
+        """Raise `CheckpointCorrupt` if it is missing or damaged."""
+        self.path()
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenDead:
-    """The same of a file that tasks wrote, before it is on record."""
+    """What becomes a `DeadFile`, or a `DeadLettersFile` if it has ``nbytes``, when it is on record.
+
+    Tasks wrote it.
+    """
 
     path: Path
     rows: int
     start: int = 0
     no_room: int | None = None
+    nbytes: int | None = None
 
     def __len__(self) -> int:
         return self.rows
 
-    def kept(self, cache: TableCache, directory: str) -> DeadFile:
+    def kept(self, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
         """Move it to where the checkpoint has it."""
-        return DeadFile(
-            cache, cache.adopt(self.path, directory), self.rows, self.start, self.no_room
-        )
+        file = cache.adopt(self.path, directory)
+        if self.nbytes is not None:
+            return DeadLettersFile(cache, file, self.rows, self.nbytes)
+        return DeadFile(cache, file, self.rows, self.start, self.no_room)
+
+
+#: Records of a spout that died: on record, in a file that tasks wrote, or a table.
+DeadPart: TypeAlias = DeadFile | DeadLettersFile | WrittenDead | pa.Table
 
 
 class Dead(Mapping[str, pa.Table]):
@@ -65,11 +127,11 @@ class Dead(Mapping[str, pa.Table]):
 
     Parameters
     ----------
-    parts : mapping from str to sequence of DeadFile, WrittenDead or pyarrow.Table
+    parts : mapping from str to sequence of DeadPart
         By spout; what has no rows is left out.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[DeadFile | WrittenDead | pa.Table]]):
+    def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
         filled = {spout: tuple(part for part in some if len(part)) for spout, some in parts.items()}
         self.parts = {spout: some for spout, some in filled.items() if some}
 
@@ -79,7 +141,7 @@ class Dead(Mapping[str, pa.Table]):
         return cls(
             {
                 spout: (
-                    [DeadFile(cache, **each) for each in found]
+                    [_on_record(cache, each) for each in found]
                     if isinstance(found, list)
                     else [DeadFile(cache, found["file"], found["rows"])]
                 )
@@ -107,31 +169,48 @@ class Dead(Mapping[str, pa.Table]):
         found: dict[str, Any] = {}
         for spout, some in self.parts.items():
             for part in some:
+                kept: DeadFile | DeadLettersFile
                 if isinstance(part, pa.Table):
                     file = cache.write_table(directory, f"dead-{spout}", part)
                     kept = DeadFile(cache, file, len(part))
                 else:
-                    kept = part if isinstance(part, DeadFile) else part.kept(cache, directory)
+                    kept = part.kept(cache, directory) if isinstance(part, WrittenDead) else part
                 found.setdefault(spout, []).append(kept.body())
         return found
 
     @property
     def files(self) -> set[str]:
         """The files on record."""
-        return {
-            part.file for some in self.parts.values() for part in some if isinstance(part, DeadFile)
-        }
+        return {part.file for part in self._on_record()}
 
-    def pieces(self, spout: str) -> Iterator[pa.Table]:
-        """Yield the records of a spout file by file; what was yielded need not stay in memory."""
+    def check(self) -> None:
+        """Raise `CheckpointCorrupt` if a file is missing or damaged."""
+        for part in self._on_record():
+            part.check()
+
+    def _on_record(self) -> Iterator[DeadFile | DeadLettersFile]:
+        for some in self.parts.values():
+            for part in some:
+                if isinstance(part, DeadFile | DeadLettersFile):
+                    yield part
+
+    def pieces(self, spout: str, *, payload: bool = True) -> Iterator[pa.Table]:
+        """Yield the records of a spout a part at a time; what was yielded need not stay in memory.
+
+        Parameters
+        ----------
+        spout : str
+            Whose.
+        payload : bool, default True
+            Whether the source's columns are wanted as well as those of `TRACKING`; else they may
+            be there.
+        """
         for part in self.parts[spout]:
-            yield part.table(keep=False) if isinstance(part, DeadFile) else _table(part)
+            yield from pieces_of(part, payload=payload)
 
     def __getitem__(self, spout: str) -> pa.Table:
         parts = self.parts[spout]
-        return pa.concat_tables(
-            part.table() if isinstance(part, DeadFile) else _table(part) for part in parts
-        )
+        return pa.concat_tables(piece for part in parts for piece in pieces_of(part, keep=True))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parts)
@@ -144,14 +223,19 @@ class Dead(Mapping[str, pa.Table]):
         return f"Dead({', '.join(rows)})"
 
 
-def _table(part: WrittenDead | pa.Table) -> pa.Table:
-    assert isinstance(part, pa.Table), f"{part} is not on record yet"
-    return part
-
-
-def pieces_of(dead: Mapping[str, pa.Table], spout: str) -> Iterator[pa.Table]:
-    """Yield the records of a spout that died, a part at a time where they are in files."""
-    if isinstance(dead, Dead):
-        yield from dead.pieces(spout)
+def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
+    """Yield the records of a part, as `Dead.pieces`; memory maps of files are kept or not."""
+    if isinstance(part, pa.Table):
+        yield part
     else:
-        yield dead[spout]
+        assert not isinstance(part, WrittenDead), f"{part} is not on record yet"
+        yield from part.pieces(payload=payload, keep=keep)
+
+
+def dead_of(dead: Mapping[str, pa.Table]) -> Dead:
+    """Return the dead of a micro-batch as such, where they may be tables by spout."""
+    return dead if isinstance(dead, Dead) else Dead.of_tables(dead)
+
+
+def _on_record(cache: TableCache, body: Mapping[str, Any]) -> DeadFile | DeadLettersFile:
+    return DeadLettersFile(cache, **body) if "nbytes" in body else DeadFile(cache, **body)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import TRACKING, SinkFile
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.checkpoint.dead import Dead, dead_of
 from ackcore.spark.checkpoint.waiting import Waiting
 
 #: The one column of ``BatchDecision.nonacked``.
@@ -116,8 +116,7 @@ class BatchDecision:
     @property
     def all_dead(self) -> Dead:
         """All rows that became dead, by spout: for the run's failures, and for those of sinks."""
-        dead = self.dead if isinstance(self.dead, Dead) else Dead.of_tables(self.dead)
-        return dead.plus(self.refused)
+        return dead_of(self.dead).plus(self.refused)
 
     @property
     def table_files(self) -> set[str]:
@@ -136,7 +135,7 @@ class BatchDecision:
         ValueError
             If a table has not the columns that it must have.
         """
-        dead = self.dead if isinstance(self.dead, Dead) else Dead.of_tables(self.dead)
+        dead = dead_of(self.dead)
         for spout, parts in self.waiting.parts.items():
             for part in parts:
                 if isinstance(part, pa.Table):

@@ -7,6 +7,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     batches/N.plan            what micro-batch N will do
     state/N/manifest.json     what became of it; written after the tables that it names
     state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
+    state/N/*.parquet         dead letters that tasks wrote, which the store links
     state/N/refused*.json     what its sinks refused; written between manifest and mark
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in a run of it; whose counts, the manifest says
@@ -174,9 +175,8 @@ class State:
             for spout in last.waiting:
                 last.waiting.tables(spout)
             # What was acted upon will not be read again.
-            for tables in (last.dead, last.refused) if last.number != done else ():
-                for spout in tables:
-                    tables[spout]
+            if last.number != done:
+                last.all_dead.check()
         return last
 
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:

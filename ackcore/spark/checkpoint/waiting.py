@@ -39,7 +39,7 @@ _DEAD = 3
 #: Files of fewer rows are not written anew for what is dead in them.
 _SMALL = 1024
 #: Files of so many bytes are not merged: there are few of them, and to read all would take long.
-_LARGE = 1 << 25
+_LARGE = 1 << 22
 #: Rows of a spout in the columns that its source has now.
 Fit = Callable[[str, pa.Table], pa.Table]
 

@@ -22,7 +22,7 @@ import logging
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ import pyarrow as pa
 from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.letters import schema_of, write_letters
 from ackcore.spark.base.lock import process_name
 from ackcore.spark.checkpoint.replays import spout_of
 from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
-from ackcore.spark.dead_letters.files import Fill, LetterFile, NotesChanged
-from ackcore.spark.dead_letters.letters import FilePath, read_schema, schema_of, write_letters
+from ackcore.spark.dead_letters.files import Fill, LetterFile, NewFile, NotesChanged
+from ackcore.spark.dead_letters.letters import FilePath, read_schema
 from ackcore.spark.dead_letters.objects import ObjectFile, Objects
 from ackcore.spark.stores.interface import Store
 
@@ -68,6 +69,8 @@ class BucketLetters:
     clock : callable, optional
         Returns milliseconds since 1970.
     """
+
+    in_parts = False
 
     def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:
         self.url = store.url
@@ -228,8 +231,9 @@ class BucketLetters:
             self.objects.keep(key, pa.py_buffer(small))
         return {"object": key, "bytes": size, "blake2b": digest}
 
-    def publish(self, spout: str, number: int, fill: Fill) -> None:
+    def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
         """As `Letters.publish`; it takes two trips, and none if they are there."""
+        ((_, fill, _),) = new
         files = _of_spout(self._index.read(), spout)["files"]
         there = next((each for each in files if each["first"] == number), None)
         put = self._put(spout, f"batch-{number}", fill, there)

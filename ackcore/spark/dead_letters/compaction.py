@@ -14,14 +14,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from ackcore.spark.base.letters import write_letters
 from ackcore.spark.dead_letters.files import LetterFile, Letters
-from ackcore.spark.dead_letters.letters import (
-    FilePath,
-    emptied,
-    read_parts,
-    read_schema,
-    write_letters,
-)
+from ackcore.spark.dead_letters.letters import FilePath, emptied, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
 
 #: So many neighbours that were merged equally often are merged once more, and at most so many at
@@ -71,26 +66,34 @@ class Compaction:
             store.merge(spout, run, partial(_copy, run, notes_of(store)))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
-        """Return neighbours that were merged equally often and have the same columns."""
+        """Return neighbours that were merged equally often and have the same columns.
+
+        Files of one micro-batch are among them together, or not at all.
+        """
         for _, level in groupby(files, key=lambda file: file.level):
-            neighbours = list(level)
+            neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]
             if len(neighbours) < _FEWEST:
                 continue
-            for _, alike in groupby(neighbours, key=self._schema):
-                run: list[LetterFile] = []
+            for schemas, alike in groupby(neighbours, key=self._schemas_of):
+                if len(schemas) > 1:
+                    continue
+                run: list[tuple[LetterFile, ...]] = []
                 whole = 0
-                for file in alike:
-                    size = file.size
+                for some in alike:
+                    size = sum(file.size for file in some)
                     if len(run) == _MOST or whole + size > _BYTES:
                         if len(run) >= _FEWEST:
                             break
                         run, whole = [], 0  # what is large stays, and others begin behind it
                     if size <= _BYTES:
-                        run.append(file)
+                        run.append(some)
                         whole += size
                 if len(run) >= _FEWEST:
-                    return run
+                    return [file for some in run for file in some]
         return None
+
+    def _schemas_of(self, files: tuple[LetterFile, ...]) -> frozenset[bytes]:
+        return frozenset(map(self._schema, files))
 
     def _schema(self, file: LetterFile) -> bytes:
         if file not in self._schemas:

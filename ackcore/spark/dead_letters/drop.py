@@ -17,19 +17,20 @@ from typing import NamedTuple
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.letters import write_letters
 from ackcore.spark.dead_letters.compaction import parts_left
 from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
+    batch_rows,
     emptied_rows,
-    read_letters,
     read_schema,
     reading_letters,
-    write_letters,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import (
     Note,
     Spans,
+    add_places,
     again_if_noted,
     counted,
     gone_rows,
@@ -102,9 +103,8 @@ def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> S
     for kind in kinds:
         for file in kind.files:
             if file.path in chosen:
-                batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
-                places = places_of(chosen[file.path], batch_ids)
-                rows.setdefault(kind.spout, {}).update(places)
+                places = places_of(chosen[file.path], batch_rows(file.path))
+                add_places(rows.setdefault(kind.spout, {}), places)
     if rows and not dry_run:
         store.add_note(request, Note(request, wall_clock_ms(), rows, dropped=True)._asdict())
     return rows

@@ -9,28 +9,38 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries, write_file
+from ackcore.spark.base.atomic import (
+    link_file,
+    make_directory,
+    remove,
+    remove_temporaries,
+    write_file,
+)
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.dead_letters.letters import FilePath, read_schema, schema_of, write_letters
+from ackcore.spark.base.letters import schema_of, write_letters
+from ackcore.spark.dead_letters.letters import FilePath, position_of, read_schema
 
 OWNER, NOTES = ".owner.json", ".replayed"
 _COLUMNS = "columns.parquet"
-_FILE = re.compile(r"batch-(\d+)\.parquet|batches-(\d+)-(\d+)\.(\d+)\.parquet")
+_FILE = re.compile(r"batch-(\d+)(?:\.\d+)?\.parquet|batches-(\d+)-(\d+)\.(\d+)\.parquet")
 
 #: Writes a file of letters.
 Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters: of which micro-batches, and how often they were merged."""
+    """A file of letters: of which micro-batches, and how often they were merged.
+
+    Several may have the letters of one micro-batch that were not merged: see `position_of`.
+    """
 
     path: FilePath
     first: int
@@ -48,6 +58,17 @@ class LetterFile(NamedTuple):
             return (self.path,)
         stat = self.path.stat()
         return self.path, stat.st_mtime_ns, stat.st_size
+
+
+class NewFile(NamedTuple):
+    """A file of letters to be: which letter of the micro-batch is its first, and what writes it.
+
+    ``source`` is a file that is it already, on a file system, and is never written again.
+    """
+
+    position: int
+    fill: Fill
+    source: Path | None = None
 
 
 class Kind(NamedTuple):
@@ -69,9 +90,12 @@ class Letters(Protocol):
     ----------
     url : str
         Where it is.
+    in_parts : bool
+        Whether the letters of a micro-batch may be in several files.
     """
 
     url: str
+    in_parts: bool
 
     def refresh(self) -> None:
         """Look anew at what is there, where that was remembered."""
@@ -102,7 +126,7 @@ class Letters(Protocol):
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
         """Note the columns of each source, so that they are known before a record died."""
 
-    def publish(self, spout: str, number: int, fill: Fill) -> None:
+    def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
         """Write the letters of a micro-batch, in the place of those that are there of it."""
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
@@ -144,6 +168,8 @@ class DirectoryLetters:
     path : Path
         The directory; it need not be there.
     """
+
+    in_parts = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -204,16 +230,26 @@ class DirectoryLetters:
             if sources and directory.name not in sources:
                 remove(directory / _COLUMNS)
 
-    def publish(self, spout: str, number: int, fill: Fill) -> None:
+    def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
         """As `Letters.publish`."""
         directory = make_directory(self.path / spout)
         files, replaced = self._listed(spout)
         self._known.pop(spout, None)
-        file = LetterFile(directory / f"batch-{number}.parquet", number, number, 0)
-        write_file(directory / f"batch-{number}.parquet", fill)
+        there = []
+        for position, fill, source in new:
+            part = f".{position}" if position else ""
+            path = directory / f"batch-{number}{part}.parquet"
+            if source is None:
+                write_file(path, fill)
+            else:
+                link_file(source, path)
+            there.append(LetterFile(path, number, number, 0))
+        for file in files:
+            if file.first == file.last == number and file not in there:
+                remove(_path(file))  # of a micro-batch of that number that a backup has undone
         if all(each.last <= number for each in files):
             others = [each for each in files if each.last < number]
-            self._known[spout] = [*others, file], replaced
+            self._known[spout] = [*others, *there], replaced
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile:
         """As `Letters.merge`: files within another one's micro-batches do not count any more."""
@@ -304,9 +340,14 @@ def listed(directory: Path) -> tuple[list[LetterFile], list[tuple[LetterFile, Le
     )
     counts: list[LetterFile] = []
     replaced = []
-    # Of two that begin alike the longer one comes first; files never overlap in part.
-    for file in sorted(files, key=lambda file: (file.first, -file.last, -file.level)):
-        if counts and file.last <= counts[-1].last:
+
+    def order(file: LetterFile) -> tuple[int, int, int, int]:
+        # Of two that begin alike the longer one comes first; micro-batches never overlap in part.
+        return file.first, -file.last, -file.level, position_of(file.path)
+
+    for file in sorted(files, key=order):
+        last = counts[-1] if counts else None
+        if last is not None and file.last <= last.last and file.level < last.level:
             replaced.append((file, counts[-1]))
         else:
             counts.append(file)

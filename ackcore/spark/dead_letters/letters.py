@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
-from ackcore.arrow import rebatched
+from ackcore.spark.base import letters as base_letters
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.reason_columns import ReasonTexts, parts
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
-    REASON,
-    REPLAYED,
-    TRACKING,
-)
 from ackcore.spark.dead_letters.objects import ObjectFile
 
-TIME = pa.timestamp("ms", "UTC")
-#: What every letter has beside its payload.
-LETTER = pa.schema(
-    [
-        pa.field("message_id", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("error_type", pa.string()),
-        pa.field("error_message", pa.string()),
-        pa.field("component", pa.string()),
-        pa.field("first_ms", TIME),
-        pa.field("last_ms", TIME),
-        pa.field("batch_id", pa.int64()),
-        # How often it had been sent again when it died.
-        pa.field("replays", pa.int32()),
-    ]
-)
 #: No letter is without it, but one that was emptied.
 ATTEMPTS = "attempts"
-#: Pages carry checksums, so that a flipped bit is an error and not another letter.
-_WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
-#: What goes into one row group, so that no more of a file is in memory.
-_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 1 << 25
-
+#: A file of only some of the letters of a micro-batch, from this position on.
+_PART = re.compile(r"batch-\d+\.(\d+)\.parquet")
 _WAY_OUT = (
     "Put the file back from a backup; or move it out of the store, which gives up the letters that "
     "only it holds, and nothing else"
@@ -58,39 +30,6 @@ _WAY_OUT = (
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 #: A file of letters, wherever it is.
 FilePath = Path | ObjectFile
-
-
-def as_letters(dead: pa.Table, number: int) -> pa.Table:
-    """Return the dead of a micro-batch, in `TRACKING` and the source's columns, as letters."""
-    reasons = ReasonTexts.of_column(dead[REASON])
-    component, kind, message = (part.take(pa.array(reasons.of)) for part in parts(reasons.values))
-    payload = dead.select(dead.column_names[len(TRACKING) :])
-    columns = [
-        dead[MESSAGE_ID],
-        dead[ATTEMPT],
-        kind,
-        message,
-        component,
-        dead[FIRST_MS].cast(TIME),
-        dead[LAST_MS].cast(TIME),
-        pa.array(np.full(dead.num_rows, number)),
-        dead[REPLAYED],
-        payload.to_struct_array(),
-    ]
-    return pa.table(columns, schema=schema_of(payload.schema))
-
-
-def schema_of(source: pa.Schema) -> pa.Schema:
-    """Return the schema of letters from a source of these columns."""
-    return LETTER.append(pa.field("payload", pa.struct(list(source))))
-
-
-def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write letters, so few to a row group that a reader can have one in memory."""
-    batches = (batch for table in tables for batch in table.to_batches())
-    with pq.ParquetWriter(file, schema, **_WRITING) as writer:
-        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES):
-            writer.write_batch(batch)
 
 
 def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table]:
@@ -120,9 +59,11 @@ def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table
             start += group.num_rows
             if here is not None and not here.any():
                 continue
-            rows = group.num_rows * _GROUP_BYTES // max(group.total_byte_size, 1)
+            rows = group.num_rows * base_letters.GROUP_BYTES // max(group.total_byte_size, 1)
             at = 0
-            for batch in file.iter_batches(min(max(rows, 1), _GROUP_ROWS), row_groups=[n]):
+            for batch in file.iter_batches(
+                min(max(rows, 1), base_letters.GROUP_ROWS), row_groups=[n]
+            ):
                 table = pa.Table.from_batches([batch])
                 if here is not None:
                     table = table.filter(pa.array(here[at : at + len(batch)]))
@@ -239,7 +180,51 @@ def read_schema(path: FilePath) -> pa.Schema:
         return pq.read_schema(_opened(path))
 
 
-def starts_of(batch_ids: Int64s) -> dict[int, int]:
-    """Return where the letters of each micro-batch begin in a file."""
+class BatchRows(NamedTuple):
+    """Of which micro-batch each row of a file is, and in which row the letters of each begin.
+
+    Where the file has only some letters of a micro-batch, they may begin before the first row.
+    """
+
+    batch_ids: Int64s
+    starts: Mapping[int, int]
+
+    def __len__(self) -> int:
+        return len(self.batch_ids)
+
+    def position(self, row: int) -> int:
+        """Return the how-manieth of its micro-batch the letter in a row is."""
+        return row - self.starts[int(self.batch_ids[row])]
+
+    def row(self, number: int, position: int) -> int | None:
+        """Return the row of a letter; None if it is not in the file."""
+        row = self.starts.get(number, len(self)) + position
+        return row if 0 <= row < len(self) and self.batch_ids[row] == number else None
+
+
+def batch_rows(path: FilePath, batch_ids: Int64s | None = None) -> BatchRows:
+    """Return the micro-batches of a file's letters.
+
+    Parameters
+    ----------
+    path : FilePath
+        The file.
+    batch_ids : numpy.ndarray of int64, optional
+        The column, if it was read already.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If the file is damaged or missing.
+    """
+    if batch_ids is None:
+        batch_ids = read_letters(path, ["batch_id"])["batch_id"].to_numpy()
     numbers, starts = np.unique(batch_ids, return_index=True)
-    return dict(zip(numbers.tolist(), starts.tolist(), strict=True))
+    starts -= position_of(path)
+    return BatchRows(batch_ids, dict(zip(numbers.tolist(), starts.tolist(), strict=True)))
+
+
+def position_of(path: FilePath) -> int:
+    """Return which letter of its micro-batch is the first one of a file."""
+    part = _PART.fullmatch(path.name) if isinstance(path, Path) else None
+    return 0 if part is None else int(part[1])

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.spark.base.letters import LETTER, TIME
 from ackcore.spark.dead_letters.files import Kind, LetterFile, Letters, files_of
 from ackcore.spark.dead_letters.letters import (
-    LETTER,
-    TIME,
     Bools,
     FilePath,
+    batch_rows,
+    position_of,
     reading_letters,
-    starts_of,
 )
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
 
@@ -90,20 +90,17 @@ class LetterFilter:
         """Return the numbers of the rows of a file that are wanted, in order."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
-        batch_ids, gone = gone_rows(file.path, spout, notes)
-        wanted = np.ones(len(batch_ids), np.bool_)
+        letters, gone = gone_rows(file.path, spout, notes)
+        wanted = np.ones(len(letters), np.bool_)
         if self.ids:
             wanted[:] = False
-            starts = starts_of(batch_ids)
             for one in self.ids:
-                start = starts.get(one.batch_id)
-                if one.spout == spout and start is not None:
-                    row = start + one.position
-                    if row < len(batch_ids) and batch_ids[row] == one.batch_id:
-                        wanted[row] = True
+                row = letters.row(one.batch_id, one.position) if one.spout == spout else None
+                if row is not None:
+                    wanted[row] = True
         wanted &= ~gone
         if self.sent is not None:
-            wanted &= (sent_rows(batch_ids, spout, notes)[0] > 0) == self.sent
+            wanted &= (sent_rows(letters, spout, notes)[0] > 0) == self.sent
         for name in _LOOKED_AT:
             if wanted.any():
                 wanted &= self._holds(name, file.path)
@@ -190,12 +187,17 @@ def list_letters(
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
     files = [(spout, file) for spout, some in files_of(store).items() for file in some]
-    for spout, file in sorted(files, key=lambda each: each[1].last, reverse=True):
+    for spout, file in sorted(files, key=_newest, reverse=True):
         if left <= 0:
             return
         rows = wanted.rows(file, spout, notes)[-left:]
         left -= len(rows)
         yield from _letters(file, spout, rows, notes, payload)
+
+
+def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
+    file = of_spout[1]
+    return file.last, position_of(file.path)
 
 
 def count_letters(store: Letters, wanted: LetterFilter) -> int:
@@ -235,14 +237,13 @@ def _letters(
     """Yield letters of a file, the last row first."""
     if not len(rows):
         return
-    batch_ids = _column(file.path, "batch_id").to_numpy()
-    times, newest = sent_rows(batch_ids, spout, notes)
-    starts = starts_of(batch_ids)
+    letters = batch_rows(file.path)
+    times, newest = sent_rows(letters, spout, notes)
     for row, one in _values(file.path, rows[::-1], payload):
         number = one.pop("batch_id")
         by = int(newest[row])
         yield Letter(
-            LetterId(spout, number, row - starts[number]),
+            LetterId(spout, number, letters.position(row)),
             **one,
             sent=int(times[row]),
             request=None if by < 0 else notes[by].request,

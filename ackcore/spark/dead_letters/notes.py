@@ -13,11 +13,12 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.dead_letters.files import Letters, NotesChanged
 from ackcore.spark.dead_letters.letters import (
+    BatchRows,
     Bools,
     FilePath,
+    batch_rows,
     emptied_rows,
     reading_letters,
-    starts_of,
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
 
@@ -75,13 +76,13 @@ def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
     return ask()
 
 
-def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
+def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
     """Return of each row of a file how often it was sent again, and by which of the notes at last.
 
     Parameters
     ----------
-    batch_ids : ndarray of int64
-        The file's column of that name.
+    rows : BatchRows
+        The file's.
     spout : str
         Of the letters in it.
     notes : iterable of Note
@@ -92,28 +93,25 @@ def sent_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> tuple[Int
     times, newest : ndarray of int64
         ``newest`` is -1 where none did.
     """
-    times = np.zeros(len(batch_ids), np.int64)
-    newest = np.full(len(batch_ids), -1)
-    starts = starts_of(batch_ids)
+    times = np.zeros(len(rows), np.int64)
+    newest = np.full(len(rows), -1)
     for n, note in enumerate(notes):
-        for rows in () if note.dropped else _named(note, spout, starts):
-            times[rows] += 1
-            newest[rows] = n
+        for some in () if note.dropped else _named(note, spout, rows):
+            times[some] += 1
+            newest[some] = n
     return times, newest
 
 
-def dropped_rows(batch_ids: Int64s, spout: str, notes: Iterable[Note]) -> Bools:
+def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
     """Return of each row of a file whether it was dropped; as `sent_rows` is given them."""
-    dropped = np.zeros(len(batch_ids), np.bool_)
-    notes = [note for note in notes if note.dropped]
-    starts = starts_of(batch_ids) if notes else {}
+    dropped = np.zeros(len(rows), np.bool_)
     for note in notes:
-        for rows in _named(note, spout, starts):
-            dropped[rows] = True
+        for some in _named(note, spout, rows) if note.dropped else ():
+            dropped[some] = True
     return dropped
 
 
-def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[Int64s, Bools]:
+def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[BatchRows, Bools]:
     """Return the micro-batches of a file's letters, and which were dropped.
 
     A drop that came after the notes were read may have emptied some: they count as dropped, too.
@@ -126,16 +124,18 @@ def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[Int64s
     with reading_letters(path) as file:
         batch_ids = file.read(["batch_id"])["batch_id"].to_numpy()
         emptied = emptied_rows(file)
-    gone = dropped_rows(batch_ids, spout, notes)
-    return batch_ids, gone if emptied is None else gone | emptied
+    rows = batch_rows(path, batch_ids)
+    gone = dropped_rows(rows, spout, notes)
+    return rows, gone if emptied is None else gone | emptied
 
 
-def _named(note: Note, spout: str, starts: Mapping[int, int]) -> Iterator[slice]:
-    """Yield the rows of a file that a note names, given where its micro-batches begin."""
+def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
+    """Yield the rows of a file that a note names."""
     for number, spans in note.rows.get(spout, {}).items():
-        start = starts.get(int(number), -1)
-        for first, end in spans if start >= 0 else ():
-            yield slice(start + first, start + end)
+        start = rows.starts.get(int(number))
+        if start is not None:
+            for first, end in spans:
+                yield slice(max(start + first, 0), max(start + end, 0))
 
 
 def note_of(notes: Iterable[Note], request: str) -> Note | None:
@@ -166,13 +166,21 @@ def counted_all(rows: Spans) -> int:
     return sum(counted(rows).values())
 
 
-def places_of(rows: Int64s, batch_ids: Int64s) -> dict[str, list[list[int]]]:
+def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
     """Return rows of a file as a note names them: spans by micro-batch, within its letters."""
     return {
         str(number): spans_of(of_batch - start)
-        for number, start in starts_of(batch_ids).items()
-        if len(of_batch := rows[batch_ids[rows] == number])
+        for number, start in rows.starts.items()
+        if len(of_batch := chosen[rows.batch_ids[chosen] == number])
     }
+
+
+def add_places(
+    named: dict[str, list[list[int]]], places: Mapping[str, Sequence[list[int]]]
+) -> None:
+    """Add what `places_of` returned of one file to that of others: a micro-batch may have more."""
+    for number, spans in places.items():
+        named.setdefault(number, []).extend(spans)
 
 
 def spans_of(rows: Int64s) -> list[list[int]]:

@@ -22,15 +22,15 @@ from pyspark.sql import types as T
 
 from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.files import Kind, LetterFile, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
-    LETTER,
     FilePath,
-    read_letters,
+    batch_rows,
     read_parts,
     read_schema,
 )
@@ -274,9 +274,9 @@ def _spans_in(
     numbers = {int(number) for note in notes for number in note.rows.get(spout, ())}
     if not any(file.first <= number <= file.last for number in numbers):
         return
-    batch_ids = read_letters(file.path, ["batch_id"])["batch_id"].to_numpy()
-    times, newest = sent_rows(batch_ids, spout, notes)
-    times[dropped_rows(batch_ids, spout, notes)] = _DROPPED
+    letters = batch_rows(file.path)
+    times, newest = sent_rows(letters, spout, notes)
+    times[dropped_rows(letters, spout, notes)] = _DROPPED
     cuts = np.flatnonzero(np.diff(times) | np.diff(newest)) + 1
     for rows in np.split(np.arange(len(times)), cuts):
         if times[rows[0]]:

@@ -23,15 +23,15 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.reason_columns import encoded
+from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.checkpoints import Checkpoint
 from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
-    TIME,
     Bools,
     FilePath,
+    batch_rows,
     read_letters,
     read_parts,
     read_replays,
@@ -40,6 +40,7 @@ from ackcore.spark.dead_letters.letters import (
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import (
     Note,
+    add_places,
     again_if_noted,
     counted,
     dropped_rows,
@@ -205,7 +206,7 @@ def _replay(
             if often:
                 left_out[kind.spout] += often
             if one.places:
-                rows.setdefault(kind.spout, {}).update(one.places)
+                add_places(rows.setdefault(kind.spout, {}), one.places)
                 wanted.setdefault(kind.spout, []).append(one)
     fields = fields_of(checkpoint)
     tables = {
@@ -270,13 +271,13 @@ def _choose(
         Who was sent again so often is left out.
     """
     letters = read_letters(file.path, ["batch_id", "component", "error_type"])
-    batch_ids = letters["batch_id"].to_numpy()
-    wanted = np.ones(len(batch_ids), np.bool_)
+    rows = batch_rows(file.path, letters["batch_id"].to_numpy())
+    wanted = np.ones(len(rows), np.bool_)
     if chosen is not None:
         wanted[:] = False
         wanted[chosen] = True
-    wanted &= sent_rows(batch_ids, spout, counting)[0] == 0
-    wanted &= ~dropped_rows(batch_ids, spout, counting)
+    wanted &= sent_rows(rows, spout, counting)[0] == 0
+    wanted &= ~dropped_rows(rows, spout, counting)
     # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
@@ -284,10 +285,10 @@ def _choose(
     wanted &= ~unread.fill_null(False).to_numpy()
     if not wanted.any():
         return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
-    times = read_replays(file.path) + sent_rows(batch_ids, spout, notes)[0]
+    times = read_replays(file.path) + sent_rows(rows, spout, notes)[0]
     often = wanted & (times >= bound)
     wanted &= ~often
-    places = places_of(np.flatnonzero(wanted), batch_ids)
+    places = places_of(np.flatnonzero(wanted), rows)
     return _Chosen(file, wanted, times[wanted] + 1, places), int(np.count_nonzero(often))
 
 
@@ -332,17 +333,9 @@ def _fitting(
 
 def _records(letters: pa.Table, times: Int64s) -> pa.Table:
     """Return letters as records that wait for their first attempt."""
-    told = (letters[name] for name in ("component", "error_type", "error_message"))
-    zeros = np.zeros(letters.num_rows, np.int64)
-    columns = [
-        letters["message_id"],
-        pa.array(zeros.astype(np.int32)),
-        pa.array(zeros),
-        *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
-        encoded("-", *told),
-        pa.array(times.astype(np.int32)),
-    ]
-    payload = pa.Table.from_struct_array(letters["payload"])
+    attempts = pa.array(np.zeros(len(letters), np.int32))
+    records = as_tracked(letters, attempts, pa.array(times.astype(np.int32)))
     # Whether a column may be null is not looked at: it may have changed between two letters.
-    fields = [pa.field(field.name, field.type) for field in payload.schema]
-    return pa.table([*columns, *payload.columns], schema=pa.schema([*TRACKING, *fields]))
+    source = list(records.schema)[len(TRACKING) :]
+    fields = [pa.field(field.name, field.type) for field in source]
+    return pa.table(records.columns, schema=pa.schema([*TRACKING, *fields]))

@@ -4,6 +4,8 @@ A store is a directory, ``<checkpoint>/ackcore/dead_letters`` or another, of one
 
     <spout>/batch-<N>.parquet              the dead of micro-batch N; written again alike if N
                                            acts again
+    <spout>/batch-<N>.<P>.parquet          those from position P on, where the ones before are in
+                                           files of their own: as tasks wrote them
     <spout>/batches-<M>-<N>.<level>.parquet  those of micro-batches M to N, merged
     <spout>/columns.parquet                no rows: the columns of the source at the last start
     .owner.json                            to which checkpoint it belongs, and its deployment key
@@ -16,6 +18,9 @@ was merged into that one and no longer counts: so a merge takes effect by one re
 that dies around it loses no letter and doubles none.  A file that was merged stays for an hour, for
 readers that have listed it before.
 
+What tasks wrote is linked from the checkpoint, and copied where that cannot be: none of it passes
+the driver, but for what is so small that it goes into one file with its neighbours.
+
 A letter that was dropped keeps its row, with nothing but the micro-batch in it: `drop` and merges
 empty it, after the note that names it was written.
 """
@@ -24,10 +29,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -36,16 +41,18 @@ from ackcore.spark.base.atomic import check_fence, remove
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.letters import as_letters, schema_of, write_letters
 from ackcore.spark.base.reason_columns import DEATHS
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.dead import pieces_of
+from ackcore.spark.checkpoint.dead import DeadLettersFile, DeadPart, dead_of, pieces_of
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.requests import POINTER
+from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters.checkpoints import WITHIN, letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
-from ackcore.spark.dead_letters.files import OWNER, Letters, files_of
-from ackcore.spark.dead_letters.letters import as_letters, read_letters, schema_of, write_letters
+from ackcore.spark.dead_letters.files import OWNER, Letters, NewFile, files_of
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import gone_rows, notes_of, sent_rows
 from ackcore.spark.stores.opening import is_bucket, place_of
 
@@ -53,6 +60,8 @@ _log = logging.getLogger("ackcore")
 
 #: What is in memory of the dead of a micro-batch that are written.
 _ROWS, _BYTES = 1 << 16, 1 << 25
+#: Files of tasks that have fewer bytes are put together.
+_SMALL = 1 << 20
 
 
 class DeadLetters:
@@ -171,17 +180,12 @@ class DeadLetters:
         StateError
             If it cannot be written.
         """
-        for spout in dead:
-            found = (piece for piece in pieces_of(dead, spout) if len(piece))
-            first = next(found, None)
-            if first is not None:
-                letters = _letters(chain([first], found), number)
-                schema = schema_of(pa.schema(list(first.schema)[len(TRACKING) :]))
-                self._write(spout, number, schema, letters)
+        found = dead_of(dead)
+        for spout in found:
+            parts = found.parts[spout]
+            self._write(spout, number, _files(parts) if self.place.in_parts else [parts])
 
-    def _write(
-        self, spout: str, number: int, schema: pa.Schema, letters: Iterator[pa.Table]
-    ) -> None:
+    def _write(self, spout: str, number: int, parts: Sequence[Sequence[DeadPart]]) -> None:
         files = self.place.files(spout)
         for file in files:
             if file.level and file.first <= number <= file.last:
@@ -190,7 +194,11 @@ class DeadLetters:
                     f"holds letters of micro-batches after {number}, which is only now being "
                     "written: the dead letters and the checkpoint are not of one age",
                 )
-        self.place.publish(spout, number, partial(write_letters, schema=schema, tables=letters))
+        new, position = [], 0
+        for some in parts:
+            new.append(_new_file(position, some, number))
+            position += sum(map(len, some))
+        self.place.publish(spout, number, new)
         older = [each for each in files if each.last < number]
         try:
             self._compaction.compact(self.place, spout, older)
@@ -217,8 +225,8 @@ class DeadLetters:
         for spout, files in files_of(self.place).items():
             for file in files:
                 letters = read_letters(file.path, columns)
-                batch_ids, gone = gone_rows(file.path, spout, notes)
-                times, _ = sent_rows(batch_ids, spout, notes)
+                rows, gone = gone_rows(file.path, spout, notes)
+                times, _ = sent_rows(rows, spout, notes)
                 counted = letters.filter(pa.array((times == 0) & ~gone)).group_by(columns)
                 yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
 
@@ -241,6 +249,35 @@ def _remember(checkpoint: str, url: str | None, records: Records | None) -> None
         remove(path)
     else:
         write_record(path, POINTER, {"path": url})
+
+
+def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
+    """Say which parts of the dead of a micro-batch make up each file."""
+    files: list[list[DeadPart]] = []
+    together = False
+    for part in parts:
+        alone = isinstance(part, DeadLettersFile) and part.nbytes >= _SMALL
+        if alone or not together:
+            files.append([])
+        files[-1].append(part)
+        together = not alone
+    return files
+
+
+def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
+    """Return what becomes a file of letters, or is one that tasks wrote."""
+
+    def fill(file: BinaryIO) -> None:
+        whole = (piece for part in parts for piece in pieces_of(part) if len(piece))
+        # A column may be required in some of them.
+        pieces = map(all_nullable, whole) if len(parts) > 1 else whole
+        head = next(pieces)
+        schema = schema_of(pa.schema(list(head.schema)[len(TRACKING) :]))
+        write_letters(file, schema, _letters(chain([head], pieces), number))
+
+    alone = parts[0] if len(parts) == 1 else None
+    source = alone.path() if isinstance(alone, DeadLettersFile) else None
+    return NewFile(position, fill, source)
 
 
 def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:

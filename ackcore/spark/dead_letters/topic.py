@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.letters import LETTER, as_letters
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.dead import pieces_of
-from ackcore.spark.dead_letters.letters import LETTER, as_letters
+from ackcore.spark.checkpoint.dead import dead_of
 from ackcore.spark.stores.opening import place_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class TopicWriter:
             deliveries = self._deliveries()
             for spout in dead:
                 first = 0
-                for table in pieces_of(dead, spout):
+                for table in dead_of(dead).pieces(spout):
                     self._send(deliveries, spout, number, table, first)
                     first += len(table)
             deliveries.flush()

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.letters import TIME
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.files import LetterFile, Letters, files_of
-from ackcore.spark.dead_letters.letters import TIME, read_letters
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
 #: How old the records of a class are at most, in milliseconds; the last one has no end.
@@ -172,8 +173,8 @@ class DeadCounter:
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
     """Return how many letters a file has, how many were sent again, and the others by reason."""
     table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms"])
-    batch_ids, gone = gone_rows(file.path, spout, notes)
-    times, _ = sent_rows(batch_ids, spout, notes)
+    rows, gone = gone_rows(file.path, spout, notes)
+    times, _ = sent_rows(rows, spout, notes)
     letters, sent = int((~gone).sum()), int(((times > 0) & ~gone).sum())
     if sent or gone.any():
         table = table.filter(pa.array((times == 0) & ~gone))

@@ -25,7 +25,7 @@ from ackcore.spark.base.reasons import ENGINE, FAILED
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
+from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
@@ -44,7 +44,6 @@ from ackcore.topology.tuples import Reason
 
 #: The failed records by spout; or what tasks wrote of them.
 Payloads: TypeAlias = Mapping[str, pa.Table] | WrittenFailures
-DeadPart: TypeAlias = pa.Table | WrittenDead
 
 
 class Disagreement(Exception):
@@ -91,7 +90,11 @@ def _texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def propagate_failures(
-    failed: pa.Table, files: Iterable[SinkFile], directory: str, spouts: Sequence[str]
+    failed: pa.Table,
+    files: Iterable[SinkFile],
+    directory: str,
+    spouts: Sequence[str],
+    written: WrittenFailures | None = None,
 ) -> pa.Table:
     """Return the failures and those that they entail: of roots that share a row with them.
 
@@ -106,8 +109,10 @@ def propagate_failures(
     spouts : sequence of str
         The tracked ones: if there are several, it is not known whose a root is that failures
         propagate to, and its spout is null.
+    written : WrittenFailures, optional
+        What tasks wrote of roots that failed, and need not be among ``failed``.
     """
-    if not len(failed):
+    if not len(failed) and written is None:
         return failed
     groups = [
         _shared(RowFile(os.path.join(directory, file.path), file.rows))
@@ -129,8 +134,8 @@ def propagate_failures(
                 return more
             bad = more
 
-    start: Int64s = failed["root_id"].to_numpy()
-    entailed = np.setdiff1d(spread(np.unique(start)), start)
+    start = all_roots(failed, written)
+    entailed = np.setdiff1d(spread(distinct(start)), start)
     if not len(entailed):
         return failed
     reason = Reason(
@@ -181,14 +186,27 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
             )
 
 
-def check_payloads(failed: pa.Table, payloads: Payloads) -> None:
-    """Raise `Disagreement` unless the payload of each failed root was found, once."""
+def all_roots(failed: pa.Table, written: Payloads | None) -> Int64s:
+    """Return the roots that failed, those included that tasks wrote; some may be there twice."""
+    roots: Int64s = failed["root_id"].to_numpy()
+    if not isinstance(written, WrittenFailures):
+        return roots
+    return np.concatenate([roots, written.root_ids()]) if len(roots) else written.root_ids()
+
+
+def check_payloads(
+    failed: pa.Table, payloads: Payloads, written: WrittenFailures | None = None
+) -> None:
+    """Raise `Disagreement` unless the payload of each failed root was found, once.
+
+    ``written`` is what tasks wrote in the run, which need not be among ``failed``.
+    """
     if isinstance(payloads, WrittenFailures):
         tables = [*payloads.found.values(), *payloads.tables.values()]
     else:
         tables = [*payloads.values()]
     found = [table[ROOT_ID].to_numpy() for table in tables]
-    wanted = distinct(failed["root_id"].to_numpy())
+    wanted = distinct(all_roots(failed, written))
     got = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
     if not np.array_equal(wanted, got):
         raise Disagreement(
@@ -287,7 +305,7 @@ def decide(
                 f"spout {spout} has {executed} records in this micro-batch, and "
                 f"{executed - changes[spout].acked} failed"
             )
-    nonacked = distinct(failed["root_id"].to_numpy())
+    nonacked = distinct(all_roots(failed, payloads))
     decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
@@ -389,9 +407,12 @@ def _written(failures: WrittenFailures) -> dict[str, _Lost]:
             if not file.dead
         ]
         dies = [
-            WrittenDead(failures.directory / file.name, file.rows) for file in files if file.dead
+            WrittenDead(failures.directory / file.name, file.rows, nbytes=file.nbytes)
+            # Small ones side by side: the dead-letter store has them in one file.
+            for file in sorted(files, key=lambda file: -file.nbytes)
+            if file.dead
         ]
-        places = rows[PLACE].drop_null().to_numpy()
+        places = failures.places(spout)
         replayed = failures.replayed.get(spout, 0)
         found[spout] = _Lost(len(rows), places, replayed, 0, waits, dies)
     if found:

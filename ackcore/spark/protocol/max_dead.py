@@ -10,7 +10,7 @@ import logging
 import operator
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.spark.base.reason_columns import DEATHS, parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
+from ackcore.spark.checkpoint.dead import dead_of
 from ackcore.spark.protocol.progress import Books
 
 _log = logging.getLogger("ackcore")
@@ -124,11 +125,17 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
     """Return why the dead of a micro-batch died, and how many of each reason, in `DEATHS`."""
     found = []
-    for table in dead.values():
+    for table in _tracked(dead):
         counted = table[REASON].value_counts()
         columns = [*parts(counted.field("values")), counted.field("counts")]
         found.append(pa.table(columns, schema=DEATHS))
     return found
+
+
+def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
+    """Yield the dead of a micro-batch without their sources' columns, a part at a time."""
+    for spout in dead:
+        yield from dead_of(dead).pieces(spout, payload=False)
 
 
 def _records(n: int) -> str:
@@ -326,7 +333,7 @@ class DeathLimit:
             of them once ten are dead.
         """
         new_dead = 0
-        for table in dead.values():
+        for table in _tracked(dead):
             first_ms: Int64s = table[FIRST_MS].to_numpy()
             new_dead += int((first_ms >= self._since_ms).sum())
         before, self._last_books = self._last_books, books

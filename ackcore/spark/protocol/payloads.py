@@ -26,7 +26,7 @@ def payloads_of(
     Parameters
     ----------
     failed : pyarrow.Table
-        `FAILED`.
+        `FAILED`; what tasks wrote in the run need not be among it.
     written : WrittenFailures or None
         What tasks wrote in the run.
     fetch : callable
@@ -42,11 +42,11 @@ def payloads_of(
         If they must be fetched, and Spark does not hand them to the driver.
     """
     left = failed
-    if written is not None:
+    if written is not None and len(failed):
         there = among(failed["root_id"].to_numpy(), np.sort(written.root_ids()))
         left = failed.filter(pa.array(~there))
-        if not len(left):
-            return written
+    if written is not None and not len(left):
+        return written
     if write is None or len(left) <= few:
         try:
             fetched = fetch(left)

@@ -300,7 +300,8 @@ class Runs:
         failed = with_rejection_reasons(failed, rejections(plan))
 
         def propagate(failed: pa.Table) -> pa.Table:
-            return propagate_failures(failed, ran.files, run_plan.work, self.spouts)
+            work, written = run_plan.work, ran.written
+            return propagate_failures(failed, ran.files, work, self.spouts, written)
 
         failed = propagate(failed)
         payloads: Payloads
@@ -456,7 +457,7 @@ class Runs:
             ),
             FEW_FAILURES,
         )
-        check_payloads(failed, payloads)
+        check_payloads(failed, payloads, ran.written)
         return payloads
 
     def _fetched(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedFile
 from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
-from ackcore.spark.tasks.row_files import ROOT_ID, RowFile
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile
 from ackcore.topology.tuples import Raised
 
 
@@ -131,7 +131,8 @@ class RunResult:
     records, retried : mapping from str to int
         By spout: new records, and records that were due.
     failed : pyarrow.Table
-        ``root_id, spout, reason`` of every record that is not ACKED.
+        ``root_id, spout, reason`` of every record that is not ACKED, but for such as are among
+        ``written``.
     files : tuple of SinkFile
         What was emitted to streams with a sink.
     problems : tuple of str
@@ -155,7 +156,7 @@ class RunResult:
         By partition of the spout stage and spout: how many new records it had; empty if that is not
         known.
     written : WrittenFailures or None
-        Those of ``failed`` that their tasks have written.
+        Those records that are not ACKED which their tasks have written.
     """
 
     records: Mapping[str, int]
@@ -211,7 +212,8 @@ class WrittenFailures:
     files : tuple of FailedFile
         What waits, and what is dead.
     found : mapping from str to pyarrow.Table
-        By spout: their roots, and their places among those due, null for new records.
+        By spout: their roots, and their places among those due, null for new records, and of type
+        null where all are new.
     replayed : mapping from str to int
         How many of them are dead letters that were sent again.
     uncounted : int
@@ -239,7 +241,7 @@ class WrittenFailures:
         return cls(
             Path(work) / "failed",
             tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
-            {name: pa.concat_tables(some) for name, some in found.items()},
+            {name: _together(some) for name, some in found.items()},
             sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
             sum(report["uncounted"] for report in reports),
         )
@@ -249,6 +251,12 @@ class WrittenFailures:
         roots = [rows[ROOT_ID].to_numpy() for rows in self.found.values()]
         return np.concatenate([np.empty(0, np.int64), *roots])
 
+    def places(self, spout: str) -> Int64s:
+        """Return the places of a spout's records that were due."""
+        places = self.found[spout][PLACE].cast(pa.int64()).drop_null()
+        found: Int64s = places.to_numpy()
+        return found
+
     def plus(self, more: WrittenFailures) -> WrittenFailures:
         """Return it with what other tasks of the run wrote."""
         tables: dict[str, list[pa.Table]] = defaultdict(list)
@@ -257,7 +265,11 @@ class WrittenFailures:
         return WrittenFailures(
             self.directory,
             tuple(sorted(self.files + more.files)),
-            {spout: pa.concat_tables(some) for spout, some in tables.items()},
+            {spout: _together(some) for spout, some in tables.items()},
             Counter(self.replayed) + Counter(more.replayed),
             self.uncounted + more.uncounted,
         )
+
+
+def _together(found: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(found, promote_options="permissive")

@@ -47,7 +47,7 @@ class FailedInRun:
         self._directory = os.path.join(directory, "failed")
         self._few = few
         self._number = number
-        self._writer = FailedWriter(rules, self._directory, f"-{partition}")
+        self._writer = FailedWriter(rules, self._directory, number, f"-{partition}")
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
 
@@ -90,12 +90,26 @@ class FailedInRun:
         """
         if not self._roots:
             return None
-        others = [*self._others, *(one["root_id"].to_numpy() for one in failures)]
-        if others and np.isin(np.concatenate(others), np.concatenate(self._roots)).any():
-            return None  # it failed once more, perhaps for what goes before the reason written
-        if self._writer.rows <= self._few and self._writer.nbytes < _FEW_BYTES:
+        if self._is_void(failures):
+            self.discard()
             return None
         return self._writer.finish()
+
+    def discard(self) -> None:
+        """Give up what is not in a file yet; after `finish` there is nothing of it."""
+        self._writer.discard()
+
+    def _is_void(self, failures: list[pa.Table]) -> bool:
+        others = [*self._others, *(one["root_id"].to_numpy() for one in failures)]
+        if others and np.isin(np.concatenate(others), np.concatenate(self._roots)).any():
+            return True  # it failed once more, perhaps for what goes before the reason written
+        return self._writer.rows <= self._few and self._writer.nbytes < _FEW_BYTES
+
+    def others(self, failures: list[pa.Table]) -> list[pa.Table]:
+        """Return those of the reasons whose roots were not written."""
+        there = np.sort(np.concatenate(self._roots))
+        left = (one.filter(pa.array(~among(one["root_id"].to_numpy(), there))) for one in failures)
+        return [one for one in left if len(one)]
 
     def found(self) -> Iterator[pa.Table]:
         """Yield the roots that were written, and their places among those due, by spout."""

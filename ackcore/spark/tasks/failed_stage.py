@@ -63,7 +63,13 @@ class FailedStage:
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
-        writer = FailedWriter(self.rules, self.directory)
+        writer = FailedWriter(self.rules, self.directory, self.stage.spec.number)
+        try:
+            yield self._result(writer, batches)
+        finally:
+            writer.discard()
+
+    def _result(self, writer: FailedWriter, batches: Batches) -> pa.RecordBatch:
         failed = read_table(Path(self.failed))
         roots, reasons = failed["root_id"].to_numpy(), failed["reason"]
 
@@ -92,7 +98,7 @@ class FailedStage:
             report["contents"] = contents
         report |= writer.finish()
         picked = [(PICKED, to_stream(table)) for table in writer.found()]
-        yield result_batch([*picked, (TASK_REPORT, json.dumps(report).encode())])
+        return result_batch([*picked, (TASK_REPORT, json.dumps(report).encode())])
 
     def _records_of(self, part: Slice) -> Iterator[SourceRecords]:
         source = self.stage.sources[part.spout]

@@ -1,7 +1,8 @@
-"""Files of failed records: what waits, sorted by when it is due, and what is dead."""
+"""Files of failed records: what waits, sorted by when it is due, and dead letters."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,34 +12,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ackcore.arrow import rebatched, take_rows
-from ackcore.spark.base.checksummed import write_batches
+from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
+from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
 from ackcore.spark.tasks.source_records import SourceRecords
 
-#: A task writes a file of what waits, or is dead, of one spout when it has so much of it: more than
-#: makes a file too large to be merged, and no more than it takes, since the driver maps the dead.
+#: A task writes a file of what waits of one spout when it has so much of it: more than makes a
+#: file too large to be merged.
 _FILE_BYTES = 5 << 23
-#: What is in one batch of it.
-_ROWS, _BYTES = 1 << 16, 1 << 25
 #: What is put in order at a time.
 _SORTED_BYTES = 1 << 22
+#: Of the dead so much is in memory, and becomes a row group; and so much goes into one file, which
+#: is as much as dead letters are merged to.
+_GROUP_ROWS, _GROUP_BYTES, _LETTERS_BYTES = 1 << 16, 1 << 23, 1 << 28
 
 
 class FailedFile(NamedTuple):
     """A file of failed records of one spout, in `FailedStage.directory`.
 
-    Those that wait are sorted by when they are due.
+    Those that wait are a table, sorted by when they are due.  The dead are Parquet, as the
+    dead-letter store is to have them.
     """
 
     spout: str
     dead: bool
     name: str
     rows: int
+    nbytes: int
     next_due_ms: int
     oldest_ms: int
 
@@ -50,6 +56,63 @@ class _Kept:
     tables: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
 
+    def add(self, rows: pa.Table) -> None:
+        """Keep some."""
+        self.tables.append(rows)
+        self.nbytes += rows.nbytes
+
+
+class _Letters:
+    """A file of dead letters, which is made when there is a row group of them."""
+
+    def __init__(self, spout: str, directory: Path, name: str, number: int) -> None:
+        self._spout = spout
+        self._directory = directory
+        self._name = name
+        self._number = number
+        self._kept = _Kept()
+        self._rows = self._nbytes = 0
+        self._file: NamedByChecksum | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.Table) -> bool:
+        """Take more; return whether that is enough for a file."""
+        self._kept.add(rows)
+        if self._kept.nbytes >= _GROUP_BYTES:
+            self._write()
+        return self._nbytes >= _LETTERS_BYTES
+
+    def _write(self) -> None:
+        kept, self._kept = self._kept, _Kept()
+        self._nbytes += kept.nbytes
+        batches = (batch for table in kept.tables for batch in table.to_batches())
+        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES):
+            letters = as_letters(pa.Table.from_batches([batch]), self._number)
+            self._rows += len(letters)
+            if self._file is None or self._writer is None:
+                self._file = NamedByChecksum(self._directory, self._name, "parquet", large=True)
+                self._writer = letters_writer(self._file.sink, letters.schema)
+            with self._file.writing():
+                self._writer.write_table(letters)
+
+    def finish(self) -> FailedFile:
+        """Write what is left, and give the file its name."""
+        self._write()
+        assert self._file is not None
+        assert self._writer is not None
+        with self._file.writing():
+            self._writer.close()
+        name = self._file.finish()
+        nbytes = (self._directory / name).stat().st_size
+        return FailedFile(self._spout, True, name, self._rows, nbytes, 0, 0)
+
+    def discard(self) -> None:
+        """Leave no file."""
+        if self._file is not None and self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()  # or it will do so by itself
+            self._file.discard()
+
 
 class FailedWriter:
     """Judges failed records, and writes them.
@@ -60,6 +123,8 @@ class FailedWriter:
         By what it is decided.
     directory : str
         Where.
+    number : int
+        The micro-batch.
     suffix : str, optional
         Ends the name of each file, before its checksum.
 
@@ -69,12 +134,14 @@ class FailedWriter:
         What was given so far.
     """
 
-    def __init__(self, rules: Rules, directory: str, suffix: str = "") -> None:
+    def __init__(self, rules: Rules, directory: str, number: int, suffix: str = "") -> None:
         self.rows = self.nbytes = 0
         self._rules = rules
+        self._number = number
         self._suffix = suffix
         self._directory = Path(directory)
-        self._kept: dict[tuple[str, bool], _Kept] = {}
+        self._waiting: dict[str, _Kept] = {}
+        self._dead: dict[str, _Letters] = {}
         self._files: list[FailedFile] = []
         self._found: dict[str, list[pa.Table]] = {}
         self._uncounted = 0
@@ -105,37 +172,49 @@ class FailedWriter:
         self._uncounted += uncounted
         self._replayed[spout] += int(np.count_nonzero(replayed))
         self._found.setdefault(spout, []).append(lost.select([ROOT_ID, PLACE]))
-        for dead, rows in ((False, waits), (True, dies)):
-            if not len(rows):
-                continue
-            kept = self._kept.setdefault((spout, dead), _Kept())
-            kept.tables.append(rows)
-            kept.nbytes += rows.nbytes
+        if len(waits):
+            kept = self._waiting.setdefault(spout, _Kept())
+            kept.add(waits)
             if kept.nbytes >= _FILE_BYTES:
-                self._write(spout, dead)
+                self._write_waiting(spout)
+        if len(dies):
+            if spout not in self._dead:
+                name = f"dead-{spout}{self._suffix}"
+                self._dead[spout] = _Letters(spout, self._directory, name, self._number)
+            if self._dead[spout].add(dies):
+                self._files.append(self._dead.pop(spout).finish())
 
-    def _write(self, spout: str, dead: bool) -> None:
-        rows = pa.concat_tables(self._kept.pop((spout, dead)).tables)
-        batches = rebatched(rows.to_batches(), _ROWS, _BYTES)
-        if not dead:
-            batches = _by_due(rows)
-        kind = "dead" if dead else "waiting"
-        name = f"{kind}-{spout}{self._suffix}"
-        file = write_batches(self._directory, name, rows.schema, batches, large=True)
-        first = 0 if dead else pc.min(rows[DUE_MS]).as_py()
-        oldest = pc.min(rows[FIRST_MS]).as_py()
-        self._files.append(FailedFile(spout, dead, file, len(rows), first, oldest))
+    def _write_waiting(self, spout: str) -> None:
+        rows = pa.concat_tables(self._waiting.pop(spout).tables)
+        name = f"waiting-{spout}{self._suffix}"
+        file = write_batches(self._directory, name, rows.schema, _by_due(rows), large=True)
+        nbytes = (self._directory / file).stat().st_size
+        first, oldest = (pc.min(rows[column]).as_py() for column in (DUE_MS, FIRST_MS))
+        self._files.append(FailedFile(spout, False, file, len(rows), nbytes, first, oldest))
 
     def finish(self) -> dict[str, Any]:
         """Write what is left; return what was written, and what the books need of it."""
-        for spout, dead in list(self._kept):
-            self._write(spout, dead)
+        for spout in list(self._waiting):
+            self._write_waiting(spout)
+        self._files += [letters.finish() for letters in self._dead.values()]
+        self._dead.clear()
         return {"files": self._files, "uncounted": self._uncounted, "replayed": self._replayed}
 
+    def discard(self) -> None:
+        """Give up what is not in a file yet."""
+        for letters in self._dead.values():
+            letters.discard()
+        self._dead.clear()
+
     def found(self) -> Iterator[pa.Table]:
-        """Yield the roots that were found, and their places among those due, by spout."""
+        """Yield the roots that were found, and their places among those due, by spout.
+
+        Where none of them was due, the places are of type null, which takes no room.
+        """
         for spout, tables in self._found.items():
             whole = pa.concat_tables(tables).combine_chunks()
+            if whole[PLACE].null_count == len(whole):
+                whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
             yield whole.replace_schema_metadata({"spout": spout})
 
 

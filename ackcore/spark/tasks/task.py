@@ -161,10 +161,15 @@ class Task:
             yield from self.outbox.taken()
             return
         rows = [(TASK_REPORT, task_report)]
+        in_run = None if written is None else self.failed_in_run
         for number, tables in sorted(self.ledger_rows.failed.items()):
-            rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
-        if written is not None and self.failed_in_run is not None:
-            rows += [(PICKED, to_stream(table)) for table in self.failed_in_run.found()]
+            # Of traced roots it is told why they failed.
+            if in_run is not None and self.tracer is None:
+                tables = in_run.others(tables)
+            if tables:
+                rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
+        if in_run is not None:
+            rows += [(PICKED, to_stream(table)) for table in in_run.found()]
         yield result_batch(rows)
 
     def __enter__(self) -> Self:
@@ -174,6 +179,8 @@ class Task:
         # However it went: its marker must not pass for that of an attempt that crashed.
         self._isolation.end()
         self._bolts.close()
+        if self.failed_in_run is not None:
+            self.failed_in_run.discard()
         for file in self.spilled.values():
             file.close()
 

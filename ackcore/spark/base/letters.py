@@ -1,0 +1,113 @@
+"""Dead letters: their columns, made of records that died, and how files of them are written.
+
+Tasks write those of many records, and the driver those of few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackcore.arrow import rebatched
+from ackcore.spark.base.reason_columns import ReasonTexts, encoded, parts
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+)
+
+TIME = pa.timestamp("ms", "UTC")
+#: What every letter has beside its payload.
+LETTER = pa.schema(
+    [
+        pa.field("message_id", pa.string()),
+        pa.field("attempts", pa.int32()),
+        pa.field("error_type", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("component", pa.string()),
+        pa.field("first_ms", TIME),
+        pa.field("last_ms", TIME),
+        pa.field("batch_id", pa.int64()),
+        # How often it had been sent again when it died.
+        pa.field("replays", pa.int32()),
+    ]
+)
+#: Pages carry checksums, so that a flipped bit is an error and not another letter.
+_WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
+#: What goes into one row group, so that no more of a file is in memory.
+GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 25
+
+
+def as_letters(dead: pa.Table, number: int) -> pa.Table:
+    """Return the dead of a micro-batch, in `TRACKING` and the source's columns, as letters."""
+    reasons = ReasonTexts.of_column(dead[REASON])
+    component, kind, message = (part.take(pa.array(reasons.of)) for part in parts(reasons.values))
+    payload = dead.select(dead.column_names[len(TRACKING) :])
+    columns = [
+        dead[MESSAGE_ID],
+        dead[ATTEMPT],
+        kind,
+        message,
+        component,
+        dead[FIRST_MS].cast(TIME),
+        dead[LAST_MS].cast(TIME),
+        pa.array(np.full(dead.num_rows, number)),
+        dead[REPLAYED],
+        payload.to_struct_array(),
+    ]
+    return pa.table(columns, schema=schema_of(payload.schema))
+
+
+def schema_of(source: pa.Schema) -> pa.Schema:
+    """Return the schema of letters from a source of these columns."""
+    return LETTER.append(pa.field("payload", pa.struct(list(source))))
+
+
+def as_tracked(
+    letters: pa.Table, attempts: pa.Array, replayed: pa.Array, *, payload: bool = True
+) -> pa.Table:
+    """Return letters in `TRACKING` and the source's columns, due at once.
+
+    Parameters
+    ----------
+    letters : pyarrow.Table
+        The letters.
+    attempts, replayed : pyarrow.Array
+        What is to stand for them in these columns.
+    payload : bool, default True
+        Whether there are the source's columns.
+    """
+    told = (letters[name] for name in ("component", "error_type", "error_message"))
+    columns = [
+        letters["message_id"],
+        attempts,
+        pa.array(np.zeros(len(letters), np.int64)),
+        *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
+        encoded("-", *told),
+        replayed,
+    ]
+    if not payload:
+        return pa.table(columns, schema=TRACKING)
+    source = pa.Table.from_struct_array(letters["payload"])
+    return pa.table([*columns, *source.columns], schema=pa.schema([*TRACKING, *source.schema]))
+
+
+def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write letters, so few to a row group that a reader can have one in memory."""
+    batches = (batch for table in tables for batch in table.to_batches())
+    with letters_writer(file, schema) as writer:
+        for batch in rebatched(batches, GROUP_ROWS, GROUP_BYTES):
+            writer.write_batch(batch)
+
+
+def letters_writer(file: BinaryIO | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return what writes letters, each batch as a row group."""
+    return pq.ParquetWriter(file, schema, **_WRITING)
