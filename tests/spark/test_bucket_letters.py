@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Killed, died
 from letter_homes import VALUE, Home, asked, contents, every, listed, named, write
+from pyspark import cloudpickle
 from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
@@ -25,6 +27,9 @@ from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 from ackcore.topology import BasicBolt, TopologyBuilder
+
+# Workers do not have the tests on their path.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module", autouse=True)
