@@ -9,6 +9,7 @@ confluent-kafka: `raw_consumer` says where.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing
 from functools import cache
@@ -35,6 +36,7 @@ _CONSUMER = 1  # of rd_kafka_type_t
 _OK = 0  # of rd_kafka_conf_res_t, and of rd_kafka_resp_err_t
 _NO_CONSUMER_CLOSE = 8  # for rd_kafka_destroy_flags
 _TEXT_BYTES = 512
+_PLUGINS = "plugin.library.paths"
 
 _P, _INT, _STR, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
 _ERROR_CB = ctypes.CFUNCTYPE(None, _P, _INT, _STR, _P)
@@ -124,7 +126,8 @@ def raw_consumer(
 class RawConsumer:
     """What of confluent-kafka's consumer a reader of ranges calls; made by `raw_consumer`.
 
-    It is used by one thread, and closed by `close`, or when it goes.
+    It is used by one thread at a time, and closed by `close`, or when it goes.  A process that was
+    forked from its own has none of its threads: there it is closed, and nothing is let go.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class RawConsumer:
     ) -> None:
         self._client: int | None = None
         self._library, self._conf, self._heard = library, conf, heard
+        self._pid = os.getpid()
 
         # Called by whoever takes messages; it is kept for as long as the client is.
         self._on_error: Any = _ERROR_CB(self._hear)
@@ -143,7 +147,8 @@ class RawConsumer:
     def _made(self, conf: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(_TEXT_BYTES)
         settings = library.conf_new()
-        for name, value in conf.items():
+        # What plugins add to the settings is unknown before they are loaded.
+        for name, value in sorted(conf.items(), key=lambda one: one[0] != _PLUGINS):
             said = str(value).lower() if isinstance(value, bool) else str(value)
             arguments = name.encode(), said.encode(), text, _TEXT_BYTES
             if library.conf_set(settings, *arguments) != _OK:
@@ -191,7 +196,7 @@ class RawConsumer:
     def unassign(self) -> None:
         """Read nothing any more; what was read is let go."""
         self._messages.clear()
-        if self._client is not None:  # an iterator may outlast its reader
+        if self._is_open:  # an iterator may outlast its reader
             self._library.assign(self._client, None)
 
     def consume(self, most: int, timeout_s: float) -> RawMessages:
@@ -203,10 +208,17 @@ class RawConsumer:
         self._messages.consume(most, timeout_s)
         return self._messages
 
+    @property
+    def _is_open(self) -> bool:
+        return self._client is not None and os.getpid() == self._pid
+
     def _check_open(self) -> None:
         # To librdkafka it would be an address, of nothing.
-        if self._client is None:
-            raise RuntimeError("the consumer is closed; make another one")
+        if not self._is_open:
+            raise RuntimeError(
+                "the consumer is closed, or of the process this one was forked from; "
+                "make another one"
+            )
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         """Return what confluent-kafka's consumer does: one that is made for it, as it is rare."""
@@ -223,8 +235,9 @@ class RawConsumer:
 
     def close(self) -> None:
         """Leave the brokers."""
-        client, self._client = self._client, None
-        if client is not None:
+        is_open, client = self._is_open, self._client
+        self._client = None
+        if is_open:
             self._messages.clear()
             self._library.queue_destroy(self._queue)
             # There is no group to leave.

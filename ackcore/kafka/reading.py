@@ -9,8 +9,10 @@ would skip, `ReadFailed`.
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -94,6 +96,8 @@ _DEFAULTS: dict[str, Any] = {
 class RangeReader:
     """A consumer that reads ranges, one after another; close it, or use it in ``with``.
 
+    One thread reads at a time; any may close it.
+
     Parameters
     ----------
     settings : ClientSettings
@@ -129,6 +133,9 @@ class RangeReader:
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
         self._reading: OffsetRange | None = None
+        #: Of the two below; a signal's handler may close a reader that is in use beneath it.
+        self._lock = threading.RLock()
+        self._is_in_use = self._is_closed = False
         theirs = settings.options.get("error_cb")
 
         def hear(error: KafkaError) -> None:
@@ -151,7 +158,8 @@ class RangeReader:
         ValueError
             If the range begins below 0, at once.
         RuntimeError
-            If another range is not read to its end, nor its iterator closed.
+            If another range is not read to its end, nor its iterator closed; if the reader is
+            closed, before or meanwhile.
         OffsetsLost
             If offsets of the range were deleted; what came before them was yielded.
         LogTruncated
@@ -178,15 +186,46 @@ class RangeReader:
                 "its iterator, or use a reader for each"
             )
         self._reading = range_
+        batches = self._assigned(range_)
         try:
-            self._heard = ""
-            self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
-            try:
-                yield from self._batches(range_)
-            finally:
-                self._consumer.unassign()
+            while True:
+                with self._in_use():
+                    self._check_open()
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+                del batch  # its memory may be the next one's
         finally:
+            with self._in_use():
+                batches.close()
             self._reading = None
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the consumer from being closed by others: its messages lie in its memory."""
+        with self._lock:
+            self._is_in_use = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_in_use = False
+                if self._is_closed:
+                    self._consumer.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the reader is closed; make another one")
+
+    def _assigned(self, range_: OffsetRange) -> Generator[pa.RecordBatch]:
+        self._heard = ""
+        self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+        try:
+            yield from self._batches(range_)
+        finally:
+            if not self._is_closed:
+                self._consumer.unassign()
 
     def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         rest, size = range_, 200.0  # bytes of a record, as far as is known
@@ -195,6 +234,7 @@ class RangeReader:
         place = 0  # among them; what is before it was taken in
         last, asked = time.monotonic(), False
         while rest.size:
+            self._check_open()
             if place >= len(messages):  # those of a consumer that was closed are gone
                 room = (self._batch_bytes - columns.bytes) / size
                 n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
@@ -280,8 +320,11 @@ class RangeReader:
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
-        """Leave the brokers."""
-        self._consumer.close()
+        """Leave the brokers; where another thread reads, that ends in an error, and does it."""
+        with self._lock:
+            self._is_closed = True
+            if not self._is_in_use:
+                self._consumer.close()
 
     def __enter__(self) -> Self:
         return self

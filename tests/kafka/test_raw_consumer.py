@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -12,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from servers import wait_until
 
 from ackcore import backend
-from ackcore.kafka import ClientSettings, OffsetRange, RangeReader, raw_consumer
+from ackcore.kafka import ClientSettings, OffsetRange, RangeReader, raw_consumer, reading
 
 native = pytest.mark.skipif(backend != "native", reason="the backend in Python reads by objects")
 PLAIN = {"bootstrap.servers": "127.0.0.1:1", "group.id": "ackcore", "log_level": 0}
@@ -116,3 +119,89 @@ def test_what_the_client_says_is_heard_and_it_can_be_left_at_any_time():
     left.assign([TopicPartition("t", 0, 0)])
     del left
     gc.collect()
+
+
+class Waiting:
+    """A consumer that is in `consume` until it may go on."""
+
+    def __init__(self):
+        self.calls, self.entered, self.may_go_on = [], threading.Event(), threading.Event()
+
+    def assign(self, partitions):
+        self.calls.append("assign")
+
+    def unassign(self):
+        self.calls.append("unassign")
+
+    def consume(self, most, timeout_s):
+        self.entered.set()
+        assert self.may_go_on.wait(20)
+        self.calls.append("consume")
+        return []
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_a_reader_that_is_closed_by_another_thread_is_left_by_the_one_that_reads(monkeypatch):
+    consumer, errors = Waiting(), []
+    monkeypatch.setattr(reading, "raw_consumer", lambda conf, heard: consumer)
+    reader = RangeReader(ClientSettings("127.0.0.1:1"))
+
+    def read():
+        try:
+            [*reader.read(OffsetRange("t", 0, 0, 9))]
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert consumer.entered.wait(20)
+    reader.close()
+    assert consumer.calls == ["assign"]  # its messages lie where the other thread is about to look
+    consumer.may_go_on.set()
+    thread.join(20)
+    assert consumer.calls[:2] == ["assign", "consume"]
+    assert set(consumer.calls[2:]) == {"close"}
+    assert errors == ["the reader is closed; make another one"]
+
+
+FORKS = """
+import os, signal
+from confluent_kafka import TopicPartition
+from ackcore.kafka.raw_consumer import raw_consumer
+
+plain = {"bootstrap.servers": "127.0.0.1:1", "group.id": "ackcore", "log_level": 0}
+consumer = raw_consumer(plain, print)
+consumer.assign([TopicPartition("t", 0, 0)])
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    try:
+        consumer.consume(1, 0.01)
+    except RuntimeError as error:
+        assert "forked" in str(error)
+        consumer.unassign()
+        consumer.close()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+consumer.consume(1, 0.01)
+consumer.close()
+"""
+
+
+@native
+def test_a_process_that_is_forked_lets_nothing_go_of_the_one_before():
+    """None of librdkafka's threads are there: to destroy its client aborts, or waits for ever."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS], check=False, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@native
+def test_plugins_are_loaded_before_settings_that_they_know():
+    options = {"plugins.own": "1", "plugin.library.paths": "/nowhere"}
+    with pytest.raises(KafkaException, match="/nowhere"):
+        made(**options)
