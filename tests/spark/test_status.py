@@ -15,6 +15,7 @@ import pytest
 from checkpoints import OPEN, Killer, ask, died, records, run_one
 from worlds import World, fails
 
+from ackcore.spark.base.checksummed import FORMAT
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointNewer, StateError
 from ackcore.spark.base.lock import holder_of
 from ackcore.spark.checkpoint import progress_log
@@ -206,7 +207,7 @@ def test_damage_is_told_of(tmp_path):
     with pytest.raises(StateError, match="is missing, though micro-batch 0 is done"):
         read_status(tmp_path / "c")
     meta = manifest.parents[2] / "meta.json"
-    line = meta.read_bytes().partition(b"\n")[0].replace(b'"format":3', b'"format":9')
+    line = meta.read_bytes().partition(b"\n")[0].replace(b'"format":%d' % FORMAT, b'"format":9')
     meta.write_bytes(line + b"\nblake2b %s\n" % blake2b(line, digest_size=16).hexdigest().encode())
     with pytest.raises(CheckpointNewer):
         read_status(tmp_path / "c")
