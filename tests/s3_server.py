@@ -163,7 +163,9 @@ class FaultProxy:
         try:
             connection.request(request.method, request.path, body, headers)
             answer = connection.getresponse()
-            kept = [(name, value) for name, value in answer.getheaders() if name.lower() in _KEPT]
+            # Of the answer to a HEAD it tells what a GET would have.
+            keep = _KEPT | ({"content-length"} if request.method == "HEAD" else set())
+            kept = [(name, value) for name, value in answer.getheaders() if name.lower() in keep]
             found = answer.status, kept, answer.read()
         finally:
             connection.close()

@@ -65,7 +65,7 @@ PACKAGES: dict[str, set[str]] = {
     "checkpoint": {"base", "stores"},
     "dead_letters": {"base", "stores", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
-    "protocol": {"base", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
+    "protocol": {"base", "stores", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
     "inspect": {"base", "stores", "checkpoint", "dead_letters", "protocol"},
 }
 

@@ -39,6 +39,7 @@ from ackcore.spark.protocol.max_dead import check_max_dead, close_run
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink, release_sinks
+from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
@@ -56,6 +57,7 @@ def start(
     trigger: str | Mapping[str, Any] | None = None,
     max_dead: float | None = 1.0,
     dead_letters: Place = None,
+    spark_checkpoint: str | os.PathLike[str] | None = None,
     accept_changes: bool = False,
     listeners: Sequence[Any] = (),
     clock: Clock = wall_clock_ms,
@@ -69,8 +71,9 @@ def start(
     spark : SparkSession
         A classic session.
     checkpoint : path
-        A directory of its own for this query, on a file system that driver and executors share.
-        A query that is started again with it goes on where the last one ended, however that was.
+        A directory of its own for this query, on a file system that driver and executors share, or
+        the URL of a place in a bucket (``s3://bucket/place``).  A query that is started again with
+        it goes on where the last one ended, however that was.
     trigger : str or mapping, optional
         As Spark's: ``"1 second"`` or ``{"processingTime": "1 second"}`` for a micro-batch so
         often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
@@ -86,6 +89,10 @@ def start(
         Where the dead go, a directory or the URL of a place in a bucket; if not given, where they
         went at the last start, and at the first one ``<checkpoint>/ackcore/dead_letters``.  To a
         topic they go beside that.
+    spark_checkpoint : path, optional
+        Where Spark keeps its own part: a directory that the driver alone reads and writes, and
+        that the next driver finds again.  ``<checkpoint>/spark`` if not given; to be given where
+        the checkpoint is in a bucket.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.  Its spouts
         must be the same, in any order.
@@ -116,13 +123,14 @@ def start(
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
     check_trigger(topology, spark, options)
-    place = local_path(checkpoint, "checkpoint")
+    place = place_of(checkpoint, "checkpoint")
+    spark_place = _spark_checkpoint_of(place, spark_checkpoint)
     state = State.open(
         place,
         topology,
         sources=kept_schemas(_schemas(topology), topology),
         kind="stream",
-        offsets=place / "spark" / "offsets",
+        offsets=spark_place / "offsets",
         accept_changes=accept_changes,
         clock_ms=read_clock(clock),
     )
@@ -135,6 +143,7 @@ def start(
             spark,
             state,
             place,
+            spark_place,
             available_now,
             options,
             write_dead_letters,
@@ -170,9 +179,10 @@ def run_batch(
     spark : SparkSession
         A classic session or one of Spark Connect.
     checkpoint : path
-        A directory of its own, on a file system that driver and executors share.  Run again with
-        it after a crash, it goes on; run again after the end, it warns and returns the books, since
-        everything it was made for is decided: each run of a nightly job takes a new one.
+        A directory of its own, on a file system that driver and executors share, or the URL of a
+        place in a bucket (``s3://bucket/place``).  Run again with it after a crash, it goes on; run
+        again after the end, it warns and returns the books, since everything it was made for is
+        decided: each run of a nightly job takes a new one.
     max_dead : int, float or None, default 1.0
         How many records may be dead in the end: a number of them (an int, 0 for none), or a share
         of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
@@ -221,7 +231,7 @@ def run_batch(
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     told = Listeners(listeners)
     check(topology, spark, streaming=False)
-    place = local_path(checkpoint, "checkpoint")
+    place = place_of(checkpoint, "checkpoint")
     with ExitStack() as stack:
         state = stack.enter_context(
             State.open(
@@ -315,6 +325,24 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
     keep_alive(spark)
 
 
+def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
+    """Return where Spark's own part is.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it is no path of a file system, or is to be given.
+    """
+    if given is not None:
+        return local_path(given, "spark_checkpoint")
+    if not is_bucket(checkpoint):
+        return Path(checkpoint, "spark")
+    raise ValueError(
+        f"spark_checkpoint must be given where the checkpoint is in a bucket ({checkpoint!r}): a "
+        "directory for Spark's offset log, that the driver writes and the next one finds again"
+    )
+
+
 def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
     writers = {sink.name: sink.writer for sink in topology.sinks.values()}
     return writers, f"{state.deployment_key:016x}"
@@ -360,7 +388,7 @@ def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
 class Query:
     """A topology that runs on a stream; `start` makes one."""
 
-    def __init__(self, stream: Stream, checkpoint: Path) -> None:
+    def __init__(self, stream: Stream, checkpoint: str) -> None:
         self._stream = stream
         self._checkpoint = checkpoint
 
@@ -449,7 +477,7 @@ class Query:
         """
         from ackcore.metrics.prometheus import PrometheusListener  # noqa: PLC0415 - an extra
 
-        listener = PrometheusListener(self._checkpoint.name)
+        listener = PrometheusListener(os.path.basename(self._checkpoint))
         server = listener.serve(port, host)
         if self.progress is not None:
             listener.on_progress(self.progress, self.books)

@@ -107,7 +107,8 @@ class Stream:
         topology: Topology,
         spark: SparkSession,
         state: State,
-        checkpoint: Path,
+        checkpoint: str,
+        spark_checkpoint: Path,
         available_now: bool,
         trigger: Mapping[str, Any],
         write_dead_letters: DeadLetterWriter,
@@ -135,7 +136,7 @@ class Stream:
         self.error: Exception | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
         self._sinks = tuple(topology.sinks.values())
-        self._groups = frame_groups(topology, state, checkpoint / "spark" / "offsets")
+        self._groups = frame_groups(topology, state, spark_checkpoint / "offsets")
         self._offsets = kafka_sources(topology, spark, state, ends=available_now)
         self._engine = Engine(
             topology,
@@ -157,7 +158,7 @@ class Stream:
             in_a_row=topology.settings.max_dead_in_a_row,
         )
         self._poll_s = self._settings.heartbeat_ms / 1000
-        self._spark_checkpoint = checkpoint / "spark"
+        self._spark_checkpoint = spark_checkpoint
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
         self._watch: Watch | None = None
@@ -219,12 +220,13 @@ class Stream:
         try:
             if self._leaving.is_set():
                 raise Stopped(f"stopped before micro-batch {number}")
-            self._state.check_owner()
             # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
-            with contextlib.suppress(OSError):
-                log = find_log(self._spark_checkpoint) if self._beats.clear() else None
-                if log is not None:
-                    trim_log(log)
+            if self._beats.clear():
+                self._state.check_owner()
+                with contextlib.suppress(OSError):
+                    log = find_log(self._spark_checkpoint)
+                    if log is not None:
+                        trim_log(log)
             again = self._state.is_done(number)
             inputs = [InputFrame(frame, self._spout)] if self._has_frame else []
             progress = self._engine.process(number, inputs)

@@ -25,6 +25,7 @@ from pyspark import cloudpickle
 from ackcore._columns import as_count
 from ackcore._records import Int64s
 from ackcore.spark.base.letters import as_letters
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
@@ -68,7 +69,7 @@ _KEY = 0x5EED
 _MEMORY = Path("/dev/shm")
 
 
-def _as_they_are(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame]:
+def _as_they_are(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame]:
     return list(inputs)
 
 

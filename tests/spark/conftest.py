@@ -17,6 +17,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 sys.path.insert(0, str(Path(__file__).parent))
 
 from checkpoints import OPEN, VALUE, run_one
+from s3_server import environment
 from streams import Folder, Store
 from worlds import World
 
@@ -39,9 +40,21 @@ EVENT = StructType(
 
 
 @pytest.fixture
-def world(tmp_path):
-    """A made-up world around the protocol."""
-    return World(tmp_path)
+def world(request, tmp_path):
+    """A made-up world around the protocol, its checkpoint on disk, or as `world_anywhere` says."""
+    in_bucket = getattr(request, "param", "disk") == "bucket"
+    return World(request.getfixturevalue("bucket") if in_bucket else tmp_path)
+
+
+@pytest.fixture
+def tasks_reach(spark, s3):
+    """Workers that are started from here on reach the server, past the faults."""
+    told = spark.sparkContext.environment
+    mine = environment(s3.endpoint)
+    told.update(mine)
+    yield
+    for name in mine:
+        del told[name]
 
 
 @pytest.fixture

@@ -282,7 +282,9 @@ def test_spouts_have_accounts_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("world", "number"), [("disk", 0), ("disk", 1), ("bucket", 1)], indirect=["world"]
+)
 def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, number):
     """Killed at a step and started again, all ends as if nothing had been."""
     world.behaves = fails("b", "poison", times=2)

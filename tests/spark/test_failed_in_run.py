@@ -128,7 +128,7 @@ def written(done):
     """What is in the files that count: what waits and what is dead, as rows."""
     found = ([], [])
     for file in done.written.files if done.written else ():
-        path = done.written.directory / file.name
+        path = Path(done.written.directory, file.name)
         table = pq.read_table(path) if file.dead else read_table(path)
         assert (len(table), path.stat().st_size) == (file.rows, file.nbytes)
         if not file.dead:
@@ -263,7 +263,9 @@ def test_a_task_that_runs_again_leaves_the_same_files(simulate):
         for _ in range(2)
     )
     assert one.files == two.files
-    assert {path.name for path in one.directory.iterdir()} == {file.name for file in one.files}
+    assert {path.name for path in Path(one.directory).iterdir()} == {
+        file.name for file in one.files
+    }
 
 
 def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
@@ -295,7 +297,7 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     assert done.written.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
     rows = []
     for one in done.written.files:
-        path = done.written.directory / one.name
+        path = Path(done.written.directory, one.name)
         if one.dead:
             letters = pq.read_table(path)
             part = as_tracked(letters, letters["attempts"], letters["replays"])

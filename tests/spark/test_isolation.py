@@ -222,7 +222,7 @@ Thread 0x00007f02 (most recent call first):
 
 
 def timed_out(work, text):
-    with open(ATTEMPT.path(work, ".timed-out"), "w") as file:
+    with open(ATTEMPT.time_out_path(work), "w") as file:
         file.write(text)
     return inflight_markers.crashed(work)[0].timed_out
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from s3_server import ERROR_AFTER, LOST, SLOW_DOWN, environment
+from s3_server import ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -74,17 +74,6 @@ def test_rows_of_a_micro_batch_below_a_prefix_of_its_own(bucket, s3, files, foun
     assert repr(sink) == f"to_parquet({bucket!r})"
     write_sink(sink, accepted(files, range(1, 9), batch_id=2))
     assert found(2) == ("", 0)
-
-
-@pytest.fixture
-def tasks_reach(spark, s3):
-    """Workers that are started from here on reach the server, past the faults."""
-    told = spark.sparkContext.environment
-    mine = environment(s3.endpoint)
-    told.update(mine)
-    yield
-    for name in mine:
-        del told[name]
 
 
 @pytest.fixture

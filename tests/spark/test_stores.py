@@ -65,6 +65,26 @@ def test_what_was_put_is_there_whole_and_what_was_not_is_not(store):
     assert store.get("empty").data == bytes(store.read("empty")) == b""
 
 
+def test_what_is_read_is_aligned(store):
+    """Wherever in memory the answer of a server began."""
+    for size in (1, 63, 1000, 100_000):
+        store.put(f"a/{size}", b"x" * size)
+        found = [store.read(f"a/{size}") for _ in range(5)]
+        assert [each.address % 64 for each in found] == [0] * 5
+        assert {each.size for each in found} == {size}
+
+
+def test_a_copy_is_past_this_machine_and_takes_the_place_of_what_was(store):
+    assert store.copy("a/b", "c/d") is None
+    store.put("a/b", b"some")
+    store.put("c/d", b"other")
+    assert store.copy("a/b", "c/d") == 4
+    assert store.get("c/d").data == b"some"
+    store.put("a/b", b"")
+    assert store.copy("a/b", "c/d") == 0
+    assert store.get("c/d").data == b""
+
+
 def test_a_version_changes_with_what_is_there(store):
     first = store.put("a", b"1")
     second = store.put("a", b"2")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pyarrow as pa
 import pytest
-from worlds import Killed, root_of
+from worlds import Killed, anywhere, root_of
 
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import Plan
@@ -17,12 +15,15 @@ from ackcore.spark.protocol.suspects import (
     rejections,
     update_suspects,
 )
+from ackcore.spark.stores.files import object_at, remove_all
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.inflight_markers import ALONE, ROOTS, Marker, TaskAttempt
 from ackcore.topology.tuples import Reason
 
 PLAN = Plan(0, 0, None, 0, careful=True)
 
 
+@anywhere
 def test_a_crashing_record_is_found_and_rejected(world):
     """Two crashes, then careful: suspects, alone once, alone twice; and then without it."""
 
@@ -48,6 +49,14 @@ def test_a_crashing_record_is_found_and_rejected(world):
     assert reasons == {("KilledWorker", "killed its worker")}
 
 
+def there(place):
+    """Whether anything is at a place."""
+    if not is_bucket(place):
+        return place.exists()
+    store, key = object_at(place)
+    return bool(store.list(key))
+
+
 @pytest.fixture
 def suspicious(world):
     """A world whose driver has died with suspects on record, and where the rows are kept."""
@@ -68,6 +77,7 @@ def suspicious(world):
         return state.runs.snapshot(0)
 
 
+@anywhere
 def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
     # The plan on record has the suspects of the crash that was seen; what was in flight when the
     # driver died is not among them.
@@ -76,17 +86,20 @@ def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
     assert world.runs[-1].rejected == ()
 
 
+@anywhere
 def test_suspects_are_of_rows_that_are_kept(world, suspicious):
     """Suspects are run among the same rows, or not at all."""
     # The source is other rows now, as a bounded one may be; those of before are run.
     _, books = world.process(0, ["c"])
     assert (world.rows, books.acked) == (["A", "B"], 2)
     assert world.runs[-1].suspects
-    assert not suspicious.exists()
+    assert not there(suspicious)
 
 
+@anywhere
 def test_suspects_are_forgotten_with_their_rows(world, suspicious):
-    shutil.rmtree(suspicious)
+    assert there(suspicious)
+    remove_all(suspicious)
     _, books = world.process(0, ["c"])
     assert (world.rows, books.acked) == (["C"], 1)
     assert world.runs[-1].careful

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
@@ -19,12 +21,18 @@ from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.jobs import Jobs
 from ackcore.spark.run.types import RunResult
 from ackcore.spark.sinks.interface import read_accepted
+from ackcore.spark.stores.files import making_in, read_file
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks import inflight_markers
 from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
 LINES = pa.schema([("line", pa.string())])
+
+
+#: The fixture `world`, once with its checkpoint on disk and once in a bucket.
+anywhere = pytest.mark.parametrize("world", ["disk", "bucket"], indirect=True)
 
 
 class Killed(BaseException):
@@ -53,7 +61,7 @@ def root_of(key, spout, line, attempt):
 class World:
     """Sources, bolts and sinks: everything outside of the driver, that outlives it."""
 
-    path: Path
+    path: Path | str
     settings: dict = field(default_factory=dict)
     spouts: tuple = ("lines",)
     now_ms: int = 1_000_000
@@ -122,18 +130,22 @@ class World:
                 yield root_of(plan.key, spout, line, attempt), spout, place, line, attempt
 
     def load_snapshot(self, inputs, directory):
-        rows = directory / "rows.json"
-        return [tuple(one) for one in json.loads(rows.read_text())] if rows.exists() else None
+        try:
+            rows = read_file(os.path.join(directory, "rows.json"))
+        except FileNotFoundError:
+            return None
+        return [tuple(one) for one in json.loads(bytes(rows))]
 
     def snapshot_inputs(self, inputs, directory):
-        directory.mkdir()
-        (directory / "rows.json").write_text(json.dumps(list(inputs)))
+        with making_in(directory) as place:
+            (place / "rows.json").write_text(json.dumps(list(inputs)))
         return self.load_snapshot(inputs, directory)
 
     def run(self, topology, layout, inputs, plan):
         self.runs.append(plan)
         # And nothing of another run.
-        assert {path.name for path in Path(plan.work).iterdir()} <= {"retries"}
+        if not is_bucket(plan.work):
+            assert {path.name for path in Path(plan.work).iterdir()} <= {"retries"}
         records, retried, failed, rows = {}, {}, [], []
         for root, spout, place, line, attempt in self._records(inputs, plan):
             counted = records if place is None else retried
@@ -159,7 +171,7 @@ class World:
     def _mark_and_run(self, plan, root, line, attempt):
         if not plan.careful:
             return self.behaves(line, attempt)
-        marker = inflight_markers.MarkerFile(plan.work, inflight_markers.TaskAttempt(1, 0, 7))
+        marker = inflight_markers.marker_of(plan.work, inflight_markers.TaskAttempt(1, 0, 7))
         if root in plan.suspects:
             marker.set(inflight_markers.ALONE, roots=np.array([root]))
         else:
@@ -167,7 +179,8 @@ class World:
         try:
             reason = self.behaves(line, attempt)
         except BaseException:
-            marker._file.close()  # and with it goes the lock: its process is dead
+            if not is_bucket(plan.work):
+                marker._file.close()  # and with it goes the lock: its process is dead
             raise
         marker.remove()
         return reason
@@ -177,7 +190,7 @@ class World:
         columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
         file = RowFileWriter(work, schema, 0, 7)
         file.write(pa.record_batch(columns, schema=schema))
-        return SinkFile("upper", "default", *file.finish()[:2])
+        return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 
     def fetch(self, topology, layout, inputs, plan, accepted, failed):
         wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))

@@ -30,6 +30,7 @@ from ackcore._shuffle import fingerprint
 from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import make_directory, write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
+from ackcore.spark.base.paths import Place
 
 #: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout
 #: had one waiting table, in no order; up to format 2 one table of the dead; up to format 3 these
@@ -313,11 +314,33 @@ def table_in(
     CheckpointCorrupt
         If it is not as it was written.
     """
+    check_data(data, path, content=check, way_out=way_out)
+    try:
+        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    except pa.ArrowInvalid as error:
+        raise corrupt(path, f"is damaged: {error}", way_out) from error
+    return table
+
+
+def check_data(
+    data: pa.Buffer,
+    path: str | os.PathLike[str],
+    *,
+    content: bool = True,
+    way_out: str = WAY_OUT,
+) -> None:
+    """Raise unless the bytes of an object have the checksum in its name.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If they are not as they were written.
+    """
     named = _NAMED.search(os.fspath(path))
     if named is None:
         what = "does not carry a checksum in its name, as tables of ackcore do"
         raise corrupt(path, what, way_out)
-    if check:
+    if content:
         checksum = _Digest() if len(named[1]) == 32 else _Fingerprint()
         view = memoryview(data)
         for start in range(0, len(view), _PIECE):
@@ -325,11 +348,6 @@ def table_in(
         if checksum.hex() != named[1]:
             what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
             raise corrupt(path, what, way_out)
-    try:
-        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    except pa.ArrowInvalid as error:
-        raise corrupt(path, f"is damaged: {error}", way_out) from error
-    return table
 
 
 def check_file(path: Path, nbytes: int, content: bool) -> None:
@@ -428,8 +446,10 @@ class TableCache:
     def _load(self, file: str, check: bool) -> pa.Table:
         return read_table(self.root / file, check=check)
 
-    def checked(self, file: str, nbytes: int) -> Path:
+    def checked(self, file: str, nbytes: int) -> Path | None:
         """Return where a file is that is no table, once it has its length and its checksum.
+
+        None where that is no path.
 
         Raises
         ------
@@ -439,6 +459,12 @@ class TableCache:
         path = self.root / file
         check_file(path, nbytes, self._check and file not in self._verified)
         self._verified.add(file)
+        return path
+
+    def opened(self, file: str, nbytes: int) -> Path | pa.NativeFile:
+        """Return what `checked` looks at as something that Parquet is read from."""
+        path = self.checked(file, nbytes)
+        assert path is not None
         return path
 
     def place(self, file: str) -> str:
@@ -467,9 +493,9 @@ class TableCache:
         batches = rebatched(table.to_batches(), len(table))
         return self.write(directory, name, table.schema, batches)
 
-    def adopt(self, path: Path, directory: str) -> str:
+    def adopt(self, path: Place, directory: str) -> str:
         """Move a table that tasks wrote below the root, unless it is there; return its file."""
-        file = f"{directory}/{path.name}"
+        file = f"{directory}/{os.path.basename(path)}"
         target = self.root / file
         with writing(target):
             # By a rename: where another driver has taken over, there is no such path any more.

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TypeAlias
+
+#: A path of a file system or, where that is said, the URL of an object or a prefix in a bucket.
+Place: TypeAlias = str | os.PathLike[str]
 
 
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:

@@ -49,6 +49,7 @@ class SinkFile(NamedTuple):
     stream: str
     path: str  # relative to the work directory
     rows: int
+    nbytes: int | None = None  # None if it was not recorded
 
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:

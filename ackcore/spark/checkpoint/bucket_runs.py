@@ -2,17 +2,26 @@
 
 There is nothing to make and nothing to rename.  A run's token is in all of its keys, so tasks that
 live on write where nobody looks, and a decision needs no fence of its own: it is a put of the head.
+
+What runs left is not read any more once their micro-batch is done, whoever owns the checkpoint.  It
+is deleted every few micro-batches, and when the checkpoint is closed: each time takes two trips.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 
+from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.stores.interface import Store
 
+_log = logging.getLogger("ackcore")
+
 _BELOW = "work"
+#: In so many micro-batches what they left is deleted once.
+_EVERY = 8
 
 
 class BucketRuns:
@@ -26,6 +35,7 @@ class BucketRuns:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._waited = _EVERY - 1
 
     def new(self, number: int) -> str:
         """Return the place of a new run of a micro-batch."""
@@ -52,10 +62,25 @@ class BucketRuns:
         """Do nothing: no run of a former driver is in this one's way."""
 
     def remove_done(self, number: int) -> None:
-        """Delete what the runs of micro-batches up to ``number`` left.
+        """Delete what the runs of micro-batches up to ``number`` left, now or soon."""
+        self._waited += 1
+        if self._waited >= _EVERY:
+            self._sweep(number)
+
+    def close(self, number: int | None) -> None:
+        """Delete what runs left of micro-batches up to ``number``; or else the next driver does."""
+        try:
+            if number is not None and self._waited:
+                self._sweep(number)
+        except StateError as error:
+            _log.debug("%s could not be swept: %s", self._url(""), error)
+
+    def _sweep(self, number: int) -> None:
+        """Delete what is done.
 
         The list may lag, and tasks of a job that was given up may write yet: then the next time.
         """
+        self._waited = 0
         keys = [entry.key for entry in self._store.list(_BELOW)]
         old = [key for key in keys if _number_in(key) <= number]
         if old:

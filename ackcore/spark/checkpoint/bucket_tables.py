@@ -8,14 +8,17 @@ owns it no more: what a later driver puts has another epoch in its key, and is i
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache, table_in, write_batches
+from ackcore.spark.base.checksummed import TableCache, check_data, table_in, write_batches
 from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.paths import Place
+from ackcore.spark.stores.files import adopt_object
 from ackcore.spark.stores.interface import Store
 
 _BELOW = "state"
@@ -49,6 +52,23 @@ class BucketTables(TableCache):
         self._sizes[file] = data.size
         return table_in(data, self.place(file), check=check)
 
+    def checked(self, file: str, nbytes: int) -> None:
+        """As `TableCache.checked`."""
+        self.opened(file, nbytes)
+
+    def opened(self, file: str, nbytes: int) -> pa.NativeFile:
+        """As `TableCache.opened`."""
+        data = self._store.read(f"{_BELOW}/{file}")
+        if data is None:
+            raise corrupt(self.place(file), "is missing, though a record names it")
+        if data.size != nbytes:
+            raise corrupt(
+                self.place(file), f"is damaged: it has {data.size} bytes, and had {nbytes}"
+            )
+        check_data(data, self.place(file), content=file not in self._verified)
+        self._verified.add(file)
+        return pa.BufferReader(data)
+
     def place(self, file: str) -> str:
         """As `TableCache.place`."""
         return f"{self._store.url}/{_BELOW}/{file}"
@@ -81,15 +101,14 @@ class BucketTables(TableCache):
         self.wrote(file)
         return file
 
-    def adopt(self, path: Path, directory: str) -> str:
-        """As `TableCache.adopt`.
-
-        Raises
-        ------
-        NotImplementedError
-            Always: no task writes tables into a bucket yet.
-        """
-        raise NotImplementedError(f"{path}: tables that tasks write are in no bucket yet")
+    def adopt(self, path: Place, directory: str) -> str:
+        """As `TableCache.adopt`, by a copy within the bucket: the run's own goes with the run."""
+        file = f"{directory}/{os.path.basename(path)}"
+        self._sizes[file] = adopt_object(path, self._store, f"{_BELOW}/{file}")
+        if self._there is not None:
+            self._there.add(f"{_BELOW}/{file}")
+        self.wrote(file)
+        return file
 
     def sync(self, directory: str) -> None:
         """As `TableCache.sync`: an object is there when its put returns."""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.letters import as_tracked
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reason_columns import refused
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.segments import with_replayed
@@ -70,8 +71,8 @@ class DeadLettersFile:
         """Return it as JSON can hold it."""
         return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
-    def path(self) -> Path:
-        """Return where it is, once its length and its checksum are right.
+    def path(self) -> Path | None:
+        """Return where it is, once its length and its checksum are right; None in a bucket.
 
         Raises
         ------
@@ -82,7 +83,7 @@ class DeadLettersFile:
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield the rows a part at a time, in `TRACKING` and, with ``payload``, the source's."""
-        with pq.ParquetFile(self.path()) as file:
+        with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
             for n in range(file.num_row_groups):
                 letters = file.read_row_group(n, names)
@@ -101,7 +102,7 @@ class WrittenDead:
     Tasks wrote it.
     """
 
-    path: Path
+    path: Place
     rows: int
     start: int = 0
     no_room: int | None = None

@@ -104,7 +104,7 @@ class BatchDecision:
             waiting=Waiting.of(cache, body["waiting"]),
             dead=Dead.of(cache, body["dead"]),
             nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
-            files=tuple(SinkFile(*file) for file in body["files"]),
+            files=_files_of(body),
             # Runs had no directories of their own at first.
             work=body.get("work", str(body["number"])),
             counts=body["counts"],
@@ -162,7 +162,9 @@ class BatchDecision:
             "number": self.number,
             "now_ms": now_ms,
             "work": self.work,
-            "files": [list(file) for file in self.files],
+            "files": [list(file[:-1]) for file in self.files],
+            # Beside them: an ackcore of before takes four of each.
+            "bytes": [file.nbytes for file in self.files],
             "counts": dict(self.counts),
             "totals": dict(self.totals),
             "reread": dict(self.reread),
@@ -218,6 +220,14 @@ class Tables(Mapping[str, pa.Table]):
     def __repr__(self) -> str:
         rows = (f"{name}: {file.rows} rows" for name, file in self.files.items())
         return f"Tables({', '.join(rows)})"
+
+
+def _files_of(body: Mapping[str, Any]) -> tuple[SinkFile, ...]:
+    """Return the files for sinks; their lengths were not recorded at first."""
+    sizes = body.get("bytes", [None] * len(body["files"]))
+    return tuple(
+        SinkFile._make([*file, size]) for file, size in zip(body["files"], sizes, strict=True)
+    )
 
 
 def _check_tracking(table: pa.Table, what: str) -> None:

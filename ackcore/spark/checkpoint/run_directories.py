@@ -114,6 +114,9 @@ class RunDirectories:
                     fenced.rename(self._root / run)
                     sync_directory(self._root)
 
+    def close(self, number: int | None) -> None:
+        """Do nothing: what is done was removed when it was."""
+
     def remove_done(self, number: int) -> None:
         """Remove what the runs of micro-batches up to ``number`` left."""
         for run in self._root.iterdir() if self._root.is_dir() else ():

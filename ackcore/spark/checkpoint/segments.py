@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import TableCache
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
 from ackcore.topology.tuples import UNCOUNTED
 
@@ -90,7 +90,7 @@ class Segment:
 class WrittenSegment:
     """A file that tasks wrote of records that begin to wait, sorted by when they are due."""
 
-    path: Path
+    path: Place
     rows: int
     next_due_ms: int
     oldest_ms: int

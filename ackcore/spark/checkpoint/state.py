@@ -41,6 +41,7 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
+from ackcore.spark.checkpoint.bucket_runs import BucketRuns
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import Place, opened_bucket, opened_directory
@@ -210,6 +211,7 @@ class State:
 
     def close(self) -> None:
         """Give it back to others; twice is fine."""
+        self._runs.close(self.last_done)
         self._records.close()
 
     @property
@@ -280,16 +282,8 @@ class State:
         )
 
     @property
-    def runs(self) -> RunDirectories:
-        """Where executors write.
-
-        Raises
-        ------
-        NotImplementedError
-            If the checkpoint is in a bucket, where tasks do not write yet.
-        """
-        if not isinstance(self._runs, RunDirectories):
-            raise NotImplementedError(f"{self.url}: nothing can be run on a bucket yet")
+    def runs(self) -> RunDirectories | BucketRuns:
+        """Where executors write."""
         return self._runs
 
     # -- plans --------------------------------------------------------------------------------

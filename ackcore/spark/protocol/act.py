@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -75,7 +76,10 @@ def ask_sinks(
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
             batch_id=number,
-            files=tuple(AcceptedFile(str(work / file.path), file.rows) for file in files),
+            files=tuple(
+                AcceptedFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
+                for file in files
+            ),
             nonacked=decision.nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )

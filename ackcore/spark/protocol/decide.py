@@ -115,7 +115,7 @@ def propagate_failures(
     if not len(failed) and written is None:
         return failed
     groups = [
-        _shared(RowFile(os.path.join(directory, file.path), file.rows))
+        _shared(RowFile(os.path.join(directory, file.path), file.rows, file.nbytes))
         for file in files
         if has_several_roots(file.path)
     ]
@@ -401,13 +401,16 @@ def _written(failures: WrittenFailures) -> dict[str, _Lost]:
         files = [file for file in failures.files if file.spout == spout]
         waits = [
             WrittenSegment(
-                failures.directory / file.name, file.rows, file.next_due_ms, file.oldest_ms
+                os.path.join(failures.directory, file.name),
+                file.rows,
+                file.next_due_ms,
+                file.oldest_ms,
             )
             for file in files
             if not file.dead
         ]
         dies = [
-            WrittenDead(failures.directory / file.name, file.rows, nbytes=file.nbytes)
+            WrittenDead(os.path.join(failures.directory, file.name), file.rows, nbytes=file.nbytes)
             # Small ones side by side: the dead-letter store has them in one file.
             for file in sorted(files, key=lambda file: -file.nbytes)
             if file.dead

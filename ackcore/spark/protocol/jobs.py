@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.run.action import run
 from ackcore.spark.run.keyed import find_keys
@@ -57,7 +57,7 @@ class Jobs:
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
     fetch: OfRun[[pa.Table], Mapping[str, pa.Table]] = fetch
-    snapshot_inputs: Callable[[Sequence[InputFrame], Path], list[InputFrame]] = snapshot_inputs
-    load_snapshot: Callable[[Sequence[InputFrame], Path], list[InputFrame] | None] = load_snapshot
+    snapshot_inputs: Callable[[Sequence[InputFrame], Place], list[InputFrame]] = snapshot_inputs
+    load_snapshot: Callable[[Sequence[InputFrame], Place], list[InputFrame] | None] = load_snapshot
     find_keys: OfRun[[Mapping[str, Int64s]], Mapping[str, pa.Table]] = find_keys
     write_failed: OfRun[[pa.Table, Rules], WrittenFailures] | None = write_failed

@@ -9,12 +9,12 @@ in each of them.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -23,11 +23,11 @@ from ackcore._records import Int64s
 from ackcore.arrow import rebatched
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
-from ackcore.spark.base.atomic import remove
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
@@ -60,6 +60,7 @@ from ackcore.spark.protocol.suspects import (
 from ackcore.spark.protocol.unread import Outage, RowsMissing
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.stores.files import remove_all
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
@@ -241,7 +242,7 @@ class Runs:
             return plan
         mended = offsets.mended(plan)
         if mended is not plan:
-            remove(directory)  # it would be of other rows
+            remove_all(directory)  # it would be of other rows
             self._state.write_plan(mended)
         return mended
 
@@ -264,11 +265,11 @@ class Runs:
             try:
                 _check_same_rows(plan, offsets)
             except Disagreement:
-                remove(directory)
+                remove_all(directory)
                 raise
         return plan, rows
 
-    def _after_crash(self, plan: Plan, work: Path, error: Exception) -> Plan:
+    def _after_crash(self, plan: Plan, work: Place, error: Exception) -> Plan:
         _log.warning(
             "micro-batch %d crashed, crash %d: %s", plan.number, plan.crashes + 1, one_line(error)
         )
@@ -282,7 +283,7 @@ class Runs:
         return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(
-        self, plan: Plan, inputs: Sequence[InputFrame], work: Path, watch: Stopwatch
+        self, plan: Plan, inputs: Sequence[InputFrame], work: Place, watch: Stopwatch
     ) -> BatchOutcome:
         """Run, check, and decide by what the run left."""
         retries, run_plan = self._run_plan(plan, work)
@@ -334,7 +335,7 @@ class Runs:
         )
         return replace(
             outcome,
-            decision=replace(outcome.decision, work=work.name, reread=ran.to_reread()),
+            decision=replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
             traces=with_outcomes(ran.traces, failed),
@@ -350,7 +351,7 @@ class Runs:
             self._topology.settings,
         )
 
-    def _run_plan(self, plan: Plan, work: Path) -> tuple[Retries, RunPlan]:
+    def _run_plan(self, plan: Plan, work: Place) -> tuple[Retries, RunPlan]:
         """Return what is due, and what is run, which has that in files of a directory."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
@@ -360,7 +361,7 @@ class Runs:
             number=plan.number,
             now_ms=plan.now_ms,
             key=self._state.key(plan.number),
-            work=str(work),
+            work=os.fspath(work),
             journal=str(self._state.runs.journal(plan.number)),
             retries=_write_retries(retries, work),
             careful=plan.careful,
@@ -481,17 +482,17 @@ def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:
         raise Disagreement(replaced)
 
 
-def _write_retries(retries: Retries, work: Path) -> dict[str, RowFile]:
+def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
     """Leave the rows that are due where the spout stages of a run read them."""
     files = {}
     for spout, table in retries.due.items():
-        directory = str(work / "retries" / spout)
+        directory = os.path.join(work, "retries", spout)
         # Not synced: it is written again whenever the micro-batch is run again.
         file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
         for batch in rebatched(table.to_batches(), len(table), CHUNK_BYTES):
             file.write(batch)
         name, rows, _ = file.finish()
-        files[spout] = RowFile(f"{directory}/{name}", rows)
+        files[spout] = RowFile(os.path.join(directory, name), rows, file.nbytes)
     return files
 
 

@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import killed_worker
 from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.inflight_markers import Marker, TaskAttempt, crashed
 from ackcore.spark.tasks.isolation import ALONE_ENOUGH
 from ackcore.topology.tuples import Reason
@@ -142,12 +143,12 @@ def _held_back(plan: Plan) -> list[int]:
 
 
 @contextmanager
-def crashes_logged(work: Path, number: int) -> Iterator[None]:
+def crashes_logged(work: Place, number: int) -> Iterator[None]:
     """Log each attempt that crashes, as it happens, while a run is under way.
 
     Parameters
     ----------
-    work : Path
+    work : path
         The run's directory.
     number : int
         The micro-batch.
@@ -165,6 +166,14 @@ def crashes_logged(work: Path, number: int) -> Iterator[None]:
         while not over.wait(_LOOK_S):
             look()
 
+    if is_bucket(work):
+        # Each look is some trips, and tells only what crashed once nothing runs any more.
+        try:
+            yield
+        except Exception:
+            look()
+            raise
+        return
     thread = threading.Thread(target=watch, name="ackcore-crashes", daemon=True)
     thread.start()
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.stores.files import is_missing
 from ackcore.spark.tasks.exchange_format import (
     SETTLE,
     TrailerReceipt,
@@ -73,7 +74,7 @@ def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
     return [
         f"the file {one.path} that a task says it wrote is not there"
         for one in files
-        if not os.path.exists(os.path.join(directory, one.path))
+        if is_missing(os.path.join(directory, one.path))
     ]
 
 

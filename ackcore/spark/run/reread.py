@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
-from ackcore.spark.base.atomic import make_directory
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct
@@ -31,6 +29,7 @@ from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_stage import FailedStage
 from ackcore.spark.tasks.pieces import DealtPieces, Piece
@@ -134,23 +133,24 @@ def write_failed(
         If there are so many that Spark does not hand their ids to the driver.
     """
     setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
-    directory = make_directory(Path(plan.work) / "failed")
+    directory = os.path.join(plan.work, "failed")
     ids: Int64s = failed["root_id"].to_numpy()
     rows = failed.select(["root_id", "reason"]).unify_dictionaries().combine_chunks()
     rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
-    table = directory / write_table(directory, "roots", rows)
+    with making_in(directory) as place:
+        table = write_table(place, "roots", rows)
     stage = FailedStage(
         SpoutStage(setup.spec, setup.sources, None),
         rules,
-        str(table),
-        str(directory),
+        os.path.join(directory, table),
+        directory,
         frozenset(accepted.spilled),
     )
     slices = setup.slices()
     slices += tuple(
         Slice(name, RowFile(os.path.join(plan.work, path), rows), 0, rows or 0, spilled=True)
         for name, files in accepted.spilled.items()
-        for path, rows in files
+        for path, rows, _ in files
     )
     frames = []
     before: Mapping[int, Mapping[str, int]] = {}
@@ -223,7 +223,7 @@ def in_files(
         if name in wanted:
             yield from due_records(setup.sources[name], read_whole(file))
     for name, files in accepted.spilled.items():
-        for path, rows in files if name in wanted else ():
+        for path, rows, _ in files if name in wanted else ():
             partition, first = partition_in(path), 0
             for batch in read_rows(RowFile(os.path.join(setup.plan.work, path), rows)):
                 yield SourceRecords(setup.sources[name], batch, partition, first)

@@ -121,7 +121,7 @@ class RunSetup:
         """Cut what is due into as many pieces as there are tasks, or fewer."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
-            rows = len(read_whole(file))
+            rows = len(read_whole(file)) if file.rows is None else file.rows
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             if self.sources[spout].ordered_by:
                 pieces = 1  # its records come one after the other

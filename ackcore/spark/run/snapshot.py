@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +20,11 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.spark.base.atomic import make_directory
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import RowFileDamaged, StateError
+from ackcore.spark.base.paths import Place
 from ackcore.spark.run.types import InputFrame, Snapshot
+from ackcore.spark.stores.files import RecordFile
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")
@@ -32,14 +32,14 @@ _log = logging.getLogger("ackcore")
 _RECORD = "pinned.json"
 
 
-def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame] | None:
+def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
     """Return inputs that read the snapshot, or None if there is none of these, or it is damaged.
 
     Parameters
     ----------
     inputs : sequence of InputFrame
         What would be read.
-    directory : Path
+    directory : path
         As `snapshot_inputs` got it.
 
     Raises
@@ -47,7 +47,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFr
     CheckpointCorrupt
         If the record of the snapshot is damaged.
     """
-    record = read_record(directory / _RECORD, _RECORD)
+    record = _record(directory).read()
     if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
         return None
     found = _recorded(record, directory)
@@ -60,13 +60,13 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Path) -> list[InputFr
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 
 
-def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[RowFile | None]]:
+def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
     """Return the files of each input, None for partitions without rows."""
     # At first the files were beside the record, and their rows were not counted.
-    place = directory / record.get("directory", "")
+    place = os.path.join(directory, record.get("directory", ""))
     return [
         [
-            None if name is None else RowFile(str(place / name), rows)
+            None if name is None else RowFile(os.path.join(place, name), rows)
             for name, rows in zip(
                 one["files"], one.get("rows", [None] * len(one["files"])), strict=True
             )
@@ -75,14 +75,14 @@ def _recorded(record: Mapping[str, Any], directory: Path) -> list[list[RowFile |
     ]
 
 
-def snapshot_inputs(inputs: Sequence[InputFrame], directory: Path) -> list[InputFrame]:
+def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame]:
     """Write the rows of inputs to files, and return inputs that read those.
 
     Parameters
     ----------
     inputs : sequence of InputFrame
         What is read, once.
-    directory : Path
+    directory : path
         That driver and workers share; nothing of what is in it counts any more.
 
     Raises
@@ -93,20 +93,26 @@ def snapshot_inputs(inputs: Sequence[InputFrame], directory: Path) -> list[Input
         If the directory cannot be written.
     """
     # Tasks that wrote an earlier snapshot here may live on, and write by path.
-    place = make_directory(directory / secrets.token_hex(8))
+    token, kept = secrets.token_hex(8), _record(directory)
+    kept.read()  # so that it is not written over another driver's
+    place = os.path.join(directory, token)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
-        write = one.map_in_arrow(_Write(str(place)), "partition int, name string, rows bigint")
+        write = one.map_in_arrow(_Write(place), "partition int, name string, rows bigint")
         # A record's place, and what it is called by it, goes by its partition.
         found = sorted(write.collect())
         names, rows = [name for _, name, _ in found], [n for _, _, n in found]
         record.append({"reads": reads, "files": names, "rows": rows})
     # Files of attempts that do not count are named nowhere.
-    write_record(directory / _RECORD, _RECORD, {"directory": place.name, "inputs": record})
+    kept.replace({"directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
     if held is None:
         raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
     return held
+
+
+def _record(directory: Place) -> RecordFile:
+    return RecordFile(os.path.join(directory, _RECORD), _RECORD)
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:

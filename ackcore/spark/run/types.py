@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +88,7 @@ class RunPlan:
     key : int
         64 bits, a function of the deployment's key and the number: of all ids of the run.
     work : str
-        A directory that driver and workers share, with the due retries in it.
+        A directory that driver and workers share, or a bucket's URL, with the due retries in it.
     journal : str
         A directory that all runs of the micro-batch share, with what calls came to.
     retries : mapping from str to RowFile
@@ -178,7 +178,8 @@ class RunResult:
         """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""
         return {
             "spilled": {
-                spout: [list(file) for file in some] for spout, some in self.spilled.items()
+                spout: [[file.path, file.rows] for file in some]
+                for spout, some in self.spilled.items()
             },
             "content": [[partition, dict(some)] for partition, some in self.content.items()],
         }
@@ -207,7 +208,7 @@ class WrittenFailures:
 
     Attributes
     ----------
-    directory : Path
+    directory : str
         Where the files are.
     files : tuple of FailedFile
         What waits, and what is dead.
@@ -222,7 +223,7 @@ class WrittenFailures:
         By spout, further failed records: as `fetch` returns them, and not judged.
     """
 
-    directory: Path
+    directory: str
     files: tuple[FailedFile, ...]
     found: Mapping[str, pa.Table]
     replayed: Mapping[str, int]
@@ -239,7 +240,7 @@ class WrittenFailures:
             found[some.schema.metadata[b"spout"].decode()].append(some)
         reports = list(reports)
         return cls(
-            Path(work) / "failed",
+            os.path.join(work, "failed"),
             tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
             {name: _together(some) for name, some in found.items()},
             sum((Counter(report["replayed"]) for report in reports), Counter[str]()),

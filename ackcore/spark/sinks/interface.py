@@ -25,7 +25,8 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.row_files import RowFile, acked_rows, read_rows, read_schema
 
 _log = logging.getLogger("ackcore")
@@ -51,7 +53,7 @@ class AcceptedFile(NamedTuple):
     Attributes
     ----------
     path : str
-        An Arrow IPC stream file, that driver and executors can read.
+        An Arrow IPC stream file, that driver and executors can read; a URL if it is in a bucket.
     rows : int or None
         In the file, those included that do not count; None if it was not recorded.
     refused : tuple of int, default ()
@@ -59,12 +61,23 @@ class AcceptedFile(NamedTuple):
     within : tuple of int, optional
         The first place that counts, and the one behind the last, if not all do: of a part of a
         batch.
+    nbytes : int, optional
+        In the file; None if it was not recorded, of a file on a file system then.
     """
 
     path: str
     rows: int | None
     refused: tuple[int, ...] = ()
     within: tuple[int, int] | None = None
+    nbytes: int | None = None
+
+    def of_rows(self) -> RowFile:
+        """Return it with what is on record of it."""
+        return RowFile(self.path, self.rows, self.nbytes)
+
+    def size(self) -> int:
+        """Return how many bytes it has."""
+        return os.path.getsize(self.path) if self.nbytes is None else self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ class Accepted:
         """Return the stream's schema."""
         file = self.files[0]
         # The last column holds the roots.
-        return pa.schema(list(read_schema(RowFile(file.path, file.rows)))[:-1])
+        return pa.schema(list(read_schema(file.of_rows()))[:-1])
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell these rows from others, as the files' names do."""
@@ -149,7 +162,7 @@ class Accepted:
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file is not as its run left it."""
         for file in self.files:
-            read_rows(RowFile(file.path, file.rows))
+            read_rows(file.of_rows())
 
     def frame(self, numbers: str | None = None) -> DataFrame:
         """Return the rows as a DataFrame, a partition for each file.
@@ -178,6 +191,8 @@ class Accepted:
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
 
 
+#: Objects that the driver reads beside each other.
+_READ_AT_ONCE = 16
 #: Bits of a row's number that are its place in its file.
 _PLACE_BITS = 40
 _NO_END = 1 << _PLACE_BITS
@@ -212,6 +227,20 @@ def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBat
         yield rows
 
 
+def read_all(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of few files that count, in order; raises as `read_accepted` does.
+
+    Those in a bucket are read beside each other, and are in memory as a whole.
+    """
+    if len(files) < 2 or not is_bucket(files[0].path):
+        for file in files:
+            yield from read_accepted(file, nonacked)
+        return
+    with ThreadPoolExecutor(min(len(files), _READ_AT_ONCE)) as readers:
+        for found in readers.map(lambda file: list(read_accepted(file, nonacked)), files):
+            yield from found
+
+
 def read_with_places(
     file: AcceptedFile, nonacked: Int64s
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
@@ -232,7 +261,7 @@ def read_with_roots(
         return
     refused = np.array(file.refused, np.int64)
     first = 0
-    for batch in read_rows(RowFile(file.path, file.rows)):
+    for batch in read_rows(file.of_rows()):
         if first >= stop:
             break
         if first + len(batch) <= start:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -348,7 +347,7 @@ class _Messages:
 
 
 def _is_small(accepted: Accepted) -> bool:
-    size = sum(os.path.getsize(file.path) for file in accepted.files)
+    size = sum(file.size() for file in accepted.files)
     return accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
 
 

@@ -24,7 +24,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import to_arrow_schema
-from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.interface import Accepted, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
     OWNER,
     check_columns,
@@ -120,10 +120,9 @@ class ParquetSink:
     def _write_parts(self, accepted: Accepted, stage: str) -> Iterable[Any]:
         """Write the rows below a stage; return rows that name the files that count."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
-        size = sum(os.path.getsize(file.path) for file in files)
+        size = sum(file.size() for file in files)
         if is_small(accepted.rows, size):
-            all_rows = (batch for file in files for batch in read_accepted(file, nonacked))
-            name = _write_part(stage, "part", compression, all_rows)
+            name = _write_part(stage, "part", compression, read_all(files, nonacked))
             return [] if name is None else [(name,)]
         tasks = min(len(files), task_slots(accepted.spark))
 

@@ -11,18 +11,18 @@ none: the content, in how many files, and what they take the place of, which is 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
     OWNER,
     check_columns,
@@ -78,13 +78,13 @@ class ParquetObjects:
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
-        sizes = [os.path.getsize(file.path) for file in accepted.files]
+        sizes = [file.size() for file in accepted.files]
         small = is_small(accepted.rows, sum(sizes))
         # Not by how many tasks can run: with other names the rows would be there twice.
         count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
         parts = Parts(accepted.fingerprint(), count)
         self._announce(accepted, parts)
-        write = self._writer(parts, accepted)
+        write = self._writer(parts, accepted, small)
         if small:
             write(0)
         else:
@@ -99,14 +99,14 @@ class ParquetObjects:
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", accepted.batch_id)
 
-    def _writer(self, parts: Parts, accepted: Accepted) -> Callable[[int], None]:
+    def _writer(self, parts: Parts, accepted: Accepted, small: bool) -> Callable[[int], None]:
         """Return what writes the file of a number, in any process, if there are rows for it."""
         store, compression = self._store, self.compression
         batch_id, files, nonacked = accepted.batch_id, accepted.files, accepted.nonacked
 
         def write(number: int) -> None:
             mine = files[number :: parts.files]
-            rows = (batch for file in mine for batch in read_accepted(file, nonacked))
+            rows = read_all(mine, nonacked) if small else _one_by_one(mine, nonacked)
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, "part.parquet")
                 with open(path, "wb") as file:
@@ -168,6 +168,11 @@ class ParquetObjects:
             raise CheckpointForeign(
                 owned_by_another(self.path, found, checkpoint, _has_rows(self._store))
             )
+
+
+def _one_by_one(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        yield from read_accepted(file, nonacked)
 
 
 def _has_rows(store: Store) -> bool:

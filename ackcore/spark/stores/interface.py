@@ -92,7 +92,8 @@ class Store(Protocol):
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of any size, in place or mapped where it can be; None if none is there.
 
-        Nothing is checked: whoever names an object names its checksum with it.
+        Nothing is checked: whoever names an object names its checksum with it.  It begins where
+        Arrow has columns begin, so those of an IPC file are aligned.
         """
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
@@ -122,6 +123,12 @@ class Store(Protocol):
 
     def put_file(self, key: str, path: Path) -> None:
         """Write an object of any size from a local file, which is gone afterwards."""
+
+    def copy(self, source: str, key: str) -> int | None:
+        """Copy an object of up to 5 GB past this machine; return its size, None if there is none.
+
+        What is at ``key`` is replaced.
+        """
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Return the objects whose keys begin with ``prefix/``, sorted; all if it is empty."""

@@ -15,6 +15,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -141,6 +142,20 @@ class LocalStore:
                 path.unlink()
             sync_directory(target.parent)
 
+    def copy(self, source: str, key: str) -> int | None:
+        """As `Store.copy`."""
+        path, target = self.path(source), self.path(key)
+        with writing(path):
+            try:
+                with open(path, "rb") as file:
+                    _in_directory(
+                        target,
+                        lambda: write_file(target, partial(_copied, file)),
+                    )
+            except _ABSENT:
+                return None
+        return target.stat().st_size
+
     def list(self, prefix: str = "") -> list[Entry]:
         """As `Store.list`."""
         below = self.path(prefix) if prefix else self.root
@@ -168,6 +183,11 @@ class LocalStore:
                         continue
                     except OSError:
                         break  # there is something in it
+
+
+def _copied(source: BinaryIO, to: BinaryIO) -> None:
+    source.seek(0)  # it may be the second time
+    shutil.copyfileobj(source, to)
 
 
 def _version(data: bytes) -> str:

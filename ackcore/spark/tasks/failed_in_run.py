@@ -76,7 +76,6 @@ class FailedInRun:
             said, places = said.taken(np.flatnonzero(told)), places[told]
         if not len(places):
             return
-        os.makedirs(self._directory, exist_ok=True)
         self._roots.append(roots[places])
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.stores.files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.pieces import DealtPieces, read_again
@@ -70,7 +69,7 @@ class FailedStage:
             writer.discard()
 
     def _result(self, writer: FailedWriter, batches: Batches) -> pa.RecordBatch:
-        failed = read_table(Path(self.failed))
+        failed = read_table_at(self.failed)
         roots, reasons = failed["root_id"].to_numpy(), failed["reason"]
 
         def take(some: SourceRecords) -> None:

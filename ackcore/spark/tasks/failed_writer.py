@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
+from ackcore.spark.stores.files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
 from ackcore.spark.tasks.source_records import SourceRecords
@@ -65,9 +65,9 @@ class _Kept:
 class _Letters:
     """A file of dead letters, which is made when there is a row group of them."""
 
-    def __init__(self, spout: str, directory: Path, name: str, number: int) -> None:
+    def __init__(self, spout: str, place: Workshop, name: str, number: int) -> None:
         self._spout = spout
-        self._directory = directory
+        self._place = place
         self._name = name
         self._number = number
         self._kept = _Kept()
@@ -90,7 +90,7 @@ class _Letters:
             letters = as_letters(pa.Table.from_batches([batch]), self._number)
             self._rows += len(letters)
             if self._file is None or self._writer is None:
-                self._file = NamedByChecksum(self._directory, self._name, "parquet", large=True)
+                self._file = NamedByChecksum(self._place.path, self._name, "parquet", large=True)
                 self._writer = letters_writer(self._file.sink, letters.schema)
             with self._file.writing():
                 self._writer.write_table(letters)
@@ -103,7 +103,8 @@ class _Letters:
         with self._file.writing():
             self._writer.close()
         name = self._file.finish()
-        nbytes = (self._directory / name).stat().st_size
+        nbytes = (self._place.path / name).stat().st_size
+        self._place.publish(name)
         return FailedFile(self._spout, True, name, self._rows, nbytes, 0, 0)
 
     def discard(self) -> None:
@@ -139,7 +140,7 @@ class FailedWriter:
         self._rules = rules
         self._number = number
         self._suffix = suffix
-        self._directory = Path(directory)
+        self._place = Workshop(directory)
         self._waiting: dict[str, _Kept] = {}
         self._dead: dict[str, _Letters] = {}
         self._files: list[FailedFile] = []
@@ -180,15 +181,17 @@ class FailedWriter:
         if len(dies):
             if spout not in self._dead:
                 name = f"dead-{spout}{self._suffix}"
-                self._dead[spout] = _Letters(spout, self._directory, name, self._number)
+                self._dead[spout] = _Letters(spout, self._place, name, self._number)
             if self._dead[spout].add(dies):
                 self._files.append(self._dead.pop(spout).finish())
 
     def _write_waiting(self, spout: str) -> None:
         rows = pa.concat_tables(self._waiting.pop(spout).tables)
         name = f"waiting-{spout}{self._suffix}"
-        file = write_batches(self._directory, name, rows.schema, _by_due(rows), large=True)
-        nbytes = (self._directory / file).stat().st_size
+        place = self._place.path
+        file = write_batches(place, name, rows.schema, _by_due(rows), large=True)
+        nbytes = (place / file).stat().st_size
+        self._place.publish(file)
         first, oldest = (pc.min(rows[column]).as_py() for column in (DUE_MS, FIRST_MS))
         self._files.append(FailedFile(spout, False, file, len(rows), nbytes, first, oldest))
 
@@ -198,6 +201,7 @@ class FailedWriter:
             self._write_waiting(spout)
         self._files += [letters.finish() for letters in self._dead.values()]
         self._dead.clear()
+        self._place.close()
         return {"files": self._files, "uncounted": self._uncounted, "replayed": self._replayed}
 
     def discard(self) -> None:
@@ -205,6 +209,7 @@ class FailedWriter:
         for letters in self._dead.values():
             letters.discard()
         self._dead.clear()
+        self._place.close()
 
     def found(self) -> Iterator[pa.Table]:
         """Yield the roots that were found, and their places among those due, by spout.

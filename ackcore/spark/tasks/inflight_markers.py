@@ -5,22 +5,31 @@ Each attempt at a task that may be suspected later keeps one, ``in-flight/<level
 its process lives.  It holds an exclusive lock on it: a marker that is there and not locked is that
 of a process that crashed.  One that is locked belongs to an attempt that runs elsewhere, a copy for
 speculation or one that Spark has given up, and is passed over.
+
+Where runs are in a bucket they are objects, of which `marker_objects` tells.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
+from ackcore.spark.base.paths import Place
+from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.tasks.marker_objects import (
+    HEAD,
+    MarkerObject,
+    marker_data,
+    marker_names,
+    time_out_file,
+    unpacked,
+)
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
@@ -31,7 +40,6 @@ NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 
 DIRECTORY = "in-flight"
 
-_HEAD = struct.Struct("<qqqq")  # kind, chunk, rows, roots that follow
 _ENDING, TIMED_OUT = ".marker", ".timed-out"
 
 
@@ -47,9 +55,16 @@ class TaskAttempt(NamedTuple):
         """The task without the attempt."""
         return self.level, self.partition
 
-    def path(self, work: str | os.PathLike[str], ending: str = _ENDING) -> str:
+    def path(self, work: Place) -> str:
         """Return where its marker is, below a run's directory."""
-        return os.path.join(work, DIRECTORY, "-".join(map(str, self)) + ending)
+        return os.path.join(work, DIRECTORY, "-".join(map(str, self)) + _ENDING)
+
+    def time_out_path(self, work: Place) -> str:
+        """Return where a call that took too long leaves its traceback."""
+        name = "-".join(map(str, self)) + TIMED_OUT
+        if is_bucket(work):
+            return time_out_file(work, name)
+        return os.path.join(work, DIRECTORY, name)
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ class MarkerFile:
 
     def __init__(self, work: str, attempt: TaskAttempt) -> None:
         self._path = attempt.path(work)
-        self._timed_out = attempt.path(work, TIMED_OUT)
+        self._timed_out = attempt.time_out_path(work)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         # Under another name until it is locked: one that is not says that its process crashed.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
@@ -109,7 +124,7 @@ class MarkerFile:
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
         """Say what is in flight from now on."""
         named = b"" if roots is None else roots.tobytes()
-        self._file.write(_HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
+        self._file.write(HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
 
     def remove(self) -> None:
         """End it: this attempt has not crashed."""
@@ -121,7 +136,14 @@ class MarkerFile:
         self._file.close()
 
 
-def crashed(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -> list[Marker]:
+def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
+    """Return the marker of the attempt that runs here."""
+    if is_bucket(work):
+        return MarkerObject(attempt.path(work), attempt.time_out_path(work), NOTHING)
+    return MarkerFile(work, attempt)
+
+
+def crashed(work: Place, task: tuple[int, int] | None = None) -> list[Marker]:
     """Return the markers of a run's attempts that crashed, in the order of tasks and attempts.
 
     Parameters
@@ -135,11 +157,12 @@ def crashed(work: str | os.PathLike[str], task: tuple[int, int] | None = None) -
     return [marker for marker in found if marker is not None]
 
 
-def attempts(work: str | os.PathLike[str]) -> list[TaskAttempt]:
+def attempts(work: Place) -> list[TaskAttempt]:
     """Return which attempts have markers, those that live among them."""
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
-        names = os.listdir(os.path.join(work, DIRECTORY))
+        directory = os.path.join(work, DIRECTORY)
+        names = marker_names(directory) if is_bucket(work) else os.listdir(directory)
     parts = (
         name.removesuffix(_ENDING).split("-")
         for name in names
@@ -148,8 +171,18 @@ def attempts(work: str | os.PathLike[str]) -> list[TaskAttempt]:
     return sorted(TaskAttempt(*map(int, part)) for part in parts)
 
 
-def _read(work: str | os.PathLike[str], attempt: TaskAttempt) -> Marker | None:
+def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
     """Return a marker, None if its attempt lives or has ended well."""
+    data = marker_data(attempt.path(work)) if is_bucket(work) else _of_the_dead(work, attempt)
+    if data is None:
+        return None
+    kind, chunk, rows, roots = unpacked(data, NOTHING)
+    timed_out = read_time_out(attempt.time_out_path(work))
+    return Marker(attempt, kind, chunk, rows, roots, timed_out)
+
+
+def _of_the_dead(work: Place, attempt: TaskAttempt) -> bytes | None:
+    """Return what is in a marker that nobody has locked."""
     try:
         file = os.open(attempt.path(work), os.O_RDONLY)
     except FileNotFoundError:
@@ -158,21 +191,8 @@ def _read(work: str | os.PathLike[str], attempt: TaskAttempt) -> Marker | None:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.fstat(file).st_nlink:
             return None  # removed since it was opened
-        data = os.pread(file, os.fstat(file).st_size, 0)
+        return os.pread(file, os.fstat(file).st_size, 0)
     except OSError:
         return None  # locked
     finally:
         os.close(file)
-    kind, chunk, rows, n = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
-    if len(data) < _HEAD.size + 8 * n:
-        # The name outlasted its host, and what was in flight did not: it is not synced.
-        kind, chunk, rows, n = NOTHING, 0, 0, 0
-    roots = np.frombuffer(data, np.int64, n, _HEAD.size) if n else np.empty(0, np.int64)
-    return Marker(
-        attempt,
-        kind,
-        chunk,
-        rows,
-        frozenset(roots.tolist()),
-        read_time_out(attempt.path(work, TIMED_OUT)),
-    )

@@ -32,6 +32,8 @@ import numpy as np
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import killed_worker
+from ackcore.spark.stores.files import local_directory
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.inflight_markers import (
     ALONE,
@@ -39,14 +41,15 @@ from ackcore.spark.tasks.inflight_markers import (
     FLUSH,
     NOTHING,
     ROOTS,
-    TIMED_OUT,
     Marker,
     MarkerFile,
     TaskAttempt,
     attempts,
     crashed,
+    marker_of,
 )
 from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.marker_objects import MarkerObject
 from ackcore.spark.tasks.record_ids import Decoder
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
@@ -144,13 +147,13 @@ class AttemptIsolation:
         self._attempt = attempt
         self._isolates = isolates
         self._alone = alone
-        self._file: MarkerFile | None = None
+        self._file: MarkerFile | MarkerObject | None = None
         self._executor: ProcessLock | None = None
         self._inside = False
         self._chunks = 0
         self.names = names
         self.evidence = Evidence()
-        self.time_limit = TimeLimit(timeout_s, attempt.path(work, TIMED_OUT))
+        self.time_limit = TimeLimit(timeout_s, attempt.time_out_path(work))
 
     def begin(self) -> int:
         """Begin a chunk, and return its place among those of the task.
@@ -159,11 +162,12 @@ class AttemptIsolation:
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
-            if self._isolates:
+            # In a bucket only markers that name roots are there.
+            if self._isolates and (self.names or not is_bucket(self._work)):
                 for marker in self._earlier():
                     self.evidence.add(marker)
                 self.names |= self.evidence.flushed
-            self._file = MarkerFile(self._work, self._attempt)
+            self._file = marker_of(self._work, self._attempt)
             self._executor = ProcessLock(_executor_lock(self._work))
         self._chunks += 1
         return self._chunks - 1
@@ -175,6 +179,8 @@ class AttemptIsolation:
             # Spark may try the task again before the workers of a lost executor have ended.
             found = crashed(self._work, self._attempt.task)
             task = self._attempt.task
+            if is_bucket(self._work):
+                return found  # which does not tell the living from the dead
             there = [attempt for attempt in attempts(self._work) if attempt.task == task]
             if len(found) >= len(there) or time.monotonic() > until:
                 return found
@@ -338,5 +344,7 @@ def _array(roots: set[int]) -> Int64s:
 
 def _executor_lock(work: str) -> str:
     """The file by which the workers of one executor exclude each other: its daemon's children."""
-    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or work
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if not directory:
+        directory = local_directory() if is_bucket(work) else work
     return os.path.join(directory, f"ackcore-{os.getppid()}.lock")

@@ -1,9 +1,9 @@
 """Arrow IPC files named by their fingerprint: rows for the sinks, due retries, spilled input.
 
-A file is an Arrow IPC stream.  It is written under a random name, and renamed when it is finished
-to its partition and the fingerprint of its content: a task that runs again and answers alike leaves
-the same file, one that answers otherwise another.  The driver writes the retries that are due, and
-tasks write the others.
+A file is an Arrow IPC stream.  It is written under a random name, and when it is finished it gets
+that of its partition and the fingerprint of its content, by a rename or, in a bucket, by a put: a
+task that runs again and answers alike leaves the same file, one that answers otherwise another.
+The driver writes the retries that are due, and tasks write the others.
 
 A file for a sink has the emitted columns and one more, by which rows of records that are not ACKED
 are taken out again: ``_ackcore_root``, null for an untracked row; or, in a file of its own,
@@ -16,23 +16,23 @@ percent of what Parquet costs, and a row that was changed on the disk would be b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._files.durable import sync_directory
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.arrow import offsets_of
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.stores.files import made_in, publish, read_file
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
 #: Columns with the root of a row for sinks, and of a record that is read again.
@@ -48,16 +48,22 @@ _DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
 
 
 class RowFile(NamedTuple):
-    """A file, and how many rows are on record for it; None if that was not recorded."""
+    """A file by its path or URL, and what is on record for it: rows and bytes, None if not."""
 
     path: str
     rows: int | None
+    nbytes: int | None = None
 
 
 class RowFileWriter:
     """One file that is being written; its messages are made here, to be hashed as they leave.
 
     One that is not ``synced`` may be gone when the machine stops.
+
+    Attributes
+    ----------
+    nbytes : int
+        What was written so far.
     """
 
     def __init__(
@@ -69,21 +75,21 @@ class RowFileWriter:
         *,
         synced: bool = True,
     ) -> None:
-        os.makedirs(directory, exist_ok=True)
         self._directory = directory
         self._partition = partition
         self._synced = synced
         self._kind = "many" if ROOTS in schema.names else "one"
         # Attempts are counted by each SparkContext, and this may be a task of a dead driver's.
         name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
-        self._path = os.path.join(directory, name)
+        self._path = os.path.join(made_in(directory), name)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
-        self._rows = 0
+        self._rows = self.nbytes = 0
         self._fingerprint = 0
         self._write(schema.serialize())
 
     def _write(self, data: pa.Buffer | bytes) -> None:
         self._fingerprint = fingerprint(data, self._fingerprint)
+        self.nbytes += memoryview(data).nbytes
         self._file.write(data)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -94,6 +100,10 @@ class RowFileWriter:
     def close(self) -> None:
         """Let go of a file that is not to be finished; one that is finished stays."""
         self._file.close()
+        if os.path.dirname(self._path) != self._directory:
+            # Nobody sweeps what was to go from here to a bucket.
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._path)
 
     def finish(self) -> tuple[str, int, int]:
         """Close the file and give it its name; return that, its rows and its fingerprint."""
@@ -103,10 +113,7 @@ class RowFileWriter:
             if self._synced:
                 os.fsync(self._file.fileno())
         name = f"{self._partition}-{self._fingerprint & 0xFFFFFFFFFFFFFFFF:016x}-{self._kind}.arrow"
-        os.replace(self._path, os.path.join(self._directory, name))
-        if self._synced:
-            # A decision that names the file must not outlast the name.
-            sync_directory(Path(self._directory))
+        publish(self._path, self._directory, name, synced=self._synced)
         return name, self._rows, self._fingerprint
 
 
@@ -148,7 +155,7 @@ class SinkRowWriter:
             for _, file in sorted(files.items()):
                 name, rows, of_file = file.finish()
                 path = os.path.join(_place(component, stream), name)
-                yield SinkFile(component, stream, path, rows), of_file
+                yield SinkFile(component, stream, path, rows, file.nbytes), of_file
 
 
 def _place(component: str, stream: str) -> str:
@@ -229,10 +236,9 @@ def damage_in(error: BaseException | None) -> RowFileDamaged | None:
 
 
 def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    path, rows = file
+    path, rows, nbytes = file
     try:
-        with pa.memory_map(path) as source:
-            data = source.read_buffer()
+        data = read_file(path)
     except FileNotFoundError:
         raise _damaged(path, "is missing, though a record names it") from None
     except OSError as error:
@@ -240,6 +246,8 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
         raise _damaged(path, "does not carry a fingerprint in its name, as row files do")
+    if nbytes is not None and data.size != nbytes:
+        raise _damaged(path, f"is damaged: it has {data.size} bytes, and {nbytes} are on record")
     if f"{_fingerprint_of(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
         raise _damaged(
             path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"

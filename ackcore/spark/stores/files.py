@@ -1,0 +1,256 @@
+"""Files of a run by their paths, whichever they are: of a file system, or URLs of a bucket.
+
+Driver and tasks hand each other files below a place that they share.  What a file is called follows
+from its bytes, so two who write one write the same; a record names it, and whoever reads it checks
+it.  In a bucket a file is made on this machine first, and then put whole, in parts if it is large:
+there it is with all of its bytes from the moment that the put returned, or not at all.
+
+Paths are joined by `os.path.join`, those of buckets, too.  Each process makes its own client, from
+the credentials of its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore._files.durable import sync_directory
+from ackcore.spark.base.atomic import check_fence, make_directory, remove
+from ackcore.spark.base.checksummed import (
+    read_record,
+    read_table,
+    record_bytes,
+    record_in,
+    table_in,
+    write_record,
+)
+from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.paths import Place
+from ackcore.spark.stores.interface import Store, StoreConflict
+from ackcore.spark.stores.objects import ObjectStore
+from ackcore.spark.stores.opening import is_bucket
+
+
+@lru_cache(maxsize=64)
+def _bucket(root: str) -> Store:
+    """Return the store of a whole bucket: one client for all that a process reads and writes."""
+    return ObjectStore(root)
+
+
+def object_at(url: Place) -> tuple[Store, str]:
+    """Return the store of a URL's bucket, and the key there."""
+    scheme, _, rest = os.fspath(url).partition("://")
+    host, _, key = rest.partition("/")
+    return _bucket(f"{scheme}://{host}"), key
+
+
+def local_directory() -> str:
+    """Return where a task makes files of its own: Spark removes it with the application."""
+    return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+
+
+def made_in(directory: Place) -> str:
+    """Return where a file is made that `publish` gives its name in a directory; it is there."""
+    if is_bucket(directory):
+        return local_directory()
+    os.makedirs(directory, exist_ok=True)
+    return os.fspath(directory)
+
+
+def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> None:
+    """Give a file that was made its name in a directory; `made` is gone afterwards.
+
+    Parameters
+    ----------
+    made : str
+        The file, in `made_in(directory)`.
+    directory : path
+        Where it is to be.
+    name : str
+        What it is called there.
+    synced : bool, default True
+        Whether a decision may name it: it outlasts the machine then.
+    """
+    if is_bucket(directory):
+        store, key = object_at(os.path.join(directory, name))
+        store.put_file(key, Path(made))
+        return
+    os.replace(made, os.path.join(directory, name))
+    if synced:
+        # A decision that names the file must not outlast the name.
+        sync_directory(Path(directory))
+
+
+class Workshop:
+    """Where files are made, and given their names in a directory when they are whole.
+
+    On a file system it is that directory; for a bucket it is one on this machine, that nobody else
+    makes files in.
+
+    Parameters
+    ----------
+    directory : path
+        Where the files are to be.
+    """
+
+    def __init__(self, directory: Place) -> None:
+        self._directory = directory
+        self._local: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where files are made; it is there."""
+        if not is_bucket(self._directory):
+            return make_directory(Path(self._directory))
+        if self._local is None:
+            self._local = tempfile.TemporaryDirectory(prefix="ackcore-", dir=local_directory())
+        return Path(self._local.name)
+
+    def publish(self, name: str) -> None:
+        """Have a file, which is whole and has its name, where the files are to be."""
+        if is_bucket(self._directory):
+            publish(str(self.path / name), self._directory, name)
+
+    def close(self) -> None:
+        """Remove what was not published to a bucket; twice is fine."""
+        local, self._local = self._local, None
+        if local is not None:
+            local.cleanup()
+
+
+@contextlib.contextmanager
+def making_in(directory: Place) -> Iterator[Path]:
+    """Return a directory in which files are made that are in ``directory`` after the block."""
+    place = Workshop(directory)
+    try:
+        yield place.path
+        if is_bucket(directory):
+            for path in sorted(place.path.iterdir()):
+                place.publish(path.name)
+    finally:
+        place.close()
+
+
+def read_file(path: Place) -> pa.Buffer:
+    """Return the bytes of a file, in place or mapped where it can be.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    OSError, StateError
+        If it cannot be read.
+    """
+    if not is_bucket(path):
+        with pa.memory_map(os.fspath(path)) as source:
+            return source.read_buffer()
+    store, key = object_at(path)
+    data = store.read(key)
+    if data is None:
+        raise FileNotFoundError(f"{os.fspath(path)} is not there")
+    return data
+
+
+def is_missing(path: Place) -> bool:
+    """Whether a file is not there that its writer has published; an object is, and is not asked."""
+    return not is_bucket(path) and not os.path.exists(path)
+
+
+def read_table_at(path: Place) -> pa.Table:
+    """Read a table that has its checksum in its name; raises as `read_table` does."""
+    if not is_bucket(path):
+        return read_table(Path(path))
+    try:
+        data = read_file(path)
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though a record names it") from None
+    return table_in(data, path)
+
+
+class RecordFile:
+    """A record that is replaced as a whole by the driver that read it, or by none.
+
+    Parameters
+    ----------
+    path : path
+        Where it is.
+    name : str
+        What it calls itself.
+    """
+
+    def __init__(self, path: Place, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._version: str | None = None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return it, None if there is none; raises as `read_record` does."""
+        if not is_bucket(self._path):
+            return read_record(Path(self._path), self._name)
+        store, key = object_at(self._path)
+        found = store.get(key)
+        self._version = None if found is None else found.version
+        return None if found is None else record_in(found.data, self._path, self._name)
+
+    def replace(self, body: Mapping[str, Any]) -> None:
+        """Write it in the place of what `read` found.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has written it since, or has taken over.
+        """
+        if not is_bucket(self._path):
+            write_record(Path(self._path), self._name, body)
+            return
+        store, key = object_at(self._path)
+        check_fence()
+        data, before = record_bytes(self._name, body), self._version
+        try:
+            if before is None:
+                self._version = store.put(key, data, if_absent=True)
+            else:
+                self._version = store.put(key, data, if_version=before)
+        except StoreConflict:
+            raise CheckpointInUse(
+                f"{os.fspath(self._path)} was written by another driver, while this one was about "
+                "to. Let the other one go on, or stop it and start again"
+            ) from None
+
+
+def adopt_object(url: Place, store: Store, key: str) -> int:
+    """Copy an object to a key of a store in its bucket, past this machine; return its size.
+
+    Raises
+    ------
+    StateError
+        If it is not there any more.
+    """
+    bucket, source = object_at(url)
+    _, below = object_at(store.url)
+    size = bucket.copy(source, f"{below}/{key}")
+    if size is None:
+        raise StateError(
+            f"{os.fspath(url)} is not there, though a task has just written it: another driver may "
+            "have taken over and removed it. Start again"
+        )
+    return size
+
+
+def remove_all(place: Place) -> None:
+    """Remove a file, or a directory or prefix with all below it, if it is there."""
+    if not is_bucket(place):
+        remove(Path(place))
+        return
+    check_fence()
+    store, key = object_at(place)
+    keys = [entry.key for entry in store.list(key)]
+    if keys:
+        store.delete(keys)

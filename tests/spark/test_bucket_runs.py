@@ -1,0 +1,266 @@
+"""Topologies whose checkpoint is in a bucket, run on Spark: what tasks write is there, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import streams
+from pyspark import cloudpickle
+from s3_server import environment
+from worlds import Killed
+
+from ackcore.spark.base.errors import RowFileDamaged
+from ackcore.spark.checkpoint.head import HeadRecords
+from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.query import run_batch, start
+from ackcore.spark.sinks import parquet_objects
+from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.stores.opening import open_store
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LINES = [("the cat",), ("bad dog",), ("the dog",), ("worse cat",), ("a cat",)]
+
+
+class Split(BasicBolt):
+    """Fails "bad" once and "worse" always."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, out):
+        line = tuple["line"]
+        if line.startswith("worse") or (line.startswith("bad") and tuple.attempt == 0):
+            raise ValueError(line)
+        for word in line.split():
+            out.emit((word,))
+
+
+class Count(BasicBolt):
+    outputs = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+    def prepare(self, context):
+        self.counts = {}
+
+    def execute(self, tuple, out):
+        word = tuple["word"]
+        self.counts[word] = self.counts.get(word, 0) + 1
+        out.emit((word, 1))
+
+
+def word_count(lines, sink, **settings):
+    builder = TopologyBuilder()
+    builder.spout("lines", lines)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("count", Count()).fields("split", "word")
+    builder.sink("count", sink)
+    return builder.build(**{"max_attempts": 2, "backoff_ms": 10, **settings})
+
+
+def counts_in(url):
+    """Return how often the sink has each word."""
+    store = open_store(url, "path")
+    tables = [
+        pq.read_table(pa.BufferReader(store.read(entry.key)))
+        for entry in store.list()
+        if entry.key.endswith(".parquet")
+    ]
+    found = pa.concat_tables(tables)["word"]
+    return {one["values"].as_py(): one["counts"].as_py() for one in pc.value_counts(found)}
+
+
+COUNTED = {"the": 2, "cat": 2, "dog": 2, "bad": 1, "a": 1}
+
+
+@pytest.fixture
+def places(bucket, tasks_reach):
+    """A checkpoint and a sink."""
+    return f"{bucket}/checkpoint", f"{bucket}/counts"
+
+
+def left_in(checkpoint):
+    """Return what is below the checkpoint's ``work``."""
+    return [entry.key for entry in open_store(f"{checkpoint}/ackcore", "path").list("work")]
+
+
+def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
+    checkpoint, counts = places
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
+    books = run_batch(topology, spark, checkpoint)
+    assert (books.records, books.acked, books.dead, books.retried) == (5, 4, 1, 2)
+    assert books.balanced
+    assert counts_in(counts) == COUNTED
+    letters = dead_letters(checkpoint, spark=spark).collect()
+    assert [each.payload.line for each in letters] == ["worse cat"]
+    assert left_in(checkpoint) == []
+    assert not [name for name in os.listdir() if name.startswith("s3:")]
+    assert run_batch(topology, spark, checkpoint) == books
+    for name, value in environment("").items():
+        if "KEY" in name:
+            assert value not in caplog.text
+
+
+STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
+
+
+def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch):
+    """The first two micro-batches die at each of their steps, one driver after the other."""
+    checkpoint, counts = places
+    died = []
+
+    def failpoint(name, number=None):
+        if number in (0, 1) and (name, number) not in died:
+            died.append((name, number))
+            raise Killed
+
+    for module in (batch, runs, act, parquet_objects):
+        monkeypatch.setattr(module, "failpoint", failpoint)
+    # Who is killed gives nothing back.
+    monkeypatch.setattr(HeadRecords, "close", lambda self: None)
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
+    drivers = 0
+    while True:
+        drivers += 1
+        try:
+            books = run_batch(topology, spark, checkpoint)
+            break
+        except Killed:
+            continue
+    # Nothing is dead in the first one.
+    expected = {(step, number) for step in STEPS for number in (0, 1)}
+    assert set(died) == expected - {("in-dead-letters", 0)}
+    assert drivers == len(died) + 1
+    assert (books.records, books.acked, books.dead) == (5, 4, 1)
+    assert books.balanced
+    assert counts_in(counts) == COUNTED
+    assert len(dead_letters(checkpoint, spark=spark).collect()) == 1
+    assert left_in(checkpoint) == []
+
+
+def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
+    """And the checkpoint has them by a copy within the bucket."""
+    checkpoint, counts = places
+    monkeypatch.setattr(runs, "FEW_FAILURES", 10)
+    lines = [(f"worse {n}",) for n in range(300)] + [(f"bad {n}",) for n in range(300)]
+    frame = spark.createDataFrame(lines, "line string").repartition(3)
+    books = run_batch(word_count(frame, to_parquet(counts)), spark, checkpoint)
+    assert (books.acked, books.dead) == (300, 300)
+    assert dead_letters(checkpoint, spark=spark).count() == 300
+    assert sum(counts_in(counts).values()) == 600
+    assert left_in(checkpoint) == []
+
+
+def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
+    checkpoint, counts = places
+
+    def failpoint(name, number=None):
+        if name == "decided":
+            raise Killed
+
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "failpoint", failpoint)
+        with pytest.raises(Killed):
+            run_batch(topology, spark, checkpoint)
+    store = open_store(f"{checkpoint}/ackcore", "path")
+    key = next(key for key in left_in(checkpoint) if "/rows/" in key)
+    data = store.get(key).data
+    manifest = json.loads(store.get("head.json").data.partition(b"\n")[0])["records"]
+    assert len(data) in manifest["state/0/manifest.json"]["bytes"]
+    for change, told in (
+        (data[:-1], "bytes, and .* are on record"),
+        (data[:-9] + b"x" + data[-8:], "do not have the fingerprint in its name"),
+        (None, "is missing, though a record names it"),
+    ):
+        if change is None:
+            store.delete([key])
+        else:
+            store.put(key, change)
+        with pytest.raises(Exception, match=told) as raised:
+            run_batch(topology, spark, checkpoint)
+        assert "RowFileDamaged" in repr(raised.value.__cause__ or raised.value) or isinstance(
+            raised.value, RowFileDamaged
+        )
+    store.put(key, data)
+    books = run_batch(topology, spark, checkpoint)
+    assert (books.acked, books.dead) == (4, 1)
+    assert counts_in(counts) == COUNTED
+
+
+def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
+    stream = word_count(
+        spark.readStream.schema("line string").json(str(tmp_path)), to_parquet(tmp_path / "counts")
+    )
+    with pytest.raises(ValueError, match="spark_checkpoint must be given where the checkpoint is"):
+        start(stream, spark, bucket)
+    with pytest.raises(ValueError, match="spark_checkpoint must be a path"):
+        start(stream, spark, bucket, spark_checkpoint="s3a://bucket/spark")
+    assert open_store(bucket, "path").list() == []
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_where_it_was(spark, places, folder, running, tmp_path):
+    checkpoint, counts = places
+    about = {"spark_checkpoint": tmp_path / "sparks"}
+
+    def again():
+        topology = streams.word_count(folder.stream, to_parquet(counts), max_attempts=2)
+        return running(topology, spark, checkpoint, **about)
+
+    folder.add("a flaky", "bad", "a")
+    query = again()
+    query.process_all_available()
+    query.stop()
+    assert repr(query) == f"<Query on {checkpoint}, ended>"
+    assert os.listdir(tmp_path / "sparks" / "offsets")
+    folder.add("b flaky")
+    query = again()
+    query.process_all_available()
+    query.stop()
+    assert (query.books.acked, query.books.dead, query.books.waiting) == (3, 1, 0)
+    assert query.books.balanced
+    assert counts_in(counts) == {"a": 2, "flaky": 2, "b": 1}
+    assert left_in(checkpoint) == []
+    assert not [name for name in os.listdir() if name.startswith("s3:")]
+
+
+#: What a micro-batch asks of a bucket at most, one after the other, when nothing fails.
+MOST_TRIPS = 12
+
+
+def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_path):
+    """With a sink in the bucket; requests of tasks, and of what reads their files, count each."""
+    checkpoint, counts = places
+    topology = streams.word_count(folder.stream, to_parquet(counts))
+    about = {"spark_checkpoint": tmp_path / "sparks"}
+    folder.add("first")
+    query = running(topology, spark, checkpoint, **about)
+    query.process_all_available()
+    trips = []
+    for number in range(10):
+        s3.requests.clear()
+        folder.add(f"the {number}", f"a {number}", f"an {number}")
+        query.process_all_available()
+        found = [(each.method, each.path.rpartition("/")[2][:40]) for each in s3.requests]
+        # The heartbeat looks for replays meanwhile, and so does who waits for the end: the plan
+        # does so once.
+        looks = found.count(("GET", "index.json"))
+        assert looks >= 1
+        trips.append([each for each in found if each != ("GET", "index.json")] + ["replays?"])
+    query.stop()
+    assert query.books.acked == 31
+    counted = [len(each) for each in trips]
+    assert max(counted) <= MOST_TRIPS + 2, trips  # what is done is deleted in one of eight
+    assert sorted(counted)[-2] <= MOST_TRIPS, trips
+    # Each step is one put of the head, which is looked at before the sink is asked, and by it.
+    heads = [one[0] for one in trips[0] if one[1].startswith("head.json")]
+    assert heads == ["PUT", "PUT", "GET", "GET", "PUT"]
