@@ -148,7 +148,7 @@ cdef class RecordBuffers:
     cdef cnp.ndarray offsets, times, timed
     cdef list headers
     cdef Py_ssize_t n, untimed, rows_at_once
-    cdef int64_t most_bytes
+    cdef int64_t most_bytes, header_bytes
 
     def __cinit__(self, most_bytes=INT32_MAX):
         self.most_bytes = as_count(most_bytes, "most_bytes", 0, INT32_MAX)
@@ -162,8 +162,8 @@ cdef class RecordBuffers:
 
     @property
     def bytes(self):
-        """Bytes of their keys and values."""
-        return self.keys.size + self.values.size
+        """Bytes of their keys, values and headers; of a header's name its characters count."""
+        return self.keys.size + self.values.size + self.header_bytes
 
     def add(self, messages, first=0, stop=INT64_MAX):
         """Add the records that messages are, from a place on.
@@ -321,10 +321,19 @@ cdef class RecordBuffers:
 
     cdef int join_headers(self, list headers, Py_ssize_t used, Py_ssize_t n) except -1:
         """Nothing fails from here on but for want of memory for pointers."""
+        cdef int64_t size = 0
+        if headers is not None:
+            for some in headers:
+                if some is not None:
+                    for name, value in some:
+                        size += len(name)
+                        if value is not None:
+                            size += len(value)
         if headers is not None or self.headers is not None:
             if self.headers is None:
                 self.headers = [None] * used
             self.headers += headers if headers is not None else [None] * n
+        self.header_bytes += size
         return 0
 
     cdef int append(
@@ -372,4 +381,5 @@ cdef class RecordBuffers:
         self.rows_at_once = n
         self.offsets = self.times = self.timed = self.headers = None
         self.n = self.untimed = 0
+        self.header_bytes = 0
         return found

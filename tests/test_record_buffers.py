@@ -96,13 +96,16 @@ def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(native, lists, 
             (place_after, *others) = [twin.add(some, place, stop) for twin in twins]
             assert others == [place_after]
             assert {twin.rows for twin in twins} == {before + place_after - place}
-            assert len({twin.bytes for twin in twins}) == 1
+            (held,) = {twin.bytes for twin in twins}
             added = some[place:place_after]
             assert all(one.error() is None and one.offset() < stop for one in added)
             if data.draw(st.booleans()):
                 rows = [rows_of(twin.taken()) for twin in twins]
                 assert rows[0] == rows[1]
                 assert rows[0][before:] == [row_of(one) for one in added]
+                pairs = [pair for row in rows[0] for pair in row[2] or ()]
+                sizes = [len(of or b"") for row in rows[0] for of in row[:2]]
+                assert held == sum(sizes) + sum(len(name) + len(of or b"") for name, of in pairs)
                 assert all(twin.taken() is None for twin in twins)
                 if place_after < len(some) and not before:
                     left = some[place_after]

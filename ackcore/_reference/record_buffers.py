@@ -31,7 +31,7 @@ class RecordBuffers:
         self._headers: list[Any] = []
         self._offsets: list[int] = []
         self._timestamps: list[tuple[int, int]] = []
-        self._key_bytes = self._value_bytes = 0
+        self._key_bytes = self._value_bytes = self._header_bytes = 0
 
     @property
     def rows(self) -> int:
@@ -40,8 +40,8 @@ class RecordBuffers:
 
     @property
     def bytes(self) -> int:
-        """Bytes of their keys and values."""
-        return self._key_bytes + self._value_bytes
+        """Bytes of their keys, values and headers; of a header's name its characters count."""
+        return self._key_bytes + self._value_bytes + self._header_bytes
 
     def add(
         self, messages: Sequence[Any] | RawMessages, first: int = 0, stop: int = 2**63 - 1
@@ -66,6 +66,7 @@ class RecordBuffers:
         for key, value, headers, offset, timestamp in found:
             self._key_bytes += len(key or b"")
             self._value_bytes += len(value or b"")
+            self._header_bytes += sum(len(name) + len(of or b"") for name, of in headers or ())
             self._keys.append(key)
             self._values.append(value)
             self._headers.append(headers)

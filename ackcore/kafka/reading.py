@@ -103,8 +103,8 @@ class RangeReader:
     settings : ClientSettings
         How the brokers are reached.
     batch_bytes : int, default 1 MiB
-        About so many bytes of keys and values are in a batch, 1 GiB at most; one record may have
-        more.
+        About so many bytes of keys, values and headers are in a batch, 1 GiB at most; one record
+        may have more.
     batch_rows : int, optional
         A batch ends behind each so many records, counted through all ranges.
     timeout_s : float, default 60

@@ -51,7 +51,7 @@ class RecordColumns:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values."""
+        """Of keys, values and headers."""
         return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
     def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:

@@ -158,6 +158,18 @@ def test_any_range_is_read_whole_by_one_reader(kafka):
                 assert max(sizes, default=0) <= 2 * batch_bytes + 5000
 
 
+def test_headers_count_among_the_bytes_of_a_batch(mock_kafka):
+    """Of small records with large headers no more is held than a batch may have."""
+    topic = mock_kafka.new_topic()
+    header = ("trace", b"h" * 5000)
+    mock_kafka.produce(topic, [{"value": b"v", "headers": [header]} for _ in range(600)])
+    with RangeReader(settings_of(mock_kafka), batch_bytes=50_000) as reader:
+        batches = [*reader.read(OffsetRange(topic, 0, 0, 600))]
+    assert offsets_of(batches) == [*range(600)]
+    # The first size is a guess, as nothing is known of the records.
+    assert max(len(batch) for batch in batches[3:]) <= 20
+
+
 def test_a_batch_ends_behind_so_many_records_of_all_ranges(mock_kafka):
     topic = mock_kafka.new_topic()
     mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
