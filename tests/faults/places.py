@@ -58,7 +58,7 @@ class Disk:
 
 
 class Bucket:
-    """A place in a bucket, but for the dead letters and Spark's own log, which are in a directory.
+    """A place in a bucket, but for Spark's own log, which is in a directory.
 
     It is looked at on the server itself, past the faults of what the query goes through.
     """
@@ -69,10 +69,7 @@ class Bucket:
         self.environment = environment
         self._looks = 0
         self.checkpoint, self.sink = f"{url}/checkpoint", f"{url}/sink"
-        self.more = {
-            "dead_letters": f"{directory}/dead",
-            "spark_checkpoint": f"{directory}/spark",
-        }
+        self.more = {"spark_checkpoint": f"{directory}/spark"}
 
     def _objects(self) -> dict[str, bytes]:
         prefix = f"{self._prefix}/"
@@ -114,7 +111,9 @@ class Bucket:
 
         def counts(name: str) -> bool:
             top, _, rest = name.removeprefix(root).partition("/")
-            return not name.startswith(root) or not rest or (top != "work" and _in(rest, named))
+            if not name.startswith(root) or top not in ("work", "state", "records"):
+                return True
+            return top != "work" and rest.encode() in named
 
         kept = {name: data for name, data in objects.items() if counts(name)}
         beside = [path for top in self.more.values() for path in Path(top).rglob("*")]
@@ -122,10 +121,6 @@ class Bucket:
 
     def lose_lock(self) -> None:
         """There is none: whoever comes takes over."""
-
-
-def _in(name: str, text: bytes) -> bool:
-    return name.encode() in text
 
 
 def _checked(head: bytes) -> dict:

@@ -69,13 +69,8 @@ class PlacedWorld(World):
 
     def driver(self):
         state, engine = super().driver()
-        letters = self.place.more.get("dead_letters")
-        store = DeadLetters.open(self.path, state.deployment_key, letters)
-
-        def write_dead_letters(number, dead):
-            store.write(number, dead)
-
-        engine._write_dead_letters = write_dead_letters
+        letters = DeadLetters.open(state.url, state.deployment_key, None, None, state.records)
+        engine._write_dead_letters = letters.write
         self.parquet.claim("upper", f"{state.deployment_key:016x}", str(self.path))
         return state, engine
 

@@ -27,7 +27,7 @@ def alive(key):
 
 
 #: Where checkpoint and sink are.
-PLACE = pytest.mark.parametrize("place", ["disk"])
+PLACE = pytest.mark.parametrize("place", ["disk", "bucket"])
 
 
 def stopped_job(job, mode, place="disk"):

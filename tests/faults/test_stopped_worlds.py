@@ -1,4 +1,4 @@
-"""Drivers that are stopped (SIGSTOP) at each step, without Spark.
+"""Drivers that are stopped (SIGSTOP) at each step, on disk and in a bucket, without Spark.
 
 What `test_paused_drivers` does with whole hosts in minutes is done here in seconds: the protocol,
 the checkpoint, the sink and the dead letters are the real ones, and so are the processes.
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from places import Bucket, Disk
 from processes import eventually, state_of
-from s3_server import environment
+from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN, environment
 from test_driver_dies import STEPS as DRIVERS_STEPS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
@@ -37,7 +37,7 @@ def slow(*parameters, unless=False):
     return pytest.param(*parameters, marks=() if unless else pytest.mark.faults)
 
 
-@pytest.fixture(params=["disk"])
+@pytest.fixture(params=["disk", "bucket"])
 def place(request, tmp_path):
     """Where all of it is."""
     if request.param == "disk":
@@ -98,7 +98,7 @@ def check(place, books):
     parts = sorted((here / "sink").glob("batch_id=*/*.parquet"))
     rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
     assert sorted(rows) == KEPT
-    letters = Path(place.more.get("dead_letters", here / "checkpoint/ackcore/dead_letters"))
+    letters = here / "checkpoint/ackcore/dead_letters"
     dead = [
         letter["line"].as_py()
         for part in sorted(letters.rglob("batch*.parquet"))
@@ -148,3 +148,28 @@ def test_killed_at_every_step(place, driver):
         for step in (*IN_ORDER, last):
             assert driver("first", f"{step}:{number}").ended() == -signal.SIGKILL, step
     check(place, run_here(place, "second"))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+@pytest.mark.parametrize("how", [LOST, REFUSED, SLOW_DOWN, ERROR, ERROR_AFTER])
+def test_a_store_that_fails_at_every_third_request(place, driver, s3, how):
+    """Under drivers one of which is killed, and one taken over from."""
+    met = []
+
+    def fails(request):
+        if len(s3.requests) % 3 == 0:
+            met.append(request)
+            s3.fail(how, lambda one: one is request)
+
+    s3.before = fails
+    stopped = driver("first", "checked=stop")
+    stopped.wait_until_it_stops()
+    assert driver("second", "in-sink:1").ended() == -signal.SIGKILL
+    assert driver("third").ended() == "the end"
+    assert stopped.wake().startswith("CheckpointInUse: ")
+    s3.before = None
+    assert len(met) > 10
+    with PlacedWorld(place, "first").driver()[0] as state:
+        assert state.last_done is not None
+    check(place, run_here(place, "first"))

@@ -14,6 +14,7 @@ from ackcore.spark import dead_letters
 cloudpickle.register_pickle_by_value(fault_job)
 
 ALIKE = pytest.mark.parametrize("otherwise", [False, True], ids=["alike", "otherwise"])
+PLACE = pytest.mark.parametrize("place", ["disk", "bucket"])
 ROW_OR_BATCH = pytest.mark.parametrize("enrich", ["row", "batch"])
 
 
@@ -119,11 +120,13 @@ def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
     ("enrich", "where", "how"),
     [("row", "enrich", "kill"), ("batch", "enrich", "exit"), ("row", "count", "kill")],
 )
-def test_a_record_that_kills_its_worker(job, enrich, where, how):
+@PLACE
+def test_a_record_that_kills_its_worker(job, place, enrich, where, how):
     killers = [13, 46]
     it = job(
         fault_job.lines(60),
         mode="batch",
+        place=place,
         message_id="id",
         enrich=enrich,
         rules={where: {how: killers, "until": {5: 1}}},
@@ -208,10 +211,12 @@ CLUSTER = "local-cluster[2,1,1024]"
 @pytest.mark.faults
 @ALIKE
 @pytest.mark.parametrize("lose", ["files", "executors"])
-def test_what_was_shuffled_is_lost_in_a_cluster(job, lose, otherwise):
+@PLACE
+def test_what_was_shuffled_is_lost_in_a_cluster(job, place, lose, otherwise):
     """Of all executors the files, or the executor that has them, when one task has seen them."""
     it = job(
         fault_job.lines(80),
+        place=place,
         files=1,
         rules={"enrich": {"until": {3: 1}, "note": True}},
         otherwise=otherwise,
@@ -227,10 +232,12 @@ def test_what_was_shuffled_is_lost_in_a_cluster(job, lose, otherwise):
 @pytest.mark.faults
 @ALIKE
 @pytest.mark.parametrize("where", ["enrich", "count"])
-def test_an_executor_is_killed(job, where, otherwise):
+@PLACE
+def test_an_executor_is_killed(job, place, where, otherwise):
     """Its JVM dies, and with it the shuffle files that it serves."""
     it = job(
         fault_job.lines(80),
+        place=place,
         files=2,
         rules={
             where: {"executor": fault_job.LAST if where == "count" else 0},
@@ -256,10 +263,12 @@ SPECULATION = {
 
 @pytest.mark.faults
 @ALIKE
-def test_speculation(two_hosts, job, otherwise):
+@PLACE
+def test_speculation(two_hosts, job, place, otherwise):
     """The first task of each stage has a copy on another machine, and one of both counts."""
     it = job(
         fault_job.lines(80),
+        place=place,
         files=3,
         mode="batch",
         rules={"enrich": {"slow": True}, "count": {"slow": True}},
@@ -304,12 +313,14 @@ def test_a_record_that_kills_its_executor(job, where, rules, runs, crashes):
 
 
 @pytest.mark.faults
-def test_no_record_is_rejected_for_executors_that_are_killed_from_outside(job):
+@PLACE
+def test_no_record_is_rejected_for_executors_that_are_killed_from_outside(job, place):
     """Three of them, one after the other, each with another record in flight."""
     rules = {"executor_once": [5, 14, 23]}
     it = job(
         fault_job.lines(40),
         mode="batch",
+        place=place,
         message_id="id",
         rules={"enrich": rules},
         settings={"careful_after": 0},

@@ -1,0 +1,157 @@
+"""Checkpoint and sink in a bucket: whatever S3 answers, and whoever dies, the books balance.
+
+Workers and executors die in `test_workers_die`, and drivers stand still in `test_paused_drivers`,
+on disk and in a bucket alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import fault_job
+import pytest
+from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+from test_driver_dies import RULES, STEPS, alive, dead
+
+pytestmark = pytest.mark.faults
+
+MODES = pytest.mark.parametrize("mode", ["batch", "stream"])
+
+
+@pytest.fixture
+def bucket_job(job):
+    """``bucket_job(mode)`` is a job of which some records fail once, or thrice, or for good."""
+
+    def bucket_job(mode, records=50, files=4, **more):
+        given = {"message_id": "id", "rules": RULES, "settings": {"max_attempts": 5}, **more}
+        return job(fault_job.lines(records), files=files, place="bucket", mode=mode, **given)
+
+    return bucket_job
+
+
+def is_head(request):
+    return request.method == "PUT" and request.path.endswith("head.json")
+
+
+@MODES
+def test_a_driver_that_is_killed_at_every_step(bucket_job, mode):
+    it = bucket_job(mode)
+    # A stream dies in its second micro-batch, too: what waits is of the first one then.
+    steps = STEPS if mode == "batch" else [*STEPS, *(f"{step}:1" for step in STEPS)]
+    for step in steps:
+        ended = it.run(failpoints=step)
+        assert ended.killed or (step.endswith(":1") and ended.error is None), (step, ended.said)
+        it.check(finished=False)
+    assert it.run().error is None
+    it.check(dead=dead, alive=alive)
+
+
+#: What every third request meets, or each of those that put the head.
+OFTEN = [LOST, REFUSED, SLOW_DOWN, ERROR, ERROR_AFTER]
+
+
+@MODES
+@pytest.mark.parametrize("how", OFTEN)
+def test_a_store_that_fails_every_few_requests(bucket_job, s3, how, mode):
+    it, met, numbers = bucket_job(mode), [], itertools.count()
+
+    def fails(request):
+        if next(numbers) % 5 == 2:
+            met.append(request)
+            s3.fail(how, lambda one: one is request)
+
+    s3.before = fails
+    assert it.run().error is None
+    s3.before = None
+    assert len(met) > 10
+    it.check(dead=dead, alive=alive)
+
+
+@MODES
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
+def test_each_put_of_the_head_goes_through_and_its_answer_is_lost(bucket_job, s3, how, mode):
+    """What the client sends again is refused then: nobody has taken over."""
+    it, met = bucket_job(mode), []
+
+    def fails(request):
+        # Not what is sent again, or it would never end.
+        if is_head(request) and (len(met) == 0 or met[-1] + 1 < len(s3.requests)):
+            met.append(len(s3.requests))
+            s3.fail(how, lambda one: one is request)
+
+    s3.before = fails
+    assert it.run().error is None
+    s3.before = None
+    assert len(met) > 5
+    it.check(dead=dead, alive=alive)
+
+
+@MODES
+def test_lists_lag_and_answers_are_slow(bucket_job, s3, mode):
+    it = bucket_job(mode)
+    s3.lagging = True
+    s3.before = lambda request: time.sleep(0.05)
+    for step in ("decided", "in-sink", "marked"):
+        assert it.run(failpoints=step).killed
+    assert it.run().error is None
+    s3.lagging, s3.before = False, None
+    it.check(dead=dead, alive=alive)
+
+
+@MODES
+def test_a_store_that_does_not_answer_in_time(bucket_job, s3, mode):
+    """Longer than a client waits, which then asks again, though what it asked for was done."""
+    it, held, done = bucket_job(mode), [], threading.Event()
+
+    def hangs(request):
+        if is_head(request) and len(s3.requests) > 10 and not held:
+            held.append(request)
+            done.wait(45)
+
+    s3.before = hangs
+    try:
+        assert it.run().error is None
+    finally:
+        done.set()
+    assert held
+    it.check(dead=dead, alive=alive)
+
+
+@MODES
+def test_a_store_that_is_away_ends_the_query_and_it_goes_on_when_it_is_back(bucket_job, s3, mode):
+    it = bucket_job(mode)
+    s3.before = lambda request: (
+        s3.fail(SLOW_DOWN, lambda one: one is request) if len(s3.requests) > 12 else None
+    )
+    ended = it.run()
+    assert "StoreUnavailable: " in ended.error or "503" in ended.error, ended.error
+    s3.before = None
+    it.check(finished=False)
+    assert it.run().error is None
+    it.check(dead=dead, alive=alive)
+
+
+@MODES
+def test_two_drivers_at_once(bucket_job, mode):
+    """Each takes over from the other, and is started again when it has lost: one comes through."""
+    it = bucket_job(mode, slow_source=1, files=6)
+    errors = []
+
+    def insist():
+        for _ in range(8):
+            errors.append(it.run().error)
+            if errors[-1] is None:
+                return
+
+    both = [threading.Thread(target=insist) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    lost = [error for error in errors if error is not None]
+    assert lost
+    assert len(errors) - len(lost) == 2, errors
+    assert all(error.startswith("CheckpointInUse: ") for error in lost), errors
+    it.check(dead=dead, alive=alive)
