@@ -15,6 +15,9 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
+from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.testing.objects import ExamplePoint, ExamplePointUDT
+from sessions import on_both_sessions
 
 from ackcore.spark import (
     CheckpointInUse,
@@ -135,6 +138,40 @@ def test_a_batch_with_all_that_may_become_of_a_record(other_connect, tmp_path):
     wanted = sorted((n, name) for n in range(100) for name in (names.get(n, "a"), f"b{n}"))
     found = connect.read.parquet(str(tmp_path / "out")).select("id", "name").collect()
     assert sorted(map(tuple, found)) == sorted(map(tuple, written)) == wanted
+
+
+class Points(BasicBolt):
+    """A point's coordinates, apart; those of the first are refused."""
+
+    outputs = pa.schema([("id", pa.int64()), ("x", pa.float64()), ("y", pa.float64())])
+
+    def execute(self, tuple, collector):
+        if tuple["id"] == 0:
+            raise Reject("not for us")
+        collector.emit((tuple["id"], *tuple["point"]))
+
+
+@on_both_sessions
+def test_a_column_of_a_users_type_is_what_it_is_stored_as(spark, tmp_path):
+    """To bolts, to dead letters, to those that are sent again, and to sinks without a bolt."""
+    point = StructType([StructField("id", LongType()), StructField("point", ExamplePointUDT())])
+    rows = [(n, ExamplePoint(n + 0.5, n + 0.25)) for n in range(3)]
+    frame, written = spark.createDataFrame(rows, point), []
+    builder = TopologyBuilder()
+    builder.spout("points", frame)
+    builder.bolt("apart", Points()).shuffle("points")
+    builder.sink("apart", to_parquet(tmp_path / "out"))
+    builder.sink("points", lambda rows, number: written.extend(rows.collect()))
+    it = builder.build()
+    books = run_batch(it, spark, tmp_path / "cp")
+    assert (books.acked, books.dead) == (2, 1)
+    found = spark.read.parquet(str(tmp_path / "out")).select("id", "x", "y").collect()
+    assert sorted(map(tuple, found)) == [(1, 1.5, 1.25), (2, 2.5, 2.25)]
+    assert sorted((row.id, row.point) for row in written) == [(1, [1.5, 1.25]), (2, [2.5, 2.25])]
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
+    assert letter.payload.point == [0.5, 0.25]
+    assert replay(tmp_path / "cp", spark).records == {"points": 1}
+    assert run_batch(it, spark, tmp_path / "cp").replayed == 1
 
 
 def test_a_source_without_rows_and_one_without_partitions(connect, tmp_path):
