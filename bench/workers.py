@@ -59,7 +59,11 @@ class Worker:
         return self.result()
 
     def __enter__(self) -> Self:
-        ready = self.result()
+        try:
+            ready = self.result()
+        except RuntimeError:
+            self.__exit__()
+            raise
         assert Path(ready["ackcore"]).is_relative_to(self.home), ready
         return self
 
