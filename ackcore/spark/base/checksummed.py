@@ -71,7 +71,7 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:
-    """A record, or None if there is no such file.
+    """A record, or None if there is no such file, nor its directory.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
     """
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror or error}") from error

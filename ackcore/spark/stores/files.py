@@ -208,6 +208,7 @@ class RecordFile:
             If another driver has written it since, or has taken over.
         """
         if not is_bucket(self._path):
+            make_directory(Path(self._path).parent)
             write_record(Path(self._path), self._name, body)
             return
         store, key = object_at(self._path)

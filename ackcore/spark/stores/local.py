@@ -225,8 +225,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _in_directory(path: Path, make: Callable[[], object]) -> None:
     """Make a file, and its directory before, which `delete` may remove in between."""
     for tried in range(_TRIES):
-        make_directory(path.parent)
         try:
+            make_directory(path.parent)
             make()
         except (FileNotFoundError, StateError) as error:
             cause = error.__cause__ if isinstance(error, StateError) else error
