@@ -301,18 +301,23 @@ def postgres(postgres_server):
     return postgres_server.new_database()
 
 
-@pytest.fixture(scope="session")
-def s3_server():
-    """A real S3 server, which all tests of a process share: take `s3`."""
-    module = importlib.import_module("s3_server")
+def _s3_server_of(module_name, class_name):
+    """Yield a server where it can be had, and skip the test, or fail, where it cannot."""
+    module = importlib.import_module(module_name)
     try:
-        server = module.S3Server()
+        server = getattr(module, class_name)()
     except module.Unavailable as error:
         if os.environ.get("ACKCORE_REQUIRE_S3"):
             raise
         pytest.skip(str(error))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """A real S3 server, which all tests of a process share: take `s3`."""
+    yield from _s3_server_of("s3_server", "S3Server")
 
 
 @pytest.fixture
@@ -329,15 +334,7 @@ def s3(s3_server, monkeypatch):
 @pytest.fixture(scope="session")
 def s3_proxy():
     """A second S3 server, of other make."""
-    module = importlib.import_module("s3_proxy")
-    try:
-        server = module.S3Proxy()
-    except module.Unavailable as error:
-        if os.environ.get("ACKCORE_REQUIRE_S3"):
-            raise
-        pytest.skip(str(error))
-    yield server
-    server.close()
+    yield from _s3_server_of("s3_proxy", "S3Proxy")
 
 
 @pytest.fixture

@@ -114,8 +114,7 @@ class Journal:
     """
 
     def __init__(self, directory: str | os.PathLike[str], context: bytes) -> None:
-        if len(context) != KEY_BYTES:
-            raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
+        check_context(context)
         self._directory = Path(directory)
         self._context = context
         self._lock = threading.RLock()
@@ -190,10 +189,7 @@ class Journal:
         OSError
             If it cannot be written.
         """
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
-        if len(data) >= MOST_BYTES:
-            raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
+        check_entry(key, data)
         with self._lock:
             if key in self._decided or key in self._own:
                 return
@@ -433,6 +429,20 @@ class Journal:
         _log.warning(
             "%s/%s %s; calls whose answers were there are made again", self._directory, name, what
         )
+
+
+def check_context(context: bytes) -> None:
+    """Refuse a context of another size."""
+    if len(context) != KEY_BYTES:
+        raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
+
+
+def check_entry(key: bytes, data: bytes) -> None:
+    """Refuse a key of another size, and an answer that is too large."""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
+    if len(data) >= MOST_BYTES:
+        raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
 
 
 def _make(directory: Path) -> None:

@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from ackcore._files.journal import MOST_BYTES
-from ackcore._files.journal_format import KEY_BYTES, FileFormat, Salted, read_header
+from ackcore._files.journal import check_context, check_entry
+from ackcore._files.journal_format import FileFormat, Salted, read_header
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Store, StoreConflict
 
@@ -58,8 +58,7 @@ class ObjectJournal:
     """
 
     def __init__(self, store: Store, below: str, context: bytes) -> None:
-        if len(context) != KEY_BYTES:
-            raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
+        check_context(context)
         self._store, self._below, self._context = store, below, context
         self._lock = threading.RLock()
         #: Held while segments are read and put, which takes trips; taken before the other one.
@@ -107,10 +106,7 @@ class ObjectJournal:
         StateError
             If there is much to be put, and it cannot be.
         """
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
-        if len(data) >= MOST_BYTES:
-            raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
+        check_entry(key, data)
         with self._lock:
             if key in self._decided or key in self._own:
                 return
