@@ -172,6 +172,7 @@ class LiveSpark:
             service.start(context._jsc.sc())
             self.connect_url = f"sc://127.0.0.1:{service.localPort()}"
             self._connect = connect_module().SparkSession.builder.remote(self.connect_url).create()
+            assert type(self._connect).active() is self._connect  # of its results, some need it
         return self._connect
 
     def is_alive(self):
@@ -211,7 +212,9 @@ class LiveSpark:
     def close(self):
         """Stop the session and its JVM, whichever of them lives."""
         if self._connect is not None:
-            self._connect.client.close()
+            # Not closed alone: it would stay Spark's default one, in whose place no other comes.
+            self._connect.release_session_on_close = False
+            self._connect.stop()
         self._connect = None
         context, self._context = self._context, None
         if context is not None:

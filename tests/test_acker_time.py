@@ -325,9 +325,7 @@ def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, c
     with pytest.raises(RuntimeError, match="callback 1"):
         acker.stop()
     assert [entry.root_id for entry in left] == [1, 2]
-    assert [record.message for record in caplog.records] == [
-        "a callback of the acker raised; its thread goes on"
-    ] * 2
+    assert caplog.messages == ["a callback of the acker raised; its thread goes on"] * 2
     acker.start()
     acker.stop()  # raised once
 
