@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 # `checkpoints`, `streams` and `worlds` are no tests, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import one_run
 from checkpoints import OPEN, VALUE, run_one
 from s3_server import environment
 from streams import Folder, Store
-from worlds import World
+from worlds import Killed, World
 
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.protocol import batch, runs
 from ackcore.spark.query import start
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -70,6 +73,25 @@ def no_syncing(monkeypatch):
 
 
 @pytest.fixture
+def dying_at(monkeypatch):
+    """``with dying_at(step):`` the driver dies there."""
+
+    @contextmanager
+    def dying_at(step):
+        def failpoint(name, n=None):
+            if name == step:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            for module in (batch, runs):
+                patch.setattr(module, "failpoint", failpoint)
+            with pytest.raises(Killed):
+                yield
+
+    return dying_at
+
+
+@pytest.fixture
 def letters(checkpoint):
     """The store of a checkpoint whose one micro-batch is done; its one spout has a `VALUE`."""
     with OPEN(checkpoint) as state:
@@ -86,6 +108,18 @@ def frame(spark):
         return spark.createDataFrame([tuple(event[:columns]) for event in events], schema)
 
     return frame
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """``execute(topology, **plan)`` runs a micro-batch on Spark and reads all that it left."""
+    return one_run.executing_in(tmp_path)
+
+
+@pytest.fixture
+def due(tmp_path):
+    """``due(rows)`` makes a file of records that are due: (message id, attempt, id, text)."""
+    return one_run.due_in(tmp_path)
 
 
 @pytest.fixture

@@ -6,73 +6,21 @@ import collections
 import datetime
 import decimal
 import sys
-import uuid
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from one_run import LINES, TEXTS, WORDS, Pass, Split, by_word, lines
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 from sessions import on_both_sessions
 
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    DUE_MS,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
-    REASON,
-    REPLAYED,
-)
-from ackcore.spark.run import reread
-from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import fetch
-from ackcore.spark.run.types import InputFrame, RunPlan
-from ackcore.spark.tasks.row_files import (
-    PLACE,
-    ROOT_ID,
-    RowFile,
-    RowFileWriter,
-    keep_acked,
-    read_rows,
-)
-from ackcore.topology import BasicBolt, BatchBolt, Bolt, Layout, Reason, TopologyBuilder
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.run.types import InputFrame
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-LINES = StructType([StructField("id", LongType()), StructField("text", StringType())])
-WORDS = pa.schema([("id", pa.int64()), ("word", pa.string())])
-
-
-class Split(BatchBolt):
-    """A row for each word; lines with "bad" fail."""
-
-    outputs = WORDS
-
-    def process(self, batch, out):
-        texts = batch.column("text").to_pylist()
-        words = [(text or "").split() for text in texts]
-        parents = np.repeat(np.arange(len(batch)), [len(some) for some in words])
-        ids = batch.column("id").take(pa.array(parents))
-        out.emit(
-            [ids, pa.array([word for some in words for word in some], pa.string())], parents=parents
-        )
-        bad = [i for i, some in enumerate(words) if "bad" in some]
-        out.fail(bad, [ValueError(f"line {texts[i]}") for i in bad])
-
-
-class Pass(BatchBolt):
-    """Hands on every word; "poison" raises."""
-
-    outputs = WORDS
-
-    def process(self, batch, out):
-        if "poison" in batch.column("word").to_pylist():
-            raise RuntimeError("poison")
-        out.emit(batch, parents=np.arange(len(batch)))
 
 
 class Rowwise(Bolt):
@@ -99,77 +47,6 @@ class Rowwise(Bolt):
         for tuple in self.late:
             self.collector.emit((tuple["id"], "later"), anchors=tuple)
             self.collector.ack(tuple)
-
-
-def hashable(value):
-    return tuple(value) if isinstance(value, list) else value
-
-
-class Result(NamedTuple):
-    run: object
-    failed: dict  # root id: reason and row
-    rows: dict  # (component, stream): Counter of the rows of ACKED roots
-
-
-@pytest.fixture
-def execute(tmp_path):
-    """``execute(topology, **plan)`` runs a micro-batch and reads all that it left."""
-    runs = []
-
-    def execute(topology, inputs=None, **plan):
-        work = tmp_path / f"work-{len(runs)}"
-        work.mkdir()
-        runs.append(work)
-        layout = Layout.of(topology)
-        if inputs is None:
-            inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
-        given = {"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan}
-        plan = RunPlan(journal=f"{work}.journal", **given)
-        done = run(topology, layout, inputs, plan)
-        assert done.problems == ()
-        payload = fetch(topology, layout, inputs, plan, done, done.failed)
-        reasons = dict(
-            zip(
-                done.failed["root_id"].to_pylist(),
-                map(Reason.decode, done.failed["reason"].to_pylist()),
-                strict=True,
-            )
-        )
-        assert len(reasons) == len(done.failed)
-        failed = {}
-        for spout, table in payload.items():
-            for row in table.to_pylist():
-                failed[row[ROOT_ID]] = (reasons[row[ROOT_ID]], row | {"spout": spout})
-        assert len(failed) == len(reasons)
-        bad = np.sort(done.failed["root_id"].to_numpy())
-        rows = collections.defaultdict(collections.Counter)
-        for file in done.files:
-            left = read_rows(RowFile(str(work / file.path), file.rows))
-            got = [keep_acked(batch, bad) for batch in left]
-            for batch in got:
-                columns = [map(hashable, column.to_pylist()) for column in batch.columns]
-                rows[file.component, file.stream].update(zip(*columns, strict=True))
-        return Result(done, failed, rows)
-
-    return execute
-
-
-def lines(spark, texts, partitions=3):
-    frame = spark.createDataFrame(list(enumerate(texts)), LINES)
-    return frame.repartitionByRange(partitions, "id").sortWithinPartitions("id")
-
-
-TEXTS = ["a b c", "bad one", "", None, "a poison", "x x x x", "no way", "lost it", "too late b"] * 7
-
-
-def by_word(spark, texts, **options):
-    """lines -> split -> pass, by word -> a sink."""
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, texts), **options)
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt("pass", Pass()).fields("split", "word")
-    builder.sink("pass", lambda frame, number: None)
-    return builder.build(parallelism=3, chunk_rows=4)
 
 
 def expected_words(texts, without=("bad", "poison")):
@@ -295,34 +172,6 @@ def test_a_tuple_hangs_from_several_roots_across_an_exchange(spark, execute):
     # decided with the micro-batch.
     assert result.rows["pair", "default"] == {("a", (0,)): 1, ("d", (3, 4)): 1, ("e", (4,)): 1}
     assert result.rows["refuse", "default"] == result.rows["pair", "default"]
-
-
-@pytest.fixture
-def due(tmp_path):
-    """``due(rows)`` makes a file of records that are due: (message id, attempt, id, text)."""
-
-    def due(rows):
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        zeros = [0] * len(rows)
-        table = pa.table(
-            {
-                MESSAGE_ID: columns[0],
-                ATTEMPT: pa.array(columns[1], pa.int32()),
-                DUE_MS: zeros,
-                FIRST_MS: zeros,
-                LAST_MS: zeros,
-                REASON: [""] * len(rows),
-                REPLAYED: pa.array([0] * len(rows), pa.int32()),
-                "id": pa.array(columns[2], pa.int64()),
-                "text": pa.array(columns[3], pa.string()),
-            }
-        )
-        file = RowFileWriter(str(tmp_path), table.schema, 0, 0)
-        file.write(*table.to_batches())
-        name, n, _ = file.finish()
-        return RowFile(str(tmp_path / name), n)
-
-    return due
 
 
 @on_both_sessions
@@ -561,111 +410,6 @@ def test_a_stable_id_is_the_same_at_every_attempt(spark, execute, due):
     again = once(empty, retries={"lines": retries}, number=9, key=1234)
     assert {(m, i) for m, _, i in first} == {(m, i) for m, _, i in again}
     assert {a for _, a, _ in again} == {4}
-
-
-def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_path):
-    """A place in a partition would be another record's."""
-
-    def frame(partitions):
-        some = spark.range(9, numPartitions=partitions)
-        return some.selectExpr("id", "if(id % 4 = 2, 'bad', 'a') AS text")
-
-    builder = TopologyBuilder()
-    builder.spout("lines", frame(2))
-    builder.bolt("split", Split()).shuffle("lines")
-    topology = builder.build()
-    layout = Layout.of(topology)
-    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
-    done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
-    again = fetch(topology, layout, [InputFrame(frame(2), "lines")], plan, done, done.failed)
-    assert sorted(again["lines"]["id"].to_pylist()) == [2, 6]
-    with pytest.raises(RuntimeError, match="holds other rows than it did"):
-        fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
-
-
-def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
-    result = execute(by_word(spark, TEXTS))
-    assert result.run.spilled  # a range partitioning is a shuffle
-    ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
-    builder = TopologyBuilder()
-    builder.spout("lines", ranged)
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
-    assert not result.run.spilled
-    assert [row["text"] for _, row in result.failed.values()] == ["bad"]
-
-
-@pytest.mark.parametrize("kind", ["python", "time"])
-def test_sources_that_may_compute_other_rows_spill_their_input(spark, execute, kind):
-    """A record that fails is the one that was run, though there is no such row any more."""
-    ranged = spark.range(4, numPartitions=2)
-    if kind == "python":
-        answer = F.udf(lambda i: uuid.uuid4().hex + (" bad" if i == 2 else ""))
-        frame = ranged.withColumn("text", answer("id"))
-    else:
-        text = "concat(unix_micros(current_timestamp()), if(id = 2, ' bad', ' x')) AS text"
-        frame = ranged.selectExpr("id", text)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame)
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
-    assert result.run.spilled
-    ((_, row),) = result.failed.values()
-    assert row["id"] == 2
-    assert row["text"].endswith(" bad")
-
-
-@pytest.mark.parametrize("kind", ["rdd", "frame of an rdd"])
-def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
-    spark, execute, tmp_path, kind
-):
-    """It begins and ends with the same rows each time, which is all that is compared of them."""
-    read = tmp_path / "read"
-
-    def rows(_):
-        order = [0, 2, 1, 3] if read.exists() else [0, 1, 2, 3]
-        read.touch()
-        return [(i, "bad" if i == 1 else "a") for i in order]
-
-    frame = spark.createDataFrame(spark.sparkContext.parallelize([0], 1).mapPartitions(rows), LINES)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame if kind == "rdd" else frame.where("id >= 0").select("*"))
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
-    ((_, row),) = result.failed.values()
-    assert (row["id"], row["text"]) == (1, "bad")
-    assert result.run.spilled
-
-
-@on_both_sessions
-def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
-    """A row that hangs from several roots does not say whose they are."""
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, ["bad", "a"]))
-    builder.spout("more", lines(spark, ["b", "bad", "bad"]))
-    builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
-    topology = builder.build(parallelism=2)
-    inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
-    layout = Layout.of(topology)
-    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
-    done = run(topology, layout, inputs, plan)
-    unowned = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
-    payload = fetch(topology, layout, inputs, plan, done, unowned)
-    assert {name: table["id"].to_pylist() for name, table in payload.items()} == {
-        "lines": [0],
-        "more": [1, 2],
-    }
-    gone = pa.table([[12345], ["lines"], [""]], schema=done.failed.schema)
-    with pytest.raises(RuntimeError, match="1 of them were not found"):
-        fetch(topology, layout, inputs, plan, done, gone)
-
-
-def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
-    """Their rows are in the file of those that were due."""
-    retries = due([("m", 2, 4, "a"), ("m", 2, 5, "bad")])
-    monkeypatch.setattr(reread, "RereadStage", None)
-    result = execute(by_word(spark, ["a"]), retries={"lines": retries})
-    assert [(row["id"], row[PLACE]) for _, row in result.failed.values()] == [(5, 1)]
 
 
 @on_both_sessions

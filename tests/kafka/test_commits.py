@@ -1,0 +1,174 @@
+"""Commits and dead letters of a consumer, without one: requests, answers, reports."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka import KafkaError, KafkaException
+
+from ackcore.kafka import dead_letters
+from ackcore.kafka.commits import Commits
+from ackcore.kafka.dead_letters import DeadLetters, TopicKeeper, headers_of
+from ackcore.kafka.held_partition import DeadLetter
+from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.offsets import decode_metadata
+from ackcore.retry import Policy
+
+
+def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said_again(caplog):
+    letter = DeadLetter(
+        KafkaRecord("t", 0, 7, None, b"", [], None), Failure("E", "é" * 2_000_000), 1
+    )
+    reason = dict(headers_of(letter))["ackcore-reason"]
+    assert 8190 <= len(reason) <= 8192
+    assert reason.decode().startswith("E: é")
+
+    class Refuses:
+        def keep(self, letter, report):
+            report(letter, "it is too large")
+
+        def turn(self):
+            pass
+
+    letters = DeadLetters(Refuses())
+    letters.put([letter], 0)
+    for now_ms in range(1000, 130_000, 1000):
+        assert letters.turn(now_ms, lambda letter: True) == []
+    assert caplog.text.count("t-0@7 is not kept: it is too large") == 3
+
+
+def held_partitions(n, records=10, done=lambda offset: offset == 0):
+    held = HeldRecords(Policy(3, 1, 1))
+    for key in [("t" * 200, partition) for partition in range(n)]:
+        held.assign(*key, 1, decode_metadata(*key, 0, None).state)
+        some = [KafkaRecord(*key, offset, None, b"", [], None) for offset in range(records)]
+        held.read(key, some, [1] * records, 0)
+    for record in held.take(records * n, 0):
+        if done(record.offset):
+            held.ack(record)
+    return held
+
+
+def size_of(offsets):
+    return sum(len((each.topic + each.metadata).encode()) for each in offsets)
+
+
+class Ended:
+    """A producer that has met a fatal error, and reports what it had in portions."""
+
+    fatal = KafkaError(KafkaError._FATAL)
+
+    def __init__(self, config):
+        self.reports = []
+
+    def produce(self, *_, on_delivery, **about):
+        self.reports.append(on_delivery)
+
+    def poll(self, timeout):
+        if self.reports:
+            self.reports.pop(0)(self.fatal)
+
+    def purge(self):
+        pass
+
+    def flush(self, timeout):
+        self.poll(timeout)
+        return len(self.reports)
+
+    def __len__(self):
+        return len(self.reports)
+
+
+def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
+    """What it has not reported within a look is not tried again before it has."""
+    made = []
+    monkeypatch.setattr(dead_letters, "Producer", lambda config: made.append(1) or Ended(config))
+    letters = DeadLetters(TopicKeeper("dead", {}))
+    record = KafkaRecord("t", 0, 0, None, b"", [], None)
+    failure = Failure("ValueError", "no")
+    letters.put([DeadLetter(record._replace(offset=n), failure, 1) for n in range(5)], 0)
+    while len(made) < 2:
+        assert letters.turn(0, lambda letter: True) == []
+    assert len(letters._waiting) == letters.under_way == 5
+
+
+class Committer:
+    """Commits up to so many bytes in all, and of metadata that is not larger than so."""
+
+    def __init__(self, most=1 << 20, most_metadata=4096):
+        self.most, self.most_metadata = most, most_metadata
+        self.requests = []
+        self.done = {}
+        self.meanwhile = lambda: None
+
+    def commit(self, offsets, asynchronous):
+        self.meanwhile()
+        self.requests.append((offsets, asynchronous))
+        if asynchronous:
+            return None
+        error = self.answer(offsets)[0]
+        if error is not None:
+            raise KafkaException(error)
+        return offsets
+
+    def answer(self, offsets):
+        error = None
+        if size_of(offsets) > self.most:
+            error = KafkaError(KafkaError.UNKNOWN)
+        elif any(len(each.metadata.encode()) > self.most_metadata for each in offsets):
+            error = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+        else:
+            self.done.update((each.partition, each.offset) for each in offsets)
+        return error, offsets
+
+
+def commits_of(held):
+    return Commits("g", held, threading.Condition(), lambda error: None)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
+def test_no_commit_request_is_larger_than_a_broker_takes(monkeypatch, last):
+    monkeypatch.setattr("ackcore.kafka.commit_requests._REQUEST_BYTES", 2000)
+    held, client = held_partitions(20), Committer(most=2000)
+    commits = commits_of(held)
+    if last:
+        commits.send_last(client, held.assigned)
+    else:
+        commits.send(client)
+        assert commits.under_way
+        for offsets, _ in client.requests:
+            commits.answered(*client.answer(offsets))
+        assert not commits.under_way
+    assert client.done == dict.fromkeys(range(20), 1)
+    assert 2 < len(client.requests) < 20
+    assert held.commits() == []
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
+def test_metadata_that_is_refused_is_shortened_once_for_all_partitions(last, caplog):
+    held = held_partitions(9, 4000, lambda offset: offset * 7919 % 11 in (1, 4, 5))
+    sizes = [len(one.commit.metadata.encode()) for one in held.commits()]
+    client = Committer(most_metadata=min(sizes) - 1)
+    commits = commits_of(held)
+    if last:
+        commits.send_last(client, held.assigned)
+    else:
+        while len(client.done) < 9:
+            commits.send(client)
+            commits.answered(*client.answer(client.requests[-1][0]))
+    assert all(len(each.metadata) > 500 for each in client.requests[-1][0])
+    assert caplog.text.count("was refused") == len(client.requests) - 1 == 1
+
+
+def test_no_answer_counts_once_the_last_commit_is_sent():
+    held, client = held_partitions(1), Committer()
+    record = KafkaRecord("t" * 200, 0, 1, None, b"", [], None, generation=1, delivery=1)
+    said = []
+    client.meanwhile = lambda: said.append(held.ack(record))
+    commits_of(held).send_last(client, held.assigned)
+    assert said == [False]
+    assert held.counts.stale == 1
+    assert client.done == {0: 1}

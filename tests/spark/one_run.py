@@ -1,0 +1,164 @@
+"""One run of a micro-batch on Spark, for tests: bolts, a topology, what it left."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+)
+from ackcore.spark.run.action import run
+from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.tasks.row_files import (
+    ROOT_ID,
+    RowFile,
+    RowFileWriter,
+    keep_acked,
+    read_rows,
+)
+from ackcore.topology import BatchBolt, Layout, Reason, TopologyBuilder
+
+# What the workers get of this module goes along with the job: they cannot import it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LINES = StructType([StructField("id", LongType()), StructField("text", StringType())])
+WORDS = pa.schema([("id", pa.int64()), ("word", pa.string())])
+
+
+class Split(BatchBolt):
+    """A row for each word; lines with "bad" fail."""
+
+    outputs = WORDS
+
+    def process(self, batch, out):
+        texts = batch.column("text").to_pylist()
+        words = [(text or "").split() for text in texts]
+        parents = np.repeat(np.arange(len(batch)), [len(some) for some in words])
+        ids = batch.column("id").take(pa.array(parents))
+        out.emit(
+            [ids, pa.array([word for some in words for word in some], pa.string())], parents=parents
+        )
+        bad = [i for i, some in enumerate(words) if "bad" in some]
+        out.fail(bad, [ValueError(f"line {texts[i]}") for i in bad])
+
+
+class Pass(BatchBolt):
+    """Hands on every word; "poison" raises."""
+
+    outputs = WORDS
+
+    def process(self, batch, out):
+        if "poison" in batch.column("word").to_pylist():
+            raise RuntimeError("poison")
+        out.emit(batch, parents=np.arange(len(batch)))
+
+
+def hashable(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Result(NamedTuple):
+    run: object
+    failed: dict  # root id: reason and row
+    rows: dict  # (component, stream): Counter of the rows of ACKED roots
+
+
+def lines(spark, texts, partitions=3):
+    frame = spark.createDataFrame(list(enumerate(texts)), LINES)
+    return frame.repartitionByRange(partitions, "id").sortWithinPartitions("id")
+
+
+TEXTS = ["a b c", "bad one", "", None, "a poison", "x x x x", "no way", "lost it", "too late b"] * 7
+
+
+def by_word(spark, texts, **options):
+    """lines -> split -> pass, by word -> a sink."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, texts), **options)
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("pass", Pass()).fields("split", "word")
+    builder.sink("pass", lambda frame, number: None)
+    return builder.build(parallelism=3, chunk_rows=4)
+
+
+def executing_in(directory):
+    """``execute(topology, **plan)`` runs a micro-batch and reads all that it left."""
+    runs = []
+
+    def execute(topology, inputs=None, **plan):
+        work = directory / f"work-{len(runs)}"
+        work.mkdir()
+        runs.append(work)
+        layout = Layout.of(topology)
+        if inputs is None:
+            inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
+        given = {"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan}
+        plan = RunPlan(journal=f"{work}.journal", **given)
+        done = run(topology, layout, inputs, plan)
+        assert done.problems == ()
+        payload = fetch(topology, layout, inputs, plan, done, done.failed)
+        reasons = dict(
+            zip(
+                done.failed["root_id"].to_pylist(),
+                map(Reason.decode, done.failed["reason"].to_pylist()),
+                strict=True,
+            )
+        )
+        assert len(reasons) == len(done.failed)
+        failed = {}
+        for spout, table in payload.items():
+            for row in table.to_pylist():
+                failed[row[ROOT_ID]] = (reasons[row[ROOT_ID]], row | {"spout": spout})
+        assert len(failed) == len(reasons)
+        bad = np.sort(done.failed["root_id"].to_numpy())
+        rows = collections.defaultdict(collections.Counter)
+        for file in done.files:
+            left = read_rows(RowFile(str(work / file.path), file.rows))
+            got = [keep_acked(batch, bad) for batch in left]
+            for batch in got:
+                columns = [map(hashable, column.to_pylist()) for column in batch.columns]
+                rows[file.component, file.stream].update(zip(*columns, strict=True))
+        return Result(done, failed, rows)
+
+    return execute
+
+
+def due_in(directory):
+    """``due(rows)`` makes a file of records that are due: (message id, attempt, id, text)."""
+
+    def due(rows):
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        zeros = [0] * len(rows)
+        table = pa.table(
+            {
+                MESSAGE_ID: columns[0],
+                ATTEMPT: pa.array(columns[1], pa.int32()),
+                DUE_MS: zeros,
+                FIRST_MS: zeros,
+                LAST_MS: zeros,
+                REASON: [""] * len(rows),
+                REPLAYED: pa.array([0] * len(rows), pa.int32()),
+                "id": pa.array(columns[2], pa.int64()),
+                "text": pa.array(columns[3], pa.string()),
+            }
+        )
+        file = RowFileWriter(str(directory), table.schema, 0, 0)
+        file.write(*table.to_batches())
+        name, n, _ = file.finish()
+        return RowFile(str(directory / name), n)
+
+    return due

@@ -1,0 +1,128 @@
+"""What a run reads of its sources a second time, and which of them spill what they read."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import pyarrow as pa
+import pytest
+from one_run import LINES, TEXTS, Split, by_word, lines
+from pyspark import cloudpickle
+from pyspark.sql import functions as F
+from sessions import on_both_sessions
+
+from ackcore.spark.run import reread
+from ackcore.spark.run.action import run
+from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.tasks.row_files import PLACE
+from ackcore.topology import Layout, TopologyBuilder
+
+# What the workers get of this module goes along with the job: they cannot import it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_path):
+    """A place in a partition would be another record's."""
+
+    def frame(partitions):
+        some = spark.range(9, numPartitions=partitions)
+        return some.selectExpr("id", "if(id % 4 = 2, 'bad', 'a') AS text")
+
+    builder = TopologyBuilder()
+    builder.spout("lines", frame(2))
+    builder.bolt("split", Split()).shuffle("lines")
+    topology = builder.build()
+    layout = Layout.of(topology)
+    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
+    done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
+    again = fetch(topology, layout, [InputFrame(frame(2), "lines")], plan, done, done.failed)
+    assert sorted(again["lines"]["id"].to_pylist()) == [2, 6]
+    with pytest.raises(RuntimeError, match="holds other rows than it did"):
+        fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
+
+
+def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
+    result = execute(by_word(spark, TEXTS))
+    assert result.run.spilled  # a range partitioning is a shuffle
+    ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
+    builder = TopologyBuilder()
+    builder.spout("lines", ranged)
+    builder.bolt("split", Split()).shuffle("lines")
+    result = execute(builder.build())
+    assert not result.run.spilled
+    assert [row["text"] for _, row in result.failed.values()] == ["bad"]
+
+
+@pytest.mark.parametrize("kind", ["python", "time"])
+def test_sources_that_may_compute_other_rows_spill_their_input(spark, execute, kind):
+    """A record that fails is the one that was run, though there is no such row any more."""
+    ranged = spark.range(4, numPartitions=2)
+    if kind == "python":
+        answer = F.udf(lambda i: uuid.uuid4().hex + (" bad" if i == 2 else ""))
+        frame = ranged.withColumn("text", answer("id"))
+    else:
+        text = "concat(unix_micros(current_timestamp()), if(id = 2, ' bad', ' x')) AS text"
+        frame = ranged.selectExpr("id", text)
+    builder = TopologyBuilder()
+    builder.spout("lines", frame)
+    builder.bolt("split", Split()).shuffle("lines")
+    result = execute(builder.build())
+    assert result.run.spilled
+    ((_, row),) = result.failed.values()
+    assert row["id"] == 2
+    assert row["text"].endswith(" bad")
+
+
+@pytest.mark.parametrize("kind", ["rdd", "frame of an rdd"])
+def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
+    spark, execute, tmp_path, kind
+):
+    """It begins and ends with the same rows each time, which is all that is compared of them."""
+    read = tmp_path / "read"
+
+    def rows(_):
+        order = [0, 2, 1, 3] if read.exists() else [0, 1, 2, 3]
+        read.touch()
+        return [(i, "bad" if i == 1 else "a") for i in order]
+
+    frame = spark.createDataFrame(spark.sparkContext.parallelize([0], 1).mapPartitions(rows), LINES)
+    builder = TopologyBuilder()
+    builder.spout("lines", frame if kind == "rdd" else frame.where("id >= 0").select("*"))
+    builder.bolt("split", Split()).shuffle("lines")
+    result = execute(builder.build())
+    ((_, row),) = result.failed.values()
+    assert (row["id"], row["text"]) == (1, "bad")
+    assert result.run.spilled
+
+
+@on_both_sessions
+def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
+    """A row that hangs from several roots does not say whose they are."""
+    builder = TopologyBuilder()
+    builder.spout("lines", lines(spark, ["bad", "a"]))
+    builder.spout("more", lines(spark, ["b", "bad", "bad"]))
+    builder.bolt("split", Split()).fields("lines", "id").fields("more", "id")
+    topology = builder.build(parallelism=2)
+    inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
+    layout = Layout.of(topology)
+    plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
+    done = run(topology, layout, inputs, plan)
+    unowned = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
+    payload = fetch(topology, layout, inputs, plan, done, unowned)
+    assert {name: table["id"].to_pylist() for name, table in payload.items()} == {
+        "lines": [0],
+        "more": [1, 2],
+    }
+    gone = pa.table([[12345], ["lines"], [""]], schema=done.failed.schema)
+    with pytest.raises(RuntimeError, match="1 of them were not found"):
+        fetch(topology, layout, inputs, plan, done, gone)
+
+
+def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):
+    """Their rows are in the file of those that were due."""
+    retries = due([("m", 2, 4, "a"), ("m", 2, 5, "bad")])
+    monkeypatch.setattr(reread, "RereadStage", None)
+    result = execute(by_word(spark, ["a"]), retries={"lines": retries})
+    assert [(row["id"], row[PLACE]) for _, row in result.failed.values()] == [(5, 1)]

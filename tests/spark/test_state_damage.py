@@ -1,0 +1,222 @@
+"""Checkpoints that are damaged, or cannot be written: what is wrong is named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from checkpoints import OPEN, decision, records, roots, run_one
+
+from ackcore.spark.base import checksummed
+from ackcore.spark.base.errors import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointNewer,
+    CheckpointReadOnly,
+    StateError,
+)
+
+
+def made(checkpoint):
+    """Micro-batches 0 to 2 done, 3 decided."""
+    with OPEN(checkpoint) as state:
+        for number in range(3):
+            run_one(state, number, {"lines": records(number, 2)}, {"clicks": records(9, 1)})
+        state.prune(2)
+        state.write_plan(state.make_plan(3, 0))
+        last = {"lines": records(5, 2)}, {"clicks": records(9, 1)}
+        state.write_decision(decision(3, *last, nonacked=roots(4)))
+    return checkpoint / "ackcore"
+
+
+NEEDED = ["meta.json", "batches/2.done", "batches/3.plan", "state/3/manifest.json"]
+TABLES = ["state/3/waiting-lines", "state/3/dead-clicks", "state/3/nonacked"]
+
+
+def found(root, name):
+    """The file, whatever checksum is in its name."""
+    return root / name if (root / name).exists() else next(root.glob(f"{name}.*.arrow"))
+
+
+@pytest.mark.parametrize("name", [name for name in NEEDED if name != "batches/2.done"] + TABLES)
+def test_a_file_cut_or_changed_anywhere_is_told(checkpoint, name):
+    root = made(checkpoint)
+    path = found(root, name)
+    whole = path.read_bytes()
+    # Not every byte of a table: one checksum is over all of them.
+    places = range(0, len(whole), 1 + len(whole) // 400)
+    wrong = [whole[:size] for size in places]
+    wrong += [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
+    wrong += [whole + b"\n", whole + whole, b"\0" * len(whole)]
+    read = checksummed.read_table if name in TABLES else partial(checksummed.read_record, name=name)
+    for n, data in enumerate(wrong):
+        path.write_bytes(data)
+        # All by the reader, some by opening the checkpoint, which takes longer.
+        for look in (partial(read, path), partial(OPEN, checkpoint))[: 1 + (n % 97 == 0)]:
+            with pytest.raises(CheckpointCorrupt) as caught:
+                look()
+            assert str(path) in str(caught.value)
+            assert "Restore the whole checkpoint" in str(caught.value)
+    path.write_bytes(whole)
+    OPEN(checkpoint).close()
+
+
+def test_a_mark_is_read_only_when_its_name_does_not_suffice(checkpoint):
+    """Its being there says everything; it is written whole before it has its name."""
+    root = made(checkpoint)
+    (root / "batches/2.done").write_bytes(b"")
+    with OPEN(checkpoint) as state:
+        assert state.last_done == 2
+
+
+@pytest.mark.parametrize("name", NEEDED + TABLES)
+def test_a_missing_file_is_told(checkpoint, name):
+    root = made(checkpoint)
+    path = found(root, name)
+    path.unlink()
+    if name == "state/3/manifest.json":  # not yet decided, then: it is decided again
+        with OPEN(checkpoint) as state:
+            assert state.decision(3) is None
+        return
+    with pytest.raises(CheckpointCorrupt, match="is missing") as caught:
+        OPEN(checkpoint)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_state_of_a_done_micro_batch_is_told(checkpoint):
+    root = made(checkpoint)
+    shutil.rmtree(root / "state/2")
+    with pytest.raises(CheckpointCorrupt, match=r"state/2/manifest.json is missing"):
+        OPEN(checkpoint)
+
+
+@pytest.mark.parametrize("names", [["batches"], ["state", "batches"]])
+def test_missing_directories_are_told(checkpoint, names):
+    root = made(checkpoint)
+    for name in names:
+        shutil.rmtree(root / name)
+    with pytest.raises(CheckpointCorrupt, match=r"batches(/3.plan)? is missing"):
+        OPEN(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["meta.json", "state/3/waiting-lines"])
+def test_a_file_that_cannot_be_read_is_told(checkpoint, name):
+    path = found(made(checkpoint), name)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateError, match="cannot be read: ") as caught:
+        OPEN(checkpoint)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_pruning_minds_damage_only_where_it_may_matter(checkpoint, number):
+    """What a plan that is dropped took is gone already; another's must be known."""
+    with OPEN(checkpoint) as state:
+        for each in range(3):
+            run_one(state, each)
+        (checkpoint / f"ackcore/batches/{number}.plan").write_bytes(b"x")
+        if number:
+            with pytest.raises(CheckpointCorrupt, match=r"batches/1\.plan is damaged"):
+                state.prune(2)
+        else:
+            state.prune(2)
+            assert not (checkpoint / "ackcore/batches/0.plan").exists()
+
+
+def test_what_is_left_without_its_meta_is_no_new_checkpoint(checkpoint):
+    root = made(checkpoint)
+    (root / "meta.json").unlink()
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though there is batches/"):
+        OPEN(checkpoint)
+
+
+def test_a_record_under_another_name_is_told(checkpoint):
+    root = made(checkpoint)
+    shutil.copy(root / "batches/2.plan", root / "batches/3.plan")
+    with pytest.raises(CheckpointCorrupt, match=r"calls itself batches/2.plan"):
+        OPEN(checkpoint)
+
+
+def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
+    root, other = made(checkpoint), made(tmp_path / "other")
+    shutil.copy(other / "batches/3.plan", root / "batches/3.plan")
+    with pytest.raises(CheckpointForeign, match=r"3\.plan was written for deployment [0-9a-f]{16}"):
+        OPEN(checkpoint)
+
+
+def test_a_newer_format_is_told(checkpoint, monkeypatch):
+    monkeypatch.setattr(checksummed, "FORMAT", 5)
+    made(checkpoint)
+    monkeypatch.undo()
+    with pytest.raises(
+        CheckpointNewer, match=r"meta.json has format 5, and this .* up to 4"
+    ) as told:
+        OPEN(checkpoint)
+    assert "Start the query with that version" in str(told.value)
+
+
+def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 3)})
+        plan = replace(state.make_plan(1, 1001), due=7)
+        with pytest.raises(CheckpointCorrupt, match=r"1.plan counts 7 rows as due, .* has 2"):
+            state.split_due(plan)
+
+
+# -- no writing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_read_only_checkpoint_is_told(checkpoint, monkeypatch, code):
+    made(checkpoint)
+    real = os.open
+
+    def refuse(path, flags, *rest, **more):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(CheckpointReadOnly, match="lock cannot be written"):
+        OPEN(checkpoint)
+
+
+def test_a_checkpoint_that_becomes_read_only_is_told(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        plan = state.make_plan(0, 0)
+
+        def refuse(*_):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(os, "link", refuse)
+        with pytest.raises(CheckpointReadOnly, match=r"batches/0\.plan cannot be written"):
+            state.write_plan(plan)
+
+
+def test_a_full_disk_is_told_and_what_was_recorded_stands(checkpoint, monkeypatch):
+    with OPEN(checkpoint) as state:
+        run_one(state, 0, {"lines": records(0, 2)})
+        state.write_plan(state.make_plan(1, 0))
+
+        def full(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StateError, match=r"state/1.* could not be written: No space left"):
+            state.write_decision(decision(1, {"lines": records(0, 3)}))
+        monkeypatch.undo()
+        assert state.decision(1) is None
+        state.write_decision(decision(1, {"lines": records(0, 3)}))
+    with OPEN(checkpoint) as state:
+        assert len(state.waiting(1)["lines"]) == 3
+
+
+def test_a_file_where_the_checkpoint_must_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StateError, match=r"file.* must be a directory"):
+        OPEN(tmp_path / "file")
