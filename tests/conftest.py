@@ -352,6 +352,20 @@ def second_bucket(s3_proxy, monkeypatch):
     proxy.close()
 
 
+@pytest.fixture(scope="session")
+def azurite():
+    """A server of Azure's blob store."""
+    yield from _s3_server_of("azurite", "Azurite")
+
+
+@pytest.fixture
+def azure_container(azurite, monkeypatch):
+    """The URL of a place in a container of this test's own, in Azure's blob store."""
+    for name, value in azurite.environment().items():
+        monkeypatch.setenv(name, value)
+    return f"az://{azurite.new_container()}/some/place"
+
+
 @pytest.fixture
 def bucket(s3_server, s3):
     """The URL of a place in a bucket of this test's own."""

@@ -190,7 +190,7 @@ def _bucket(url: str) -> Iterator[Finding]:
 
 
 _BUCKET_WAY_OUT = (
-    "take a server that has it (S3, MinIO, R2, Google, Azure): without, two drivers could write "
+    "take a server that has it (as S3, Google and Azure promise): without, two drivers could write "
     "one checkpoint; or a checkpoint on a shared file system"
 )
 

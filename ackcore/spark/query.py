@@ -86,9 +86,9 @@ def start(
         lets it run on.  What was seen before this start and dies counts against a number only.  It
         is judged when a micro-batch is done; the next start counts anew.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go, a directory or the URL of a place in a bucket; if not given, where they
-        went at the last start, and at the first one ``<checkpoint>/ackcore/dead_letters``.  To a
-        topic they go beside that.
+        Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
+        place in a bucket; if not given, where they went at the last start, and at the first one
+        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
     spark_checkpoint : path, optional
         Where Spark keeps its own part: a directory that the driver alone reads and writes, and
         that the next driver finds again.  ``<checkpoint>/spark`` if not given; to be given where
@@ -113,7 +113,8 @@ def start(
         type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If the session was stopped, a source is bounded or has columns that differ in case only,
-        the topology has no spout, the trigger is none of Spark's, or `max_dead` is no such number.
+        the topology has no spout, the trigger is none of Spark's, or `max_dead` is no such number;
+        the checkpoint is in a bucket, and `dead_letters` is not, or `spark_checkpoint` not given.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
@@ -188,9 +189,9 @@ def run_batch(
         of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
         the number; None lets that pass, too.  What a replay got through is not dead any more.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go, a directory or the URL of a place in a bucket; if not given, where they
-        went at the last start, and at the first one ``<checkpoint>/ackcore/dead_letters``.  To a
-        topic they go beside that.
+        Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
+        place in a bucket; if not given, where they went at the last start, and at the first one
+        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
     accept_changes : bool, default False
         Go on although the topology is not the one that the checkpoint was made by.
     listeners : sequence of QueryListener, optional
@@ -211,7 +212,8 @@ def run_batch(
         cannot take its stream, or needs a classic session.
     ValueError
         If the session was stopped, a source is a stream or has columns that differ in case only,
-        the topology has no spout, or `max_dead` is no such number.
+        the topology has no spout, `max_dead` is no such number, or the checkpoint is in a bucket
+        and `dead_letters` is not.
     TooManyDead
         If more than `max_dead` died; after the end, so that all is on record, and again if it is
         run again.  It tells what records died of, as a warning does if fewer died.

@@ -51,9 +51,10 @@ def world(request, tmp_path):
 
 @pytest.fixture
 def tasks_reach(spark, s3):
-    """Workers that are started from here on reach the server, past the faults."""
+    """Workers that are started from here on reach the server by their environment, as we do."""
     told = spark.sparkContext.environment
-    mine = environment(s3.endpoint)
+    azure = {name: value for name, value in os.environ.items() if name.startswith("AZUR")}
+    mine = environment(s3.endpoint) | azure
     told.update(mine)
     yield
     for name in mine:

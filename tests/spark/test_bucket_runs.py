@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -80,8 +82,10 @@ COUNTED = {"the": 2, "cat": 2, "dog": 2, "bad": 1, "a": 1}
 
 
 @pytest.fixture
-def places(bucket, tasks_reach):
-    """A checkpoint and a sink."""
+def places(request):
+    """A checkpoint and a sink; of a parametrised test in that fixture's bucket."""
+    bucket = request.getfixturevalue(getattr(request, "param", "bucket"))
+    request.getfixturevalue("tasks_reach")
     return f"{bucket}/checkpoint", f"{bucket}/counts"
 
 
@@ -90,6 +94,12 @@ def left_in(checkpoint):
     return [entry.key for entry in open_store(f"{checkpoint}/ackcore", "path").list("work")]
 
 
+@pytest.mark.parametrize(
+    "places",
+    ["bucket", pytest.param("azure_container", marks=pytest.mark.faults)],
+    ids=["s3", "azure"],
+    indirect=True,
+)
 def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
     checkpoint, counts = places
     topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
@@ -231,6 +241,33 @@ def test_a_stream_goes_on_where_it_was(spark, places, folder, running, tmp_path)
     assert counts_in(counts) == {"a": 2, "flaky": 2, "b": 1}
     assert left_in(checkpoint) == []
     assert not [name for name in os.listdir() if name.startswith("s3:")]
+
+
+def test_the_example_of_the_docs_runs(spark, bucket, tasks_reach, folder, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "spark.md"
+    section = page.read_text(encoding="utf-8").partition("## A checkpoint in a bucket")[2]
+    example = re.search(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[1]
+    folder.add("a", "bad")
+    given = {
+        "run_batch": run_batch,
+        "start": start,
+        "spark": spark,
+        "nightly": word_count(
+            spark.createDataFrame(LINES, "line string"), to_parquet(f"{bucket}/nightly-counts")
+        ),
+        "live": streams.word_count(
+            folder.stream, to_parquet(f"{bucket}/live-counts"), max_attempts=2
+        ),
+    }
+    exec(example.replace("s3://bucket", bucket).replace("/volume", str(tmp_path)), given)
+    books, query = given["books"], given["query"]
+    try:
+        query.process_all_available()
+    finally:
+        query.stop()
+    assert (books.acked, books.dead) == (4, 1)
+    assert (query.books.acked, query.books.dead) == (1, 1)
+    assert dead_letters(f"{bucket}/dead/live", spark=spark).count() == 1
 
 
 #: What a micro-batch asks of a bucket at most, one after the other, when nothing fails.

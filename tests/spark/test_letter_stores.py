@@ -39,17 +39,6 @@ def home(request, tmp_path):
     return Home(str(tmp_path / "checkpoint"), f"{bucket}/letters")
 
 
-@pytest.fixture
-def tasks_reach(spark):
-    """Tasks find the server as the driver does: by their environment."""
-    told = spark.sparkContext.environment
-    mine = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    told.update(mine)
-    yield
-    for name in mine:
-        told.pop(name)
-
-
 # -- the contract ---------------------------------------------------------------------------------
 
 

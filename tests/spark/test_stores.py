@@ -28,9 +28,11 @@ SOON = {
 
 #: Of s3proxy, a JVM that takes seconds to start, in `make test` one test alone is asked.
 SECOND = pytest.param("second_bucket", id="s3proxy", marks=pytest.mark.faults)
+#: Azurite comes through npm, so it is asked on demand, too.
+AZURE = pytest.param("azure_container", id="azure", marks=pytest.mark.faults)
 
 
-@pytest.fixture(params=["local", pytest.param("bucket", id="s3"), SECOND])
+@pytest.fixture(params=["local", pytest.param("bucket", id="s3"), SECOND, AZURE])
 def store(request, tmp_path):
     if request.param == "local":
         return open_store(tmp_path / "below" / "root", "path")

@@ -52,13 +52,13 @@ def to_parquet(
     ----------
     path : path or URL
         On a file system that driver and executors share, or a place in a bucket: ``s3://``,
-        ``gs://``, ``abfss://`` (``ackcore[stores]``; credentials as the environment of driver and
-        workers has them).  ``batch_id=7/`` below it has the rows of micro-batch 7, so
-        ``spark.read.parquet(path)`` shows a column ``batch_id``.  On a file system it is renamed
-        into place when it is whole, and stays there when the same rows are written again.  In a
-        bucket, where nothing can be renamed, each file is there whole or not at all, and a reader
-        that comes in between may see some files of a micro-batch; written again, the same rows
-        have the same names.
+        ``abfss://``, ``gs://`` (which was never tried; ``ackcore[stores]``; credentials as the
+        environment of driver and workers has them).  ``batch_id=7/`` below it has the rows of
+        micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  On a file
+        system it is renamed into place when it is whole, and stays there when the same rows are
+        written again.  In a bucket, where nothing can be renamed, each file is there whole or not
+        at all, and a reader that comes in between may see some files of a micro-batch; written
+        again, the same rows have the same names.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
