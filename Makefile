@@ -14,10 +14,14 @@ BASE ?= HEAD
 OTHER ?=
 SOAK_S ?= 3600
 VERSION ?=
+# What is run on each wheel: all tests without Spark, or `compiled`, those of what is compiled.
+WHEEL_TESTS ?= all
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore tests/faults
+# What runs compiled code; the rest is Python, alike in every build.
+COMPILED := $(filter-out tests/test_imports.py tests/test_mutations.py,$(wildcard tests/test_*.py))
 # By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
 # file stays together: its tests share a session.
 by_two = $(if $(K)$(findstring pdb,$(ARGS))$(findstring -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
@@ -107,9 +111,8 @@ mutations: java .venv/.built ## put known bugs in, one by one, and see each caug
 	@$(PY) tests/mutations.py $(ARGS)
 
 # PYTHONMALLOC: ASan sees only what malloc hands out. Leaks: an interpreter that exits frees little.
-# allocator_may_return_null: a test asks for more memory than there is.  With Kafka nothing of ours
-# is compiled, and what is preloaded here no Java survives.
-sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in build/sanitize
+# allocator_may_return_null: a test asks for more memory than there is.
+sanitize: .venv/.built ## the tests of what is compiled, on an ASan and UBSan build in build/sanitize
 	@mkdir -p build/sanitize/lib
 	@find build/sanitize/lib -name '*.py' -delete
 	@ACKCORE_SANITIZE=1 $(PY) setup.py -q build --build-base build/sanitize \
@@ -118,17 +121,18 @@ sanitize: .venv/.built ## the tests without Spark, on an ASan and UBSan build in
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) $(CORE) --ignore tests/kafka $(call by_two,worksteal) $(ARGS)
+	$(PYTEST) $(COMPILED) -k "$(or $(K),not ackcore._reference)" $(call by_two,worksteal) $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist
 	@$(PY) -m build -q --sdist --no-isolation
 
 # .venv's Python is tested with Spark, too. pyspark is not made for free-threaded ones.
-wheels: java sdist ## manylinux wheels in dist/, each tested as installed (PYTHONS="3.12 3.14t": these)
+wheels: java sdist ## manylinux wheels in dist/, each tested as installed (PYTHONS="3.12 3.14t": these; WHEEL_TESTS=compiled)
 	@own=$$($(PY) -c 'import sys, sysconfig; print("%d.%d" % sys.version_info[:2] \
 	    + "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'); \
-	absent=; for version in $(PYTHONS); do \
+	absent=; export WHEEL_TESTS="$(if $(filter compiled,$(WHEEL_TESTS)),$(COMPILED),tests)"; \
+	for version in $(PYTHONS); do \
 	    if [ "$$version" = "$$own" ]; then .ci/wheel "$(PY)" spark,cli || exit 1; \
 	    elif python=$$(.ci/need python $$version 2>/dev/null); then .ci/wheel "$$python" || exit 1; \
 	    else absent="$$absent $$version"; fi; \
