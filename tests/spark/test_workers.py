@@ -171,14 +171,29 @@ def test_an_editable_install_of_the_drivers_own_is_not_asked(spark, context, tmp
     assert not workers._is_drivers_own(context)
 
 
+def fails_with_another_error(spark):
+    spark.sql("select raise_error('no')").collect()
+
+
 def test_a_failure_of_another_kind_is_left_to_what_runs_next(
-    spark, context, as_elsewhere, monkeypatch
+    spark, context, as_elsewhere, monkeypatch, caplog
 ):
-    monkeypatch.setattr(
-        workers, "ask", lambda spark: spark.sql("select raise_error('no')").collect()
-    )
+    monkeypatch.setattr(workers, "ask", fails_with_another_error)
     check_workers(spark)
     assert not workers._FIT
+    (warning,) = caplog.records
+    assert "workers is not checked" in warning.getMessage()
+    assert "USER_RAISED_EXCEPTION" in warning.getMessage()
+
+
+def test_workers_are_asked_again_after_a_failure_of_another_kind(
+    spark, context, as_elsewhere, monkeypatch, caplog
+):
+    answers = iter([fails_with_another_error, lambda spark: {HERE._replace(version="0.0.7")}])
+    monkeypatch.setattr(workers, "ask", lambda spark: next(answers)(spark))
+    with pytest.raises(WorkerPythonError, match=r"with ackcore 0\.0\.7, and the driver"):
+        check_workers(spark)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

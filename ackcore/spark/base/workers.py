@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import platform
 import re
@@ -27,9 +28,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 import ackcore
+from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.interrupts import interruptible
-from ackcore.spark.base.session import is_connect, task_slots
+from ackcore.spark.base.session import is_connect, session_lost, task_slots
 from ackcore.spark.base.versions import Py4JError
+
+_log = logging.getLogger("ackcore")
 
 #: What PySpark takes where nothing is set.
 _UNSET = "python3"
@@ -73,6 +77,8 @@ def check_workers(spark: SparkSession) -> None:
 
     Costs a small job, once for each SparkContext or session of Spark Connect; none on a local
     master whose workers run the driver's interpreter and have ackcore from where the driver has it.
+    A job that fails for another reason is run once more; then a warning is logged, and it is up to
+    what runs next.
 
     Raises
     ------
@@ -87,16 +93,33 @@ def check_workers(spark: SparkSession) -> None:
     if _FIT.get(context) == python:
         return
     if connect or not _is_drivers_own(context):
-        try:
-            answers = interruptible(spark, lambda: ask(spark))
-        except (Py4JError, PySparkException) as error:
-            found = _NO_START.search(str(error))
-            if found is None:
-                return  # it may pass, and what runs next will tell
-            said = found[0].strip().splitlines()[-1].strip()
-            raise _unfit(f"Spark's workers are to run {python}: {said}", connect) from error
+        answers = _answers(spark, python)
+        if answers is None:
+            return  # what runs next will tell
         judge(answers, connect)
     _FIT[context] = python
+
+
+def _answers(spark: SparkSession, python: str) -> set[Answer] | None:
+    """Ask the workers, twice if need be; None if there is no telling."""
+    for may_pass in (True, False):
+        try:
+            return interruptible(spark, lambda: ask(spark))
+        except (Py4JError, PySparkException) as error:
+            found = _NO_START.search(str(error))
+            if found is not None:
+                said = found[0].strip().splitlines()[-1].strip()
+                what = f"Spark's workers are to run {python}: {said}"
+                raise _unfit(what, is_connect(spark)) from error
+            # On a local master one lost worker fails the job.  A session that is lost stays so.
+            if not may_pass or session_lost(error):
+                _log.warning(
+                    "the Python of Spark's workers is not checked, since the job that asks them "
+                    "failed: %s",
+                    one_line(error),
+                )
+                return None
+    raise AssertionError("unreachable")
 
 
 def _is_local(context: Any) -> bool:
