@@ -16,9 +16,32 @@ ValueError: no such word
 """
 
 
+#: Of a class that is in a module, whose name is no word of Python's for an error.
+OF_A_MODULE = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "job.py", line 3, in process
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "job.py", line 5, in process
+    raise StoreReadOnly(
+    ...<2 lines>...
+    )
+shop.stores.StoreReadOnly: s3://bucket/orders cannot be written (status 403)
+which took
+"""
+
+
 @pytest.mark.parametrize(
     ("said", "line"),
     [
+        (
+            OF_A_MODULE,
+            "shop.stores.StoreReadOnly: s3://bucket/orders cannot be written (status 403)",
+        ),
         (FROM_A_WORKER, "ValueError: no such word"),
         (
             "An error occurred while calling o762.getResult.\n: org.apache.spark.SparkException: "

@@ -53,6 +53,7 @@ _LONGEST = 500
 #: What Spark says of an error of another thread; the cause says what was wrong.
 _HOLLOW = "Exception thrown in awaitResult"
 _CAUSE = "Caused by: "
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def one_line(error: BaseException) -> str:
@@ -72,7 +73,11 @@ def _telling_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names its own object
-    # What a worker raised is the last line of its traceback, in the midst of Java's.
+    # What a worker raised stands behind the frames of its last traceback, in the midst of Java's.
+    tracebacks = [at for at, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    for line in lines[tracebacks[-1] + 1 :] if tracebacks else ():
+        if line[:1].strip():
+            return line
     for line in reversed(lines):
         name, colon, _ = line.partition(": ")
         if colon and name.isidentifier() and name.endswith(("Error", "Exception")):
