@@ -1,15 +1,18 @@
-"""``ackcore run``, ``explain``, ``doctor`` and ``bench``, as processes where they start Spark."""
+"""``ackcore run``, ``explain``, ``doctor`` and ``bench``; one process starts a Spark of its own."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from xml.etree import ElementTree
 
 import pytest
 import typer
+from pyspark import cloudpickle
 
 from ackcore.cli.topologies import load_topology
 from ackcore.topology.drawing import draw
@@ -26,10 +29,26 @@ def process(tmp_path, jobs):
     return run
 
 
-@pytest.mark.spark
-def test_a_batch_is_run_and_too_many_dead_are_told(process, tmp_path):
-    words = ("--master", "local[1]", "--max-dead", "0", "--json")
-    done = process("run", "jobs:batch", "--checkpoint", tmp_path / "c", *words, code=1)
+@pytest.fixture
+def on_this_spark(ackcore, spark, jobs, tmp_path, monkeypatch):
+    """`ackcore` on the Spark of all tests: one of its own takes half a minute, and starts alike."""
+
+    @contextmanager
+    def this_session(master, conf=None):
+        yield spark, str(tmp_path)
+
+    for module in ("cli.run", "examples.quiet_spark"):
+        monkeypatch.setattr(f"ackcore.{module}.spark_session", this_session)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jobs", raising=False)
+    # The workers are not in this directory.
+    cloudpickle.register_pickle_by_value(importlib.import_module("jobs"))
+    return ackcore
+
+
+def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
+    words = ("--max-dead", "0", "--json")
+    done = on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c", *words, code=1)
     (batch,) = map(json.loads, done.stdout.splitlines())
     assert (batch["batch_id"], batch["records"], batch["acked"], batch["dead"]) == (0, 3, 2, 1)
     assert "1 of 3 records died" in done.stderr.splitlines()[-1]
@@ -37,30 +56,31 @@ def test_a_batch_is_run_and_too_many_dead_are_told(process, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(process, tmp_path):
+def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(ackcore, jobs, tmp_path):
     command = [sys.executable, "-m", "ackcore.cli.entry", "run", "jobs:stream", "--json"]
     command += ["--checkpoint", str(tmp_path / "c"), "--master", "local[1]"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
         said = json.loads(running.stdout.readline())
         assert said["batch_id"] == 0
-        found = json.loads(process("status", tmp_path / "c", "--json").stdout)
+        found = json.loads(ackcore("status", tmp_path / "c", "--json").stdout)
         assert found["holder"]["holds"]
         running.send_signal(signal.SIGINT)
         *_, last = running.stdout
     assert running.returncode == 0
     assert "books" in json.loads(last)
-    found = json.loads(process("status", tmp_path / "c", "--json").stdout)
+    found = json.loads(ackcore("status", tmp_path / "c", "--json").stdout)
     assert found["under_way"] is None
     assert not found["holder"]["holds"]
 
 
-@pytest.mark.spark
-def test_a_topology_is_explained_and_drawn_alike_with_spark_and_without(process, tmp_path):
+def test_a_topology_is_explained_and_drawn_alike_with_spark_and_without(
+    process, on_this_spark, tmp_path
+):
     svg = tmp_path / "topology.svg"
     done = process("explain", "jobs:stream", "--svg", svg, "--json")
     assert list(json.loads(done.stdout)["structure"]["bolts"]) == ["split"]
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    assert process("explain", "jobs:stream", "--json", "--spark").stdout == done.stdout
+    assert on_this_spark("explain", "jobs:stream", "--json", "--spark").stdout == done.stdout
 
 
 def test_what_only_spark_can_explain_is_told(process):
