@@ -68,52 +68,45 @@ def cut(log, offset):
 
 @pytest.mark.broker
 def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker):
-    topic = own_kafka_broker.new_topic()
-    settings = ClientSettings(own_kafka_broker.bootstrap_servers)
+    """By who asks; a consumer hears of it by itself, and reads on where it is another one."""
+    kafka = own_kafka_broker
+    asked, read = topics = [kafka.new_topic() for _ in range(2)]
+    settings = ClientSettings(kafka.bootstrap_servers)
 
     def marks():
         with Cluster(settings) as cluster:
-            return cluster.watermarks([(topic, 0)]).found.get((topic, 0))
+            return cluster.watermarks([(asked, 0)]).found.get((asked, 0))
 
-    for n in range(10):
-        own_kafka_broker.produce(topic, [b"%d" % n])
+    for topic in topics:
+        for n in range(10):
+            kafka.produce(topic, [b"%d" % n])
     before = marks()
     assert (*before, before.epoch) == (0, 10, 0)
-    own_kafka_broker.kill()
-    (log,) = own_kafka_broker._directory.glob(f"**/{topic}-0/*.log")
-    cut(log, 4)
-    own_kafka_broker.restart()
-    own_kafka_broker.produce(topic, [b"other"] * 20)
-    after = wait_until(marks, "the partition")
-    assert (*after,) == (0, 24)
-    assert after.epoch > before.epoch
-    assert truncated_at(settings, (topic, 0), 0, 10, before.epoch) == 4
-    assert truncated_at(settings, (topic, 0), 0, 4, before.epoch) is None
-    assert truncated_at(settings, (topic, 0), 0, 24, after.epoch) is None
-
-
-@pytest.mark.broker
-def test_a_consumer_reads_on_where_a_disk_lost_the_end_of_a_log(own_kafka_broker):
-    topic = own_kafka_broker.new_topic()
-    for n in range(10):
-        own_kafka_broker.produce(topic, [b"%d" % n])
     with Consumer(
-        topic,
-        bootstrap_servers=own_kafka_broker.bootstrap_servers,
-        group_id=topic,
+        read,
+        bootstrap_servers=kafka.bootstrap_servers,
+        group_id=read,
         start="earliest",
         out_of_range="earliest",
     ) as consumer:
         for record in take(consumer, 10):
             consumer.ack(record)
-        own_kafka_broker.kill()
-        (log,) = own_kafka_broker._directory.glob(f"**/{topic}-0/*.log")
-        cut(log, 4)
-        own_kafka_broker.restart()
-        own_kafka_broker.produce(topic, [b"other %d" % n for n in range(20)])
+        kafka.kill()
+        for topic in topics:
+            (log,) = kafka._directory.glob(f"**/{topic}-0/*.log")
+            cut(log, 4)
+        kafka.restart()
+        for topic in topics:
+            kafka.produce(topic, [b"other %d" % n for n in range(20)])
         found = take(consumer, 20)
         assert [record.value for record in found] == [b"other %d" % n for n in range(20)]
         assert found[0].offset == 4
         for record in found:
             consumer.ack(record)
-    assert own_kafka_broker.committed(topic, topic)[0] == 24
+    assert kafka.committed(read, read)[0] == 24
+    after = wait_until(marks, "the partition")
+    assert (*after,) == (0, 24)
+    assert after.epoch > before.epoch
+    assert truncated_at(settings, (asked, 0), 0, 10, before.epoch) == 4
+    assert truncated_at(settings, (asked, 0), 0, 4, before.epoch) is None
+    assert truncated_at(settings, (asked, 0), 0, 24, after.epoch) is None
