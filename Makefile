@@ -24,7 +24,7 @@ CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore
 COMPILED := $(filter-out tests/test_imports.py tests/test_mutations.py,$(wildcard tests/test_*.py))
 # By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
 # file stays together: its tests share a session.
-by_two = $(if $(K)$(findstring pdb,$(ARGS))$(findstring -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
+by_two = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
