@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
 
 import connect_client
 from connect_server import ConnectServer
+from processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("needs_connect")]
 
@@ -30,10 +31,10 @@ REST = {
 }
 
 
-def begin(server, directory, python=sys.executable):
+def begin(server, directory, python=sys.executable, place=()):
     directory.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [python, connect_client.__file__, server.url, str(directory)],
+        [python, connect_client.__file__, server.url, str(directory), *place],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -67,20 +68,49 @@ def test_a_thin_client_runs_all_that_another_does(tmp_path):
         whole(answer_of(begin(server, tmp_path / "work", python)), python_is_thin=True)
 
 
-def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path):
+@pytest.fixture(params=["disk", "bucket"])
+def place(request):
+    """What a client is told of where checkpoint and sink are; what it starts has the rest."""
+    return [] if request.param == "disk" else [request.getfixturevalue("bucket")]
+
+
+def was_cut_off(answer):
+    assert answer["shut_down"], answer
+    assert "is not there any more, or no server answers" in answer["cancelled"]
+
+
+def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path, place):
     work = tmp_path / "work"
     work.mkdir()
     (work / "slow").touch()
     with ConnectServer(tmp_path / "first") as server:
-        client = begin(server, work)
+        client = begin(server, work, place=place)
         await_work(work)
         server.kill()
     with ConnectServer(tmp_path / "second", port=server.port) as again:
-        answer = answer_of(client)
-        assert answer["shut_down"], answer
-        assert "is not there any more, or no server answers" in answer["cancelled"]
+        was_cut_off(answer_of(client))
         (work / "slow").unlink()
-        whole(answer_of(begin(again, work)))
+        whole(answer_of(begin(again, work, place=place)))
+
+
+#: A server that ends sessions of which it has heard nothing for a while.
+IMPATIENT = {
+    "spark.connect.session.manager.defaultSessionTimeout": "5s",
+    "spark.connect.session.manager.maintenanceInterval": "200ms",
+}
+
+
+def test_a_session_that_expires_between_two_micro_batches_ends_the_run(tmp_path):
+    """Some records wait for their retry then; another session goes on with them."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "idle").touch()
+    with ConnectServer(tmp_path / "server", conf=IMPATIENT) as server:
+        client = begin(server, work)
+        eventually(server.ended_sessions)
+        (work / "idle").unlink()
+        was_cut_off(answer_of(client))
+        whole(answer_of(begin(server, work)))
 
 
 def test_a_client_that_is_killed_loses_nothing(tmp_path):

@@ -1,9 +1,11 @@
 """What a client of Spark Connect runs, as a process of its own; also with PySpark's thin client.
 
-    python connect_client.py sc://host:port directory [slow]
+    python connect_client.py sc://host:port directory [place]
 
-Prints one line of JSON.  As long as the file ``slow`` is in the directory each record takes a
-while, and ``begun`` is there once the first has begun.
+Prints one line of JSON.  Checkpoint and sink are in the place, a bucket's URL, or else in the
+directory.  As long as the file ``slow`` is in the directory each record takes a while, and
+``begun`` is there once the first has begun.  As long as ``idle`` is there what failed is not tried
+again, and the server hears nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ackcore.spark import (
     settle_parquet,
     to_parquet,
 )
+from ackcore.spark.stores.opening import open_store
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,18 +63,35 @@ class Check(BasicBolt):
         collector.emit((tuple["id"],))
 
 
-def run(spark, directory):
+def run(spark, directory, place):
     """Run a topology whose bolt fails; return what it came to."""
     builder = TopologyBuilder()
     builder.spout("numbers", spark.range(0, RECORDS, 1, 4))
     builder.bolt("check", Check(directory)).fields("numbers", "id")
-    builder.sink("check", to_parquet(f"{directory}/out"))
+    builder.sink("check", to_parquet(f"{place}/out"))
+    idle = Path(directory, "idle")
+
+    def wait(seconds):
+        until = time.monotonic() + 120
+        while idle.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def clock():
+        return time.time_ns() // 1_000_000 - (1_000_000 if idle.exists() else 0)
+
+    more = {"clock": clock, "wait": wait} if idle.exists() else {}
+    backoff_ms = 500_000 if idle.exists() else 1
+    it = builder.build(backoff_ms=backoff_ms, max_backoff_ms=500_000)
     try:
-        books = run_batch(builder.build(backoff_ms=1), spark, f"{directory}/cp")
+        books = run_batch(it, spark, f"{place}/cp", **more)
     except RunCancelled as error:
         return {"cancelled": str(error), "shut_down": error.shut_down}
-    rows = sorted(row.id for row in spark.read.parquet(f"{directory}/out").collect())
-    dead = sorted(row.payload.id for row in dead_letters(f"{directory}/cp", spark).collect())
+    out = open_store(f"{place}/out", "path")
+    files = [out.read(each.key) for each in out.list() if each.key.endswith(".parquet")]
+    rows = sorted(
+        n for file in files for n in pq.read_table(pa.BufferReader(file))["id"].to_pylist()
+    )
+    dead = sorted(row.payload.id for row in dead_letters(f"{place}/cp", spark).collect())
     return {
         "books": [books.records, books.acked, books.dead, books.retried, books.balanced],
         "rows": rows == [n for n in range(RECORDS) if n % 10 != 3],
@@ -79,7 +99,7 @@ def run(spark, directory):
     }
 
 
-def try_all(spark, directory):
+def try_all(spark, directory, place):
     """Call everything else once."""
     columns = [pa.array(EVENTS["root_id"]), pa.array(EVENTS["val"])]
     table = pa.table([*columns, pa.array(EVENTS["task"], pa.int32())], names=list(EVENTS))
@@ -103,16 +123,17 @@ def try_all(spark, directory):
         "attempt": [row.error and row.error.type for row in tried.orderBy("id").collect()],
         "guard": [guarded.records, guarded.acked],
         "functions": len(ids.distinct().collect()),
-        "replay": replay(f"{directory}/cp", spark, where="payload.id = 3").records,
+        "replay": replay(f"{place}/cp", spark, where="payload.id = 3").records,
         "is_thin": find_spec("py4j") is None,
     }
 
 
-def main(url, directory):
+def main(url, directory, place=None):
+    place = place or directory
     spark = SparkSession.builder.remote(url).getOrCreate()
-    answer = run(spark, directory)
-    if not Path(directory, "slow").exists():
-        answer |= try_all(spark, directory)
+    answer = run(spark, directory, place)
+    if "books" in answer:
+        answer |= try_all(spark, directory, place)
     print(json.dumps(answer))
 
 

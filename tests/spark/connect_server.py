@@ -2,7 +2,8 @@
 
     python connect_server.py
 
-prints its port when it is ready, and ends with its standard input.
+prints its port when it is ready, for each line that it is sent how many sessions it has ended, and
+ends with its standard input.
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ class ConnectServer:
         self.port = int(said[0])
         self.url = f"sc://127.0.0.1:{self.port}"
 
+    def ended_sessions(self):
+        """How many sessions it has ended."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
     def kill(self):
         """End it and its workers as a machine that stops does."""
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -79,8 +86,10 @@ def main():
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     service = "org.apache.spark.sql.connect.service.SparkConnectService$"
     of = spark._jvm.java.lang.Class.forName(service)
-    print(of.getField("MODULE$").get(None).localPort(), flush=True)
-    sys.stdin.read()
+    connect = of.getField("MODULE$").get(None)
+    print(connect.localPort(), flush=True)
+    for _ in sys.stdin:
+        print(connect.sessionManager().listClosedSessions().length(), flush=True)
     spark.stop()
 
 
