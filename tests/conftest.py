@@ -144,10 +144,37 @@ class LiveSpark:
     @property
     def session(self):
         """The session, which lives."""
-        if not self.is_alive():
+        if not self.is_alive() and not self._registers():
             self.close()
             self._start()
         return self._session
+
+    def _registers(self):
+        """Have the driver's blocks registered anew after shuffle files were lost; whether it lives.
+
+        As the driver does when it starts, and a cluster's scheduler for an executor: that takes no
+        JVM of its own, of 10 s of CPU, for each test that loses them.
+        """
+        if self._process is None or self._process.poll() is not None:
+            return False
+        context = self._session.sparkContext
+
+        def field(of, name, owner):
+            # Not by Py4J: there are classes of which it cannot list the methods.
+            found = context._jvm.java.lang.Class.forName(of).getDeclaredField(name)
+            found.setAccessible(True)
+            return found.get(owner)
+
+        with suppress(Exception):  # they are Spark's own, and a version may have others
+            env = context._jsc.sc().env()
+            blocks = field("org.apache.spark.SparkEnv", "blockManager", env)
+            master, itself, endpoint = (
+                field("org.apache.spark.storage.BlockManager", name, blocks)
+                for name in ("master", "blockManagerId", "storageEndpoint")
+            )
+            directories = context._gateway.new_array(context._jvm.java.lang.String, 0)
+            master.registerBlockManager(itself, directories, 1 << 29, 0, endpoint, False)
+        return self.is_alive()
 
     def _start(self):
         # Here, since most tests must run where there is no Spark.

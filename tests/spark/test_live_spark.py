@@ -22,6 +22,8 @@ import glob
 import os
 import signal
 
+processes = []
+
 
 def test_dies(spark, conf, tmp_path):
     conf("spark.sql.shuffle.partitions", "7")
@@ -41,6 +43,7 @@ def test_after(spark):
 
 
 def test_that_loses_shuffle_files(spark, live_spark):
+    processes.append(live_spark._process)
     place = spark.conf.get("spark.local.dir")
     rows = spark.sparkContext.parallelize(range(9), 2).keyBy(lambda n: n % 3).groupByKey(2)
     assert rows.count() == 3
@@ -50,7 +53,15 @@ def test_that_loses_shuffle_files(spark, live_spark):
         os.remove(file)
     assert rows.count() == 3
     assert spark._jsc.sc().getExecutorMemoryStatus().size() == 0
-    assert not live_spark.is_alive()  # so that the next test gets another one
+    assert not live_spark.is_alive()  # so that the next test gets one that is as good as new
+
+
+def test_after_that(spark, live_spark):
+    assert processes == [live_spark._process]  # it is the same JVM
+    assert live_spark.is_alive()
+    rows = spark.sparkContext.parallelize([3_000_000] * 2, 2).map(bytes)
+    assert list(map(len, rows.collect())) == [3_000_000] * 2  # through the driver's blocks
+    assert rows.keyBy(len).groupByKey(2).count() == 1
 """
 
 
@@ -63,7 +74,7 @@ def test_a_jvm_that_dies_fails_one_test(tmp_path):
     command += [f"--basetemp={tmp_path / 'temporary'}", str(tmp_path / "test_inner.py")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     said = ran.stdout + ran.stderr
-    assert re.search(r"^1 failed, 2 passed in ", said, re.MULTILINE), said
+    assert re.search(r"^1 failed, 3 passed in ", said, re.MULTILINE), said
     assert said.count("FAILED ") == 1
     assert "FAILED test_inner.py::test_dies" in said
     (section,) = re.findall(r"^-+ Spark's JVM -+\n(.*\n.*)", said, re.MULTILINE)
