@@ -84,14 +84,58 @@ def make_acker(Ledger, request):
 ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 1}
 
 
+#: The files that take longest, from the longest on: by two at a time, one that began late would run
+#: alone in the end.
+LONGEST = [
+    f"tests/{name}.py"
+    for name in (
+        "test_imports",
+        "spark/test_bucket_runs",
+        "faults/test_driver_dies",
+        "faults/test_workers_die",
+        "spark/test_interrupts",
+        "spark/test_word_count",
+        "spark/test_workers",
+        "cli/test_run_command",
+        "spark/test_jdbc_sink",
+        "spark/test_delta_spark",
+        "spark/test_recompute",
+        "spark/test_kafka_spout",
+        "spark/test_kafka_sink",
+        "spark/test_kafka_frames",
+        "kafka/test_brokers",
+        "kafka/test_reading",
+        "kafka/test_consumer",
+        "kafka/test_truncations",
+        "cli/test_commands_on_buckets",
+        "cli/test_looking_is_light",
+        "spark/test_connect",
+        "spark/test_metrics",
+        "spark/test_killed_sinks",
+        "spark/test_deaths",
+        "spark/test_stores",
+        "spark/test_take_over",
+        "spark/test_buckets",
+    )
+]
+
+
+def pytest_configure(config):
+    """Files go to xdist's workers in the order of `LONGEST`."""
+    # By itself it begins with those of the most tests, and ends with the longest ones.
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items):
-    """Whatever asks for a Spark or a real Kafka broker is marked so."""
+    """Whatever asks for a Spark or a real Kafka broker is marked so; `LONGEST` comes first."""
     for item in items:
         names = getattr(item, "fixturenames", ())
         if "spark" in names or "connect" in names:
             item.add_marker("spark")
         if "kafka_broker" in names or "own_kafka_broker" in names:
             item.add_marker("broker")
+    first = {name: at - len(LONGEST) for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.nodeid.partition("::")[0], 0))
     items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
 
 
