@@ -43,14 +43,21 @@ def driver():
     return driver
 
 
+#: About what is refused.  The others are in `make faults`, six of them in test_refused_rows.py.
+QUICK = ["refused", "in-transaction", "refusals-closed"]
+
+
+@pytest.mark.parametrize(
+    "steps", [QUICK, pytest.param(STEPS, marks=pytest.mark.faults)], ids=["quick", "each"]
+)
 @pytest.mark.parametrize("kind", ["return", "raise", "isolate"])
-def test_killed_at_every_step_each_row_is_written_or_dead_once(tmp_path, driver, kind):
+def test_killed_at_every_step_each_row_is_written_or_dead_once(tmp_path, driver, kind, steps):
     """One driver after the other dies a step further on, in both micro-batches."""
     reached = []
     for number in range(len(BATCHES)):
         # What is returned is on record behind the write, what is raised before it.
         late = {"refused": "refusals-closed"} if kind == "return" else {}
-        for step in sorted(STEPS, key=lambda step: STEPS.index(late.get(step, step))):
+        for step in sorted(steps, key=lambda step: STEPS.index(late.get(step, step))):
             ended = driver(tmp_path, kind, f"{step}:{number}")
             assert ended in (0, -signal.SIGKILL)
             reached += [step] if ended else []
@@ -69,4 +76,4 @@ def test_killed_at_every_step_each_row_is_written_or_dead_once(tmp_path, driver,
     assert (books.records, books.acked, books.dead, books.waiting) == (8, 5, 3, 0)
     assert books.balanced
     # Each was reached in each micro-batch, but what only a sink that is asked meets.
-    assert set(reached) == set(STEPS)
+    assert set(reached) == set(steps)

@@ -66,6 +66,7 @@ def test_after_that(spark, live_spark):
 
 
 @pytest.mark.spark
+@pytest.mark.faults
 def test_a_jvm_that_dies_fails_one_test(tmp_path):
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_inner.py").write_text(INNER)
