@@ -42,8 +42,9 @@ def place(request, tmp_path):
     """Where all of it is."""
     if request.param == "disk":
         return Disk(tmp_path)
-    url, server, proxy = map(request.getfixturevalue, ("bucket", "s3_server", "s3"))
-    return Bucket(url, server.endpoint, environment(proxy.endpoint), tmp_path)
+    its = ("bucket", "s3_server") if request.param == "bucket" else ("second_bucket", "s3_proxy")
+    url, server = map(request.getfixturevalue, its)
+    return Bucket(url, server.endpoint, environment(os.environ["AWS_ENDPOINT_URL"]), tmp_path)
 
 
 class Driver:
@@ -127,6 +128,7 @@ def test_stopped_at_a_step_it_wakes_and_writes_nothing(place, driver, step, numb
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("place", ["disk", "bucket", "s3proxy"], indirect=True)
 def test_each_of_several_is_fenced(place, driver):
     """Each takes over from one that stands still, and stands still a step later."""
     stopped = []
@@ -142,6 +144,7 @@ def test_each_of_several_is_fenced(place, driver):
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("place", ["disk", "bucket", "s3proxy"], indirect=True)
 def test_killed_at_every_step(place, driver):
     """One driver after the other, in both micro-batches."""
     for number, last in enumerate(("pruned", "marked")):
