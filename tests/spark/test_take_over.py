@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from contextvars import Context
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, Killed, Killer, decision, roots
+from worlds import anywhere, fails
 
 from ackcore.spark.base import atomic
 from ackcore.spark.base.atomic import fenced
@@ -139,6 +141,27 @@ def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
         next(first)
     assert story.snapshot() == story.after
     story.check()
+
+
+@anywhere
+def test_who_was_taken_over_from_does_not_run_again(world, monkeypatch):
+    """The files of its run are gone, as if they were damaged; it executes no bolt over that."""
+    runs_of_second = []
+
+    def failpoint(name, number=None):
+        if name == "ran" and not runs_of_second:
+            runs_of_second.append(number)
+            if isinstance(world.path, Path):
+                (world.path / "ackcore/lock").unlink()
+            Context().run(world.process, 0, ["a", "b"])
+
+    world.behaves = fails("b")
+    state, engine = world.driver()
+    monkeypatch.setattr(runs, "failpoint", failpoint)
+    lines = [("lines", "a"), ("lines", "b")]
+    with state, pytest.raises(CheckpointInUse, match="was taken over from this driver"):
+        engine.process(0, lines)
+    assert [plan.number for plan in world.runs] == [0, 0]
 
 
 class Pauser(Killer):

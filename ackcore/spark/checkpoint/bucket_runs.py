@@ -2,6 +2,8 @@
 
 There is nothing to make and nothing to rename.  A run's token is in all of its keys, so tasks that
 live on write where nobody looks, and a decision needs no fence of its own: it is a put of the head.
+Who runs a micro-batch again asks first whether it is his still: to him whose files were removed, as
+another driver had done with them, they look damaged.
 
 What runs left is not read any more once their micro-batch is done, whoever owns the checkpoint.  It
 is deleted every few micro-batches, and when the checkpoint is closed: each time takes two trips.
@@ -31,14 +33,27 @@ class BucketRuns:
     ----------
     store : Store
         The bucket, from ``<checkpoint>/ackcore`` on.
+    check_owner : callable
+        Raises if another driver has taken over.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, check_owner: Callable[[], object]) -> None:
         self._store = store
+        self._check_owner = check_owner
         self._waited = _EVERY - 1
+        self._last: int | None = None
 
     def new(self, number: int) -> str:
-        """Return the place of a new run of a micro-batch."""
+        """Return the place of a new run of a micro-batch; its second run takes a trip.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over, at the second.
+        """
+        if number == self._last:
+            self._check_owner()
+        self._last = number
         return self._url(f"{number}.{secrets.token_hex(8)}")
 
     def of(self, decision: BatchDecision) -> str:

@@ -66,7 +66,8 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
         tables = BucketTables(store, records.epoch)
         try:
             requests = BucketRequests(partial(letters_url, records, url))
-            found = use(Place(url, requests, records, tables, BucketRuns(store)))
+            runs = BucketRuns(store, records.check_owner)
+            found = use(Place(url, requests, records, tables, runs))
             records.take_over()
         except StateError as error:
             # What is read of it while its driver is alive may be of two of its moments.
