@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,14 @@ from ackcore.spark.tasks.inflight_markers import (
     marker_of,
 )
 from ackcore.spark.tasks.isolation import AttemptIsolation
-from ackcore.spark.tasks.row_files import ROOT, RowFile, RowFileWriter, damage_in, read_rows
+from ackcore.spark.tasks.row_files import (
+    ROOT,
+    RowFile,
+    RowFileWriter,
+    damage_in,
+    finished,
+    read_rows,
+)
 
 WORDS = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
 ATTEMPT = TaskAttempt(1, 0, 7)
@@ -124,6 +132,20 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
         adopt_object(f"{work}/failed/{name}", open_store(bucket, "path"), "x")
     with pytest.raises(CheckpointCorrupt, match="is missing, though a record names it"):
         read_table_at(f"{work}/failed/{name}")
+
+
+def meeting(s3, method, parties):
+    """Have requests of a method wait until so many are there at once."""
+    ready = threading.Barrier(parties)
+    s3.before = lambda request: request.method == method and ready.wait(30)
+
+
+def test_what_a_task_puts_goes_beside_each_other(work, s3, tmp_path):
+    local = [written(str(tmp_path), words).finish() for words in (("a", "b"), ("c", "d"))]
+    meeting(s3, "PUT", 2)
+    files = [written(work, words) for words in (("a", "b"), ("c", "d"))]
+    assert finished(files, work) == local
+    assert below(work) == sorted(name for name, _, _ in local)
 
 
 def test_an_error_among_files_that_are_made_puts_none(work):

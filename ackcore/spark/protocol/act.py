@@ -123,6 +123,7 @@ class _Asked:
         self._calls = calls
         self._settings = settings
         self._what = f"sink {sink.name!r}"
+        self._looks_at_fence: bool = getattr(sink.writer, "looks_at_fence", False)
 
     def without(self, said: Sequence[Refusal]) -> Refusal | None:
         """Give it what it has not refused; return what it refuses of that."""
@@ -140,6 +141,7 @@ class _Asked:
             self._settings,
             bisect if self._sink.isolate else None,
             _way_out(self._sink),
+            fenced=self._looks_at_fence,
         )
 
     def _write(self, accepted: Accepted) -> Refusal | None:
@@ -161,7 +163,11 @@ class _Asked:
 
     def _probe(self, part: Accepted) -> BaseException | None:
         try:
-            self._calls.once(self._what, lambda: write_sink(self._sink.writer, part))
+            self._calls.once(
+                self._what,
+                lambda: write_sink(self._sink.writer, part),
+                fenced=self._looks_at_fence,
+            )
         except Failed as failed:
             return failed.error
         return None

@@ -63,8 +63,8 @@ class Calls:
         self._pause = pause
         self._handled = sys.exception()
 
-    def once(self, what: str, call: Callable[[], T]) -> T:
-        """Call, and return what that returns.
+    def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
+        """Call, and return what that returns; ``fenced`` is what looks at the fence by itself.
 
         Raises
         ------
@@ -73,7 +73,8 @@ class Calls:
         Exception
             What ends the query: a signal's handler, a stop, another driver.
         """
-        check_fence()
+        if not fenced:
+            check_fence()
         raised: list[BaseException] = []
         try:
             with cancelling(self._spark) as raised:
@@ -106,6 +107,8 @@ class Calls:
         settings: Settings,
         mend: Callable[[BaseException], T | None] | None = None,
         hint: str = "",
+        *,
+        fenced: bool = False,
     ) -> T:
         """Call until it returns, with longer and longer pauses, as often as is allowed.
 
@@ -122,6 +125,9 @@ class Calls:
             place.
         hint : str, optional
             What else may help; ends the error.
+        fenced : bool, default False
+            Whether what is called looks at the fence, right before its first effect.  In a bucket
+            each look is a trip.
 
         Raises
         ------
@@ -132,7 +138,7 @@ class Calls:
         """
         for attempt in range(1, settings.sink_attempts + 1):
             try:
-                return self.once(what, call)
+                return self.once(what, call, fenced=fenced)
             except Failed as failed:
                 error = failed.error
             last = attempt == settings.sink_attempts

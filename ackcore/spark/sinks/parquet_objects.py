@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -58,11 +59,20 @@ class Parts(NamedTuple):
         return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
 
 
+class Writer(Protocol):
+    """Writes the file of a number."""
+
+    def __call__(self, number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
+        """Write these rows, or those that the run's files have for it."""
+
+
 class ParquetObjects:
     """What `to_parquet` returns for a URL of a bucket."""
 
     #: What was written under a batch id is replaced when other rows are.
     replaces = True
+    #: It looks at the fence itself, right before the first thing that it writes.
+    looks_at_fence = True
 
     def __init__(self, url: str, *, compression: str = "snappy") -> None:
         self._store = open_store(url, "path")
@@ -83,11 +93,15 @@ class ParquetObjects:
         # Not by how many tasks can run: with other names the rows would be there twice.
         count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
         parts = Parts(accepted.fingerprint(), count)
-        self._announce(accepted, parts)
-        write = self._writer(parts, accepted, small)
+        write = self._writer(parts, accepted)
         if small:
-            write(0)
+            # To read has no effect, so it goes on beside the fence and the note.
+            with ThreadPoolExecutor(1) as beside:
+                rows = beside.submit(lambda: list(read_all(accepted.files, accepted.nonacked)))
+                self._announce(accepted, parts)
+                write(0, rows.result())
         else:
+            self._announce(accepted, parts)
 
             def in_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in numbers:
@@ -99,14 +113,17 @@ class ParquetObjects:
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", accepted.batch_id)
 
-    def _writer(self, parts: Parts, accepted: Accepted, small: bool) -> Callable[[int], None]:
-        """Return what writes the file of a number, in any process, if there are rows for it."""
+    def _writer(self, parts: Parts, accepted: Accepted) -> Writer:
+        """Return what writes the file of a number, in any process, if there are rows for it.
+
+        It reads them if they are not given.
+        """
         store, compression = self._store, self.compression
         batch_id, files, nonacked = accepted.batch_id, accepted.files, accepted.nonacked
 
-        def write(number: int) -> None:
-            mine = files[number :: parts.files]
-            rows = read_all(mine, nonacked) if small else _one_by_one(mine, nonacked)
+        def write(number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
+            if rows is None:
+                rows = _one_by_one(files[number :: parts.files], nonacked)
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, "part.parquet")
                 with open(path, "wb") as file:

@@ -20,7 +20,8 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from ackcore.arrow import offsets_of
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.files import made_in, publish, read_file
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
 #: Columns with the root of a row for sinks, and of a record that is read again.
@@ -42,6 +44,8 @@ ROOTS = "_ackcore_roots"
 #: Of a record that is read again: its place among those due, null for a new one.
 PLACE = "_ackcore_place"
 
+#: A task puts so many files into a bucket beside each other.
+_PUT_AT_ONCE = 8
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
 _NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
 _DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
@@ -151,11 +155,25 @@ class SinkRowWriter:
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
         """Close the files; yields each, by its path in the run's directory, and its fingerprint."""
+        places = []
+        writers = []
         for (component, stream), files in self._files.items():
             for _, file in sorted(files.items()):
-                name, rows, of_file = file.finish()
-                path = os.path.join(_place(component, stream), name)
-                yield SinkFile(component, stream, path, rows, file.nbytes), of_file
+                places.append((component, stream))
+                writers.append(file)
+        for (component, stream), file, (name, rows, of_file) in zip(
+            places, writers, finished(writers, self._work), strict=True
+        ):
+            path = os.path.join(_place(component, stream), name)
+            yield SinkFile(component, stream, path, rows, file.nbytes), of_file
+
+
+def finished(files: Sequence[RowFileWriter], work: str) -> list[tuple[str, int, int]]:
+    """Finish files; to a bucket they are put beside each other."""
+    if len(files) < 2 or not is_bucket(work):
+        return [file.finish() for file in files]
+    with ThreadPoolExecutor(min(len(files), _PUT_AT_ONCE)) as beside:
+        return list(beside.map(RowFileWriter.finish, files))
 
 
 def _place(component: str, stream: str) -> str:
