@@ -28,7 +28,7 @@ from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
-from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.kafka import kafka_sources
@@ -124,7 +124,7 @@ def start(
     check(topology, spark, streaming=True)
     available_now, options = read_trigger(trigger)
     check_trigger(topology, spark, options)
-    place = place_of(checkpoint, "checkpoint")
+    place = _place_of(checkpoint, dead_letters)
     spark_place = _spark_checkpoint_of(place, spark_checkpoint)
     state = State.open(
         place,
@@ -233,7 +233,7 @@ def run_batch(
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     told = Listeners(listeners)
     check(topology, spark, streaming=False)
-    place = place_of(checkpoint, "checkpoint")
+    place = _place_of(checkpoint, dead_letters)
     with ExitStack() as stack:
         state = stack.enter_context(
             State.open(
@@ -325,6 +325,15 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
     """Wait, for a while at a time if a server ends sessions of which it hears nothing."""
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
+
+
+def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
+    """Return where a checkpoint is, before it is taken over by who is refused for its letters."""
+    place = place_of(checkpoint, "checkpoint")
+    path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
+    if path is not None:
+        check_letters_url(place_of(path, "dead_letters"), place)
+    return place
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:

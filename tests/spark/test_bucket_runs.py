@@ -220,6 +220,10 @@ def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
         start(stream, spark, bucket)
     with pytest.raises(ValueError, match="spark_checkpoint must be a path"):
         start(stream, spark, bucket, spark_checkpoint="s3a://bucket/spark")
+    # And whoever has the checkpoint is not fenced by one that is refused for this.
+    local = {"spark_checkpoint": tmp_path / "spark", "dead_letters": tmp_path / "dead"}
+    with pytest.raises(ValueError, match="dead_letters must be in a bucket if the checkpoint is"):
+        start(stream, spark, bucket, **local)
     assert open_store(bucket, "path").list() == []
 
 

@@ -124,11 +124,7 @@ class DeadLetters:
         home = place_of(checkpoint, "checkpoint")
         within, before = home + WITHIN, _remembered(home, records)
         url = before or within if path is None else place_of(path, "dead_letters")
-        if is_bucket(home) and not is_bucket(url):
-            raise ValueError(
-                f"dead_letters must be in a bucket if the checkpoint is ({home}), got {url!r}: "
-                "who looks at the one must find the other"
-            )
+        check_letters_url(url, home)
         store = letters_at(url)
         if url != (before or within) and files_of(letters_at(before or within)):
             raise CheckpointForeign(
@@ -229,6 +225,21 @@ class DeadLetters:
                 times, _ = sent_rows(rows, spout, notes)
                 counted = letters.filter(pa.array((times == 0) & ~gone)).group_by(columns)
                 yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
+
+
+def check_letters_url(url: str, checkpoint: str) -> None:
+    """Refuse a store that a checkpoint cannot have, wherever it is.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is in a bucket, and the store is not.
+    """
+    if is_bucket(checkpoint) and not is_bucket(url):
+        raise ValueError(
+            f"dead_letters must be in a bucket if the checkpoint is ({checkpoint}), got {url!r}: "
+            "who looks at the one must find the other"
+        )
 
 
 def _remembered(checkpoint: str, records: Records | None) -> str | None:
