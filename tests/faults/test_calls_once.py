@@ -17,6 +17,7 @@ import ackcore.spark.run.action
 cloudpickle.register_pickle_by_value(fault_job)
 
 CLUSTER = "local-cluster[2,1,1024]"
+PLACE = pytest.mark.parametrize("place", ["disk", "bucket"])
 LINES = fault_job.lines(60)
 #: Every word of every line is a call.
 CALLS = {f"{key}-{row['at']}-0" for key in LINES for row in fault_job.rows_of(LINES[key])}
@@ -90,10 +91,12 @@ def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, servic
     it.check(alive=lambda key: True)
 
 
-def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at):
+@PLACE
+def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at, place):
     """The driver fails when all has run, and after its decision; the next one finds the answers."""
     calls = service()
-    it = job(LINES, mode="batch", server=calls.port, settings={"run_attempts": 1})
+    settings = {"run_attempts": 1}
+    it = job(LINES, mode="batch", server=calls.port, settings=settings, place=place)
     for step in ("ran", "checked", "decided"):
         failing_at(step)
         assert "failpoint" in it.run_here(spark), step
@@ -101,8 +104,8 @@ def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at):
     assert it.run_here(spark) is None
     assert calls.counted("begun") == twice()
     it.check(alive=lambda key: True)
-    left = [path.name for path in (it.directory / "checkpoint/ackcore/work").iterdir()]
-    assert left == []  # the journal went with the micro-batch's work
+    left = (it.place.fetched() / "checkpoint/ackcore/work").glob("*")
+    assert list(left) == []  # the journal went with the micro-batch's work
 
 
 def test_workers_are_killed_with_many_calls_out(spark, job, service):
@@ -124,9 +127,10 @@ def test_workers_are_killed_with_many_calls_out(spark, job, service):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("enrich", ["row", "async"])
-def test_drivers_are_killed(job, service, enrich):
+@PLACE
+def test_drivers_are_killed(job, service, enrich, place):
     calls = service()
-    it = job(LINES, message_id="id", server=calls.port, files=4, enrich=enrich)
+    it = job(LINES, message_id="id", server=calls.port, files=4, enrich=enrich, place=place)
     for step in ("ran", "checked:1", "ran:2", "decided:2"):
         assert it.run(failpoints=step).killed
         it.check(finished=False)
