@@ -525,7 +525,7 @@ def main(path):
     from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
     config = json.loads(Path(path).read_text())
-    with spark_session(config["master"], config.get("conf", {})) as (spark, _):
+    with spark_session(config["master"], config.get("conf"), config.get("jvm_log")) as (spark, _):
         said = run_job(spark, config)
         Path(config["result"]).write_text(json.dumps(said))
 

@@ -12,7 +12,7 @@ import time
 
 import fault_job
 import pytest
-from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 from test_driver_dies import RULES, STEPS, alive, dead
 
 pytestmark = pytest.mark.faults
@@ -155,3 +155,49 @@ def test_two_drivers_at_once(bucket_job, mode):
     assert len(errors) - len(lost) == 2, errors
     assert all(error.startswith("CheckpointInUse: ") for error in lost), errors
     it.check(dead=dead, alive=alive)
+
+
+#: The name of a key, which a refusal repeats, and what goes with it.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "AKIAACKCORETEST",
+    "AWS_SECRET_ACCESS_KEY": "a-secret-like-no-other",
+    "AWS_SESSION_TOKEN": "a-token-like-no-other",
+}
+
+
+def test_no_credential_is_in_a_plan_a_log_an_error_or_an_object(bucket_job, s3, monkeypatch):
+    """Of a query that runs, and of such as are refused: the driver, a task, a reader."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    it = bucket_job("stream", settings={"run_attempts": 1, "sink_attempts": 1})
+    jvm_log, events = it.directory / "jvm.log", it.directory / "events"
+    events.mkdir()
+    conf = {
+        "spark.log.level": "INFO",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": events.as_uri(),
+    }
+
+    def ended_with(method, part):
+        s3.before = lambda request: (
+            s3.fail(DENIED, lambda one: one is request)
+            if request.method == method and part in request.path
+            else None
+        )
+        ended = it.run(jvm_log=str(jvm_log), conf=conf)
+        s3.before = None
+        return ended.error
+
+    for method, part in (("PUT", "/head.json"), ("PUT", "/work/"), ("GET", "/work/")):
+        assert "403 AccessDenied" in ended_with(method, part), (method, part)
+        it.check(finished=False)
+    assert ended_with("none", "") is None
+    it.check(dead=dead, alive=alive)
+    it.place.fetched()
+    written = {path: path.read_bytes() for path in it.directory.rglob("*") if path.is_file()}
+    assert b"403 AccessDenied" in written[jvm_log]
+    plans = b"".join(data for path, data in written.items() if path.is_relative_to(events))
+    assert b"MapInArrow" in plans
+    for value in CREDENTIALS.values():
+        assert [path for path, data in written.items() if value.encode() in data] == []
