@@ -6,13 +6,14 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from ackcore.cli.reporting import NO, cell, console, plain, print_json, table, time_of
+from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
+from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.listing import (
     Letter,
@@ -109,19 +110,29 @@ def listed(
     """List dead letters, the newest first.
 
     Replays: how often the record had been sent again when it died; sent: how often it was since.
+    Exits with 3 if a file cannot be read, and lists the letters of the others.
     """
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
-    found = list_letters(store, wanted, limit or None, payload=payload)
+    damaged: list[CheckpointCorrupt] = []
+    found = list_letters(store, wanted, limit or None, payload=payload, damaged=damaged)
     if as_json:
         for letter in found:
             print_json(_to_json(letter))
-        return
+    else:
+        _print(found, limit, payload, lambda: count_letters(store, wanted, []))
+    for error in damaged:
+        typer.echo(f"ackcore: {plain(str(error))}", err=True)
+    if damaged:
+        raise typer.Exit(CHECKPOINT)
+
+
+def _print(letters: Iterable[Letter], limit: int, payload: bool, count: Callable[[], int]) -> None:
     columns = ("letter", "died", "component", "error", "attempts", "replays", "sent", "message")
     numbers = ("attempts", "replays", "sent")
     shown = table("dead letters", *columns, *(["record"] if payload else []), right=numbers)
     rows = 0
-    for letter in found:
+    for letter in letters:
         rows += 1
         record = [cell(letter.payload)] if payload else []
         shown.add_row(
@@ -140,9 +151,7 @@ def listed(
         return
     console().print(shown)
     if limit and rows == limit:
-        console().print(
-            f"these are {limit} of {count_letters(store, wanted):,}; --limit shows more"
-        )
+        console().print(f"these are {limit} of {count():,}; --limit shows more")
 
 
 def show(
@@ -151,9 +160,13 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one dead letter whole, with its record. Exits with 1 if there is none of that name."""
-    wanted = _ids([letter])
-    found = next(list_letters(store_of(checkpoint), LetterFilter(wanted), 1, payload=True), None)
+    wanted = LetterFilter(_ids([letter]))
+    damaged: list[CheckpointCorrupt] = []
+    letters = list_letters(store_of(checkpoint), wanted, 1, payload=True, damaged=damaged)
+    found = next(letters, None)
     if found is None:
+        if damaged:  # which may have had it
+            raise damaged[0]
         typer.echo(f"ackcore: there is no dead letter {plain(letter)}", err=True)
         raise typer.Exit(NO)
     if as_json:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ackcore.cli.reporting import cell, console, print_json, span_of, table, time_of
+from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, span_of, table, time_of
 from ackcore.spark.inspect.reasons import AGES_MS, ReasonCount
 from ackcore.spark.inspect.status import Logged, Status, read_status
 
@@ -35,7 +35,7 @@ def status(
 ) -> None:
     """Books, what waits, the last micro-batches, lag and dead letters; the query is not disturbed.
 
-    Exits with 1 if the books do not balance.
+    Exits with 1 if the books do not balance, else with 3 if a file of dead letters cannot be read.
     """
     shown = read_status(checkpoint, batches=batches)
     if as_json:
@@ -49,7 +49,9 @@ def status(
     else:
         console().print(rendered(shown))
     if not shown.books.balanced:
-        raise typer.Exit(1)
+        raise typer.Exit(NO)
+    if shown.dead.damaged:
+        raise typer.Exit(CHECKPOINT)
 
 
 def rendered(status: Status) -> RenderableType:
@@ -93,6 +95,7 @@ def _heading(status: Status) -> Text:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were sent again")
     if dead.dropped:
         lines.append(f"dropped of them before: {dead.dropped:,}")
+    lines += [f"NOT COUNTED of them: {what}" for what in dead.damaged]
     return cell_lines(lines)
 
 

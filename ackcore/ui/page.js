@@ -66,6 +66,8 @@ const trouble = (error) => {
   byId("problem").textContent = error ? error.message : "";
 };
 
+const damage = (files) => (files.length ? { message: files.join(" ") } : null);
+
 // -- figures -------------------------------------------------------------------------------------
 
 const showHead = (s) => {
@@ -250,7 +252,7 @@ const showLetters = async () => {
       }));
     const many = found.letters.length;
     byId("found").textContent = many === found.limit ? `the newest ${many}` : many ? `${many} letters` : "no dead letter is like that";
-    trouble(null);
+    trouble(damage(found.damaged));
   } catch (error) { trouble(error); }
 };
 
@@ -284,7 +286,7 @@ const refresh = async () => {
       showCharts(state.batches);
       const shown = `api/${at}/topology.svg?done=${state.last_done}`;
       if (shown !== drawn) byId("topology").src = drawn = shown;
-      trouble(null);
+      trouble(damage(state.dead.damaged));
     } catch (error) { trouble(error); }
     document.body.dataset.ready = "yes";
   }

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ackcore.metrics.listening import listening
-from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
@@ -126,7 +126,7 @@ def make_app(
         wanted, limit = _filter_of(request.query_params)
         path = asked(request).path
         found = await run_in_threadpool(lambda: _letters(path, wanted, limit))
-        return JSONResponse({"letters": found, "limit": limit})
+        return JSONResponse({**found, "limit": limit})
 
     async def replayed(request: Request) -> Response:
         if token is None:
@@ -199,13 +199,14 @@ def _filter_of(asked: Mapping[str, str]) -> tuple[LetterFilter, int]:
     return wanted, min(max(int(asked.get("limit") or 50), 1), _MOST_LETTERS)
 
 
-def _letters(path: str, wanted: LetterFilter, limit: int) -> list[dict[str, Any]]:
+def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, list[Any]]:
     found = []
-    for letter in list_letters(store_of(path), wanted, limit, payload=True):
+    damaged: list[CheckpointCorrupt] = []
+    for letter in list_letters(store_of(path), wanted, limit, payload=True, damaged=damaged):
         record = letter.payload or ""
         cut = f"{record[:_MOST_CHARS]} …" if len(record) > _MOST_CHARS else record
         found.append({**asdict(letter), "id": str(letter.id), "payload": cut})
-    return found
+    return {"letters": found, "damaged": list(map(str, damaged))}
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
 from ackcore.spark.dead_letters.files import Kind, LetterFile, Letters, files_of
 from ackcore.spark.dead_letters.letters import (
@@ -164,7 +166,12 @@ class Letter:
 
 
 def list_letters(
-    store: Letters, wanted: LetterFilter, limit: int | None = None, *, payload: bool = False
+    store: Letters,
+    wanted: LetterFilter,
+    limit: int | None = None,
+    *,
+    payload: bool = False,
+    damaged: list[CheckpointCorrupt] | None = None,
 ) -> Iterator[Letter]:
     """Yield letters, those of the newest micro-batch first.
 
@@ -178,11 +185,14 @@ def list_letters(
         How many at most; all if not given.
     payload : bool, default False
         Whether the records are read as well.
+    damaged : list of CheckpointCorrupt, optional
+        Gets what is wrong with each file that cannot be read, and the letters of the others are
+        yielded.
 
     Raises
     ------
     CheckpointCorrupt
-        If a file is damaged.
+        If a note is damaged; or a file, where no ``damaged`` is given.
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
@@ -190,9 +200,22 @@ def list_letters(
     for spout, file in sorted(files, key=_newest, reverse=True):
         if left <= 0:
             return
-        rows = wanted.rows(file, spout, notes)[-left:]
-        left -= len(rows)
-        yield from _letters(file, spout, rows, notes, payload)
+        with _noting(damaged):
+            rows = wanted.rows(file, spout, notes)[-left:]
+            for letter in _letters(file, spout, rows, notes, payload):
+                left -= 1
+                yield letter
+
+
+@contextlib.contextmanager
+def _noting(damaged: list[CheckpointCorrupt] | None) -> Iterator[None]:
+    """Add to a list, if there is one, that a file is damaged, and go on behind it."""
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        if damaged is None:
+            raise
+        damaged.append(error)
 
 
 def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
@@ -200,20 +223,17 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
     return file.last, position_of(file.path)
 
 
-def count_letters(store: Letters, wanted: LetterFilter) -> int:
-    """Return how many letters are wanted.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If a file is damaged.
-    """
+def count_letters(
+    store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
+) -> int:
+    """Return how many letters are wanted; ``damaged`` and what is raised as `list_letters`."""
     notes = notes_of(store)
-    return sum(
-        len(wanted.rows(file, spout, notes))
-        for spout, files in files_of(store).items()
-        for file in files
-    )
+    many = 0
+    for spout, files in files_of(store).items():
+        for file in files:
+            with _noting(damaged):
+                many += len(wanted.rows(file, spout, notes))
+    return many
 
 
 def wanted_rows(

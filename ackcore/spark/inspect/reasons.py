@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.letters import TIME
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -91,12 +91,16 @@ class DeadCounts:
         not there any more.
     reasons : tuple of ReasonCount
         Of those that were not, the most frequent first.
+    damaged : tuple of str
+        What is wrong with each file that cannot be read, its name first; its letters are not
+        counted.
     """
 
     letters: int = 0
     sent: int = 0
     dropped: int = 0
     reasons: tuple[ReasonCount, ...] = ()
+    damaged: tuple[str, ...] = ()
 
 
 def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
@@ -144,30 +148,36 @@ class DeadCounter:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
 
     def count(self, store: Letters) -> DeadCounts:
-        """Count the letters.
+        """Count the letters of all files that can be read.
 
         Raises
         ------
         CheckpointCorrupt
-            If a file is damaged.
+            If a note is damaged.
         """
         notes = notes_of(store)
         about = tuple((note.request, note.at_ms, tuple(note.rows)) for note in notes)
         counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
         letters = sent = 0
         found: list[ReasonCount] = []
+        damaged: list[str] = []
         for spout, files in files_of(store).items():
             tables = []
             for file in files:
                 key = (file.state(), about)
-                counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
+                try:
+                    counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
+                except CheckpointCorrupt as error:
+                    damaged.append(str(error))
+                    continue
                 n, again, table = counted[key]
                 letters, sent = letters + n, sent + again
                 tables.append(table)
-            found += _by_reason(spout, pa.concat_tables(tables))
+            if tables:
+                found += _by_reason(spout, pa.concat_tables(tables))
         self._counted = counted
         dropped = sum(counted_all(note.rows) for note in notes if note.dropped)
-        return DeadCounts(letters, sent, dropped, _sorted(found))
+        return DeadCounts(letters, sent, dropped, _sorted(found), tuple(damaged))
 
 
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
