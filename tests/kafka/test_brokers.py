@@ -76,12 +76,3 @@ def test_a_mock_ends_with_who_started_it(mock_kafka):
     )
     # Both have this pipe: it was at its end, so neither is there any more.
     assert ended.returncode == 9, ended.stderr
-
-
-def test_a_broker_that_is_killed_goes_on_with_what_it_had(own_kafka_broker):
-    topic = own_kafka_broker.new_topic()
-    assert own_kafka_broker.produce(topic, [b"before"]) == [0]
-    own_kafka_broker.kill()
-    own_kafka_broker.restart()
-    assert own_kafka_broker.produce(topic, [b"after"]) == [1]
-    assert [message.value() for message in own_kafka_broker.consume(topic)] == [b"before", b"after"]

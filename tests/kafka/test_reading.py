@@ -529,5 +529,6 @@ def test_a_reader_goes_on_when_its_broker_was_killed(own_kafka_broker):
             killed = True
             own_kafka_broker.kill()
             own_kafka_broker.restart()
+            assert own_kafka_broker.produce(topic, [b"behind what it had"]) == [n]
     assert killed
     assert found == [b"%d" % value for value in range(n)]
