@@ -36,11 +36,6 @@ ENGINE = "ackcore"
 BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False).encode()
 
 
-def is_behind(text: str) -> bool:
-    """Whether an encoded reason is that a record waits behind another of its key."""
-    return text == BEHIND
-
-
 def killed_worker(final: bool) -> Reason:
     """Return why a record that crashed its workers failed."""
     return Reason(ENGINE, "KilledWorker", "killed its worker", final)
@@ -89,11 +84,11 @@ def earliest(tables: list[pa.Table]) -> pa.Table:
     places = np.searchsorted(kept["root_id"].to_numpy(), roots)
     longest = np.zeros(len(kept), np.int64)
     np.maximum.at(longest, places, asked.cast(pa.int64()).to_numpy())
-    said = kept["text"].to_pylist()
-    for row in np.flatnonzero(longest).tolist():
-        if not said[row].startswith("!"):  # what is final does not wait
-            said[row] = f"{said[row][0]}{longest[row]}{said[row][1:]}"
-    return kept.set_column(2, REASON_SCHEMA.field(2), pa.array(said, pa.string()))
+    said = kept["text"]
+    waiting = pc.and_not(pa.array(longest > 0), pc.starts_with(said, "!"))  # what is final does not
+    flags, rest = pc.utf8_slice_codeunits(said, 0, 1), pc.utf8_slice_codeunits(said, 1)
+    asking = pc.binary_join_element_wise(flags, pa.array(longest).cast(pa.string()), rest, "")
+    return kept.set_column(2, REASON_SCHEMA.field(2), pc.if_else(waiting, asking, said))
 
 
 #: How a `Reason` begins that asks for a wait.

@@ -24,15 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import BEHIND, FAILED, is_behind
+from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reasons import BEHIND, FAILED
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
 from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, roots_of
 from ackcore.spark.tasks.root_positions import positions_of
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
-from ackcore.topology.tuples import Reason
 
 Bools = npt.NDArray[np.bool_]
 #: Behind what requests brought in the same micro-batch.
@@ -206,12 +207,13 @@ class Ordering:
 
     def _behind(
         self, failed: pa.Table, payloads: Mapping[str, pa.Table], find_keys: FindKeys
-    ) -> dict[int, str]:
-        """Return which roots count as failed, by their spout, that do not yet, or otherwise."""
-        reasons = dict(
-            zip(*(failed[name].to_pylist() for name in ("root_id", "reason")), strict=True)
-        )
-        held: dict[int, str] = {}
+    ) -> dict[str, Int64s]:
+        """Return which roots count as failed, by spout, that do not yet, or otherwise."""
+        root_ids = failed["root_id"].to_numpy()
+        order = np.argsort(root_ids, kind="stable")
+        root_ids, reasons = root_ids[order], ReasonTexts.of_column(failed["reason"]).taken(order)
+        already = root_ids[reasons.behind()]
+        held: dict[str, Int64s] = {}
         wanted: dict[str, Int64s] = {}
         heads: dict[str, tuple[Int64s, Int64s]] = {}
         for spout, columns in self.keys.items():
@@ -219,16 +221,15 @@ class Ordering:
             if rows is None or not len(rows):
                 continue
             hashes, ordered = key_hashes(rows, columns)
-            texts = [reasons[root] for root in rows[ROOT_ID].to_pylist()]
-            stays = ordered & ~self._dies(spout, rows, texts)
+            said = reasons.taken(np.searchsorted(root_ids, rows[ROOT_ID].to_numpy()))
+            stays = ordered & ~self._dies(spout, rows, said)
             place = rows[PLACE].combine_chunks()
             due = place.is_valid().to_numpy(zero_copy_only=False)
             tried = self.due.get(spout)
             if tried is not None and (stays & due).any():
                 at = place.fill_null(0).to_numpy()[stays & due]
-                held |= dict.fromkeys(self._behind_due(spout, tried, at), spout)
-            run = np.array([not is_behind(text) for text in texts], np.bool_)
-            new = stays & ~due & run
+                held[spout] = self._behind_due(spout, tried, at)
+            new = stays & ~due & ~said.behind()
             if new.any():
                 heads[spout] = self._first(spout, hashes[new], rows[ROOT_ID].to_numpy()[new])
                 wanted[spout] = heads[spout][0]
@@ -236,19 +237,14 @@ class Ordering:
             roots, hashes = found["root_id"].to_numpy(), found["key"].to_numpy()
             keys, first = heads[spout]
             behind = self._numbers_of(spout, roots) > first[np.searchsorted(keys, hashes)]
-            held |= dict.fromkeys(roots[behind].tolist(), spout)
-        return {
-            root: spout
-            for root, spout in held.items()
-            if root not in reasons or not is_behind(reasons[root])
-        }
+            held[spout] = np.concatenate([held.get(spout, _EMPTY), roots[behind]])
+        fresh = {spout: distinct(roots) for spout, roots in held.items()}
+        fresh = {spout: roots[~among(roots, already)] for spout, roots in fresh.items()}
+        return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
-    def _dies(self, spout: str, rows: pa.Table, texts: list[str]) -> Bools:
+    def _dies(self, spout: str, rows: pa.Table, reasons: ReasonTexts) -> Bools:
         """Which records are dead, by their reasons: these are in nobody's way."""
-        said = {text: Reason.decode(text) for text in set(texts)}
-        final = np.array([said[text].final for text in texts], np.bool_)
-        counts = np.array([said[text].counts for text in texts], np.bool_)
-        behind = np.array([is_behind(text) for text in texts], np.bool_)
+        counts = reasons.counts()
         first_ms = np.full(len(rows), self.now_ms)
         tried = self.due.get(spout)
         if tried is not None:
@@ -256,12 +252,12 @@ class Ordering:
             due = place.is_valid().to_numpy(zero_copy_only=False)
             first_ms[due] = tried[FIRST_MS].to_numpy()[place.drop_null().to_numpy()]
         late = self.now_ms - first_ms >= 1000 * self.settings.unavailable_timeout_s
-        counts |= late & ~behind
+        counts |= late & ~reasons.behind()
         last = rows[ATTEMPT].to_numpy() + 1 >= self.settings.max_attempts
-        found: Bools = final | (counts & last)
+        found: Bools = reasons.final() | (counts & last)
         return found
 
-    def _behind_due(self, spout: str, tried: pa.Table, failed: Int64s) -> list[int]:
+    def _behind_due(self, spout: str, tried: pa.Table, failed: Int64s) -> Int64s:
         """Return the roots of what was due behind records that failed, by their places."""
         hashes, ordered = key_hashes(tried, self.keys[spout])
         known, first = _least(hashes[failed], failed)
@@ -270,8 +266,7 @@ class Ordering:
         behind = ordered & (known[at] == hashes) & (places > first[at])
         places = places[behind]
         attempts = tried[ATTEMPT].to_numpy()[places]
-        roots: list[int] = roots_of(self.source_keys[spout], RETRIES, places, attempts).tolist()
-        return roots
+        return roots_of(self.source_keys[spout], RETRIES, places, attempts)
 
     def _first(self, spout: str, hashes: Int64s, roots: Int64s) -> tuple[Int64s, Int64s]:
         """Return each key, sorted, and the number of the first of these records that has it."""
@@ -304,8 +299,18 @@ def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
     return known, values[by[first]]
 
 
-def _with_behind(failed: pa.Table, held: Mapping[int, str]) -> pa.Table:
+def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
     """Return the failures, and those that are behind others."""
-    rest = failed.filter(~np.isin(failed["root_id"].to_numpy(), np.array(list(held), np.int64)))
-    added = pa.table([list(held), list(held.values()), [BEHIND] * len(held)], schema=FAILED)
+    sizes = [len(roots) for roots in held.values()]
+    roots = np.concatenate([*held.values()])
+    rest = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), np.sort(roots))))
+    spouts = np.repeat(np.arange(len(held), dtype=np.int32), sizes)
+    added = pa.table(
+        [
+            pa.array(roots),
+            pa.DictionaryArray.from_arrays(pa.array(spouts), pa.array([*held])),
+            pa.DictionaryArray.from_arrays(pa.array(np.zeros_like(spouts)), pa.array([BEHIND])),
+        ],
+        schema=FAILED,
+    )
     return pa.concat_tables([rest.cast(FAILED), added]).unify_dictionaries()

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import write_table
+from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import MESSAGE_ID
@@ -49,7 +50,6 @@ from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
-from ackcore.topology.tuples import Reason
 
 
 def fetch(
@@ -328,24 +328,31 @@ def check_content(
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
     suspects = _fetch(setup, result, {}, claims)
-    failed = result.failed["root_id"].to_numpy()
-    rows = []
+    failed = np.sort(result.failed["root_id"].to_numpy())
+    tables = [result.failed]
     for spout, table in suspects.items():
-        by_id = defaultdict(list)
-        columns = (table[name].to_pylist() for name in (ROOT_ID, MESSAGE_ID))
-        for root, message in zip(*columns, strict=True):
-            by_id[message].append(root)
-        for message, found in by_id.items():
-            if len(found) == 1:
-                continue  # two hashes have met
-            text = (
-                f"message id {message} is that of {len(found)} records of one micro-batch; drop "
-                "duplicates, or let positions be the ids: spout(...) without message_id"
-            )
-            # They would wait equally long, and meet again.
-            reason = Reason(spout, "RepeatedMessageId", text, final=True).encode()
-            rows += [(root, spout, reason) for root in np.setdiff1d(found, failed).tolist()]
-    if not rows:
-        return result.failed
-    added = pa.table([list(column) for column in zip(*rows, strict=True)], schema=FAILED)
-    return pa.concat_tables([result.failed, added]).unify_dictionaries()
+        roots = table[ROOT_ID].to_numpy()
+        messages = table[MESSAGE_ID].combine_chunks().dictionary_encode("encode")
+        of = messages.indices.to_numpy()
+        many = np.bincount(of, minlength=len(messages.dictionary))
+        # Of a message id that is there once, two hashes have met.
+        repeated = (many[of] > 1) & ~among(roots, failed)
+        text = pc.binary_join_element_wise(
+            "message id ",
+            messages.dictionary,
+            " is that of ",
+            pa.array(many).cast(pa.string()),
+            " records of one micro-batch; drop duplicates, or let positions be the ids: "
+            "spout(...) without message_id",
+            "",
+        )
+        n = len(text)
+        # They would wait equally long, and meet again.
+        reasons = encoded("!", pa.repeat(spout, n), pa.repeat("RepeatedMessageId", n), text)
+        columns = [
+            pa.array(roots[repeated]),
+            pa.repeat(spout, int(repeated.sum())).dictionary_encode(),
+            pa.DictionaryArray.from_arrays(pa.array(of[repeated]), reasons),
+        ]
+        tables.append(pa.table(columns, schema=FAILED))
+    return pa.concat_tables(tables).unify_dictionaries()
