@@ -148,6 +148,21 @@ def test_what_a_task_puts_goes_beside_each_other(work, s3, tmp_path):
     assert below(work) == sorted(name for name, _, _ in local)
 
 
+def test_what_is_adopted_is_copied_beside_each_other(work, bucket, s3):
+    with making_in(f"{work}/failed") as place:
+        names = [write_table(place, f"dead-{n}", pa.table({"n": [n]})) for n in range(2)]
+    tables = BucketTables(open_store(bucket, "path"), 4)
+    paths = [f"{work}/failed/{name}" for name in names]
+    meeting(s3, "HEAD", 2)
+    tables.adopt_soon(paths, tables.directory_of(7))
+    s3.before = None
+    s3.requests.clear()
+    found = [tables.adopt(path, tables.directory_of(7)) for path in paths]
+    assert found == [f"7.e4/{name}" for name in names]
+    assert s3.requests == []
+    assert [tables.read(file)["n"].to_pylist() for file in found] == [[0], [1]]
+
+
 def test_an_error_among_files_that_are_made_puts_none(work):
     def fails():
         with making_in(work) as place:

@@ -19,6 +19,7 @@ from worlds import Killed
 
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.checkpoint.head import HeadRecords
+from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.query import run_batch, start
@@ -163,14 +164,19 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
 
 
 def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
-    """And the checkpoint has them by a copy within the bucket."""
+    """And the checkpoint has them by a copy within the bucket, the store of letters by another."""
     checkpoint, counts = places
     monkeypatch.setattr(runs, "FEW_FAILURES", 10)
+    monkeypatch.setattr(store, "_SMALL", 1)
     lines = [(f"worse {n}",) for n in range(300)] + [(f"bad {n}",) for n in range(300)]
     frame = spark.createDataFrame(lines, "line string").repartition(3)
     books = run_batch(word_count(frame, to_parquet(counts)), spark, checkpoint)
     assert (books.acked, books.dead) == (300, 300)
     assert dead_letters(checkpoint, spark=spark).count() == 300
+    letters = open_store(f"{checkpoint}/ackcore/dead_letters", "path")
+    index = json.loads(letters.get("index.json").data.partition(b"\n")[0])
+    # Copied, with the fingerprint that its task gave it, and not with a digest of the driver's.
+    assert {len(each["blake2b"]) for each in index["spouts"]["lines"]["files"]} == {16}
     assert sum(counts_in(counts).values()) == 600
     assert left_in(checkpoint) == []
 

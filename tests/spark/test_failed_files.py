@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,18 @@ from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
+from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch, payloads, runs
 from ackcore.spark.run import action
+from ackcore.spark.stores.files import publish
+from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder, Unavailable
 
@@ -360,11 +365,35 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
             part.path()
 
 
-def test_files_of_letters_are_the_stores_as_they_are(checkpoint, no_syncing, monkeypatch):
+@pytest.fixture(params=["disk", "bucket"])
+def anywhere(request, checkpoint):
+    """Where there is no checkpoint yet."""
+    return request.getfixturevalue("bucket") if request.param == "bucket" else checkpoint
+
+
+def in_run(part, run):
+    """A file that a task made on its machine, where it has it for a run."""
+    if not isinstance(run, str):
+        return part
+    publish(str(part.path), run, part.path.name)
+    return replace(part, path=f"{run}/{part.path.name}")
+
+
+def parts_in(url):
+    """What is on record of each file of a store's one spout, by what it is called; in order."""
+    found = SharedRecord(open_store(url, "path"), INDEX).load()["spouts"]["lines"]["files"]
+    return {each["object"].partition(".e")[0].partition("/")[2]: each for each in found}
+
+
+def test_files_of_letters_are_the_stores_as_they_are(
+    anywhere, tmp_path, no_syncing, monkeypatch, request
+):
     """Small ones go into one file with their neighbours; each letter keeps its place."""
+    checkpoint, in_bucket = anywhere, isinstance(anywhere, str)
     with OPEN(checkpoint) as state:
         state.write_plan(state.make_plan(0, 0))
-        work = state.runs.new(0)
+        run = state.runs.new(0)
+        work = tmp_path if in_bucket else run
         sizes = [200, 300, 4, 5, 250, 6]
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         parts = [
@@ -373,22 +402,35 @@ def test_files_of_letters_are_the_stores_as_they_are(checkpoint, no_syncing, mon
         ]
         small = min(part.nbytes for part in parts if len(part) >= 200)
         monkeypatch.setattr(store, "_SMALL", small)
+        parts = [in_run(part, run) for part in parts]
         parts.append(records(sum(sizes), 7, due_ms=0, step=0))
-        made = decision(0, state._waiting_after(None), Dead({"lines": parts}), work=work.name)
+        name = os.path.basename(run)
+        made = decision(0, state._waiting_after(None), Dead({"lines": parts}), work=name)
         dead = state.write_decision(made).dead
         state.write_done(0)
         key = state.deployment_key
-    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
-    for _ in range(2):
-        letters.write(0, dead)
-    there = checkpoint / "ackcore/dead_letters/lines"
-    names = ["batch-0.parquet", *(f"batch-0.{n}.parquet" for n in (200, 500, 509, 759))]
-    assert [file.path.name for file in active_files(there)] == names
-    assert {each.name for each in there.iterdir()} == {*names, "columns.parquet"}
-    at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
-    assert [(there / name).stat().st_ino in at_first for name in names] == [
-        True, True, False, True, False,
-    ]  # fmt: skip
+        letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE}, state.records)
+        s3 = request.getfixturevalue("s3") if in_bucket else None
+        for again in (False, True):
+            if in_bucket:
+                s3.requests.clear()
+            letters.write(0, dead)
+            if in_bucket:
+                asked = Counter(each.method for each in s3.requests)
+                # Three are copied; two are put, of which one's parts are read, and the index.
+                assert asked == ({"GET": 3} if again else {"HEAD": 3, "PUT": 6, "GET": 3})
+    names = ["batch-0", *(f"batch-0.{n}" for n in (200, 500, 509, 759))]
+    if in_bucket:
+        files = parts_in(letters.place.url)
+        assert list(files) == names
+        as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
+    else:
+        there = checkpoint / "ackcore/dead_letters/lines"
+        assert [file.path.name for file in active_files(there)] == [f"{n}.parquet" for n in names]
+        assert {each.stem for each in there.iterdir()} == {*names, "columns"}
+        at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
+        as_they_are = [(there / f"{n}.parquet").stat().st_ino in at_first for n in names]
+    assert as_they_are == [True, True, False, True, False]
     n = sum(sizes) + 7
     found = list(list_letters(letters.place, LetterFilter(), payload=True))
     assert [one.id.position for one in found] == list(reversed(range(n)))
@@ -404,9 +446,11 @@ def test_files_of_letters_are_the_stores_as_they_are(checkpoint, no_syncing, mon
     sent = LetterFilter(ids=[*some[::2]])
     assert replay(checkpoint, where=sent, request="one").records == {"lines": 5}
     assert replay(checkpoint, where=sent).records == {}
+    letters.place.refresh()
     assert sum(one.sent for one in list_letters(letters.place, LetterFilter())) == 5
     gone = LetterFilter(ids=[*some[1::2]])
     assert drop(checkpoint, gone).records == {"lines": 4}
+    letters.place.refresh()
     left = [one.message_id for one in list_letters(letters.place, LetterFilter())]
     assert left == [f"id-{row}" for row in reversed(range(n)) if f"id-{row}" not in ids_of[1::2]]
     with OPEN(checkpoint) as state:
@@ -414,31 +458,61 @@ def test_files_of_letters_are_the_stores_as_they_are(checkpoint, no_syncing, mon
     assert sorted(ids(due)) == sorted(ids_of[::2])
     # Another micro-batch of that number, as of a checkpoint restored from a backup, has its own.
     letters.write(0, {"lines": records(0, 2)})
+    if in_bucket:
+        assert list(parts_in(letters.place.url)) == ["batch-0"]
+        left = {entry.key.partition(".e")[0] for entry in letters.place.store.list("lines")}
+        assert left == {"lines/batch-0", "lines/columns"}
+        return
     assert [file.path.name for file in active_files(there)] == ["batch-0.parquet"]
     assert {each.name for each in there.iterdir()} == {"batch-0.parquet", "columns.parquet"}
 
 
-def test_files_of_one_micro_batch_are_merged_together(checkpoint, no_syncing, monkeypatch):
+def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syncing, monkeypatch):
     monkeypatch.setattr(store, "_SMALL", 1)
-    with OPEN(checkpoint) as state:
-        key, cache = state.deployment_key, state._cache
-    letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE})
+    with OPEN(anywhere) as state:
+        key, cache, run = state.deployment_key, state._cache, state.runs.new(0)
+        letters = DeadLetters.open(anywhere, key, None, {"lines": SOURCE}, state.records)
     for number in range(40):
         directory = cache.directory_of(number)
         parts = [
-            wrote_letters(checkpoint, f"dead-{n}", records(10 * number + 3 * n, 3), number)
+            in_run(
+                wrote_letters(tmp_path, f"dead-{n}", records(10 * number + 3 * n, 3), number), run
+            )
             for n in range(2)
         ]
         letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
-    names = [file.path.name for file in active_files(letters.path / "lines")]
-    assert names[0] == "batches-0-15.1.parquet"
-    assert names[-2:] == ["batch-39.parquet", "batch-39.3.parquet"]
+    if isinstance(anywhere, str):
+        names = list(parts_in(letters.place.url))
+    else:
+        names = [file.path.stem for file in active_files(letters.path / "lines")]
+    assert (names[0], names[-2:]) == ("batches-0-15.1", ["batch-39", "batch-39.3"])
     found = {one.id: one.message_id for one in list_letters(letters.place, LetterFilter())}
     assert found == {
         LetterId("lines", number, row): f"id-{10 * number + row}"
         for number in range(40)
         for row in range(6)
     }
+
+
+def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing, monkeypatch):
+    """One that was cut when it is copied, one that was changed when it is read."""
+    monkeypatch.setattr(store, "_SMALL", 1)
+    objects = open_store(bucket, "path")
+    with OPEN(bucket) as state:
+        key, cache = state.deployment_key, state._cache
+        letters = DeadLetters.open(bucket, key, None, {"lines": SOURCE}, state.records)
+        path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
+        dead = Dead({"lines": [path.kept(cache, cache.directory_of(0))]})
+        name = f"ackcore/state/{dead.parts['lines'][0].file}"
+        data = objects.get(name).data
+        objects.put(name, data[:-1])
+        with pytest.raises(CheckpointCorrupt, match=rf"has {len(data) - 1} bytes, and had"):
+            letters.write(0, dead)
+        assert list(parts_in(letters.place.url)) == []
+        objects.put(name, data[:9] + b"\1" + data[10:])
+        letters.write(0, dead)
+    with pytest.raises(CheckpointCorrupt, match="not those that are on record"):
+        list(list_letters(BucketLetters(letters.place.store), LetterFilter()))
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.ENOSPC])

@@ -50,6 +50,21 @@ def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
+def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
+    """Return the checksum of bytes that has so many hex digits: a digest, or a fingerprint."""
+    checksum = _Digest() if digits == 32 else _Fingerprint()
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE):
+        checksum.update(view[start : start + _PIECE])
+    return checksum.hex()
+
+
+def checksum_in(name: str | os.PathLike[str]) -> str | None:
+    """Return the checksum that a file has in its name, None if it has none."""
+    named = _NAMED.search(os.fspath(name))
+    return None if named is None else named[1]
+
+
 def write_record(
     path: Path,
     name: str,
@@ -336,18 +351,13 @@ def check_data(
     CheckpointCorrupt
         If they are not as they were written.
     """
-    named = _NAMED.search(os.fspath(path))
+    named = checksum_in(path)
     if named is None:
         what = "does not carry a checksum in its name, as tables of ackcore do"
         raise corrupt(path, what, way_out)
-    if content:
-        checksum = _Digest() if len(named[1]) == 32 else _Fingerprint()
-        view = memoryview(data)
-        for start in range(0, len(view), _PIECE):
-            checksum.update(view[start : start + _PIECE])
-        if checksum.hex() != named[1]:
-            what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
-            raise corrupt(path, what, way_out)
+    if content and checksum_of(data, len(named)) != named:
+        what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
+        raise corrupt(path, what, way_out)
 
 
 def check_file(path: Path, nbytes: int, content: bool) -> None:
@@ -446,10 +456,8 @@ class TableCache:
     def _load(self, file: str, check: bool) -> pa.Table:
         return read_table(self.root / file, check=check)
 
-    def checked(self, file: str, nbytes: int) -> Path | None:
+    def checked(self, file: str, nbytes: int) -> Place:
         """Return where a file is that is no table, once it has its length and its checksum.
-
-        None where that is no path.
 
         Raises
         ------
@@ -464,7 +472,7 @@ class TableCache:
     def opened(self, file: str, nbytes: int) -> Path | pa.NativeFile:
         """Return what `checked` looks at as something that Parquet is read from."""
         path = self.checked(file, nbytes)
-        assert path is not None
+        assert isinstance(path, Path)
         return path
 
     def place(self, file: str) -> str:
@@ -492,6 +500,9 @@ class TableCache:
         """Write a table that is whole already."""
         batches = rebatched(table.to_batches(), len(table))
         return self.write(directory, name, table.schema, batches)
+
+    def adopt_soon(self, paths: Iterable[Place], directory: str) -> None:
+        """Say which tables `adopt` will be called for, where it is sooner done for all at once."""
 
     def adopt(self, path: Place, directory: str) -> str:
         """Move a table that tasks wrote below the root, unless it is there; return its file."""

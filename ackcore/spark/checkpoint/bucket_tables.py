@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from ackcore.spark.stores.interface import Store
 _BELOW = "state"
 #: A table that was written stays in memory if it has no more bytes.
 _SMALL = 1 << 20
+#: So many tables that tasks wrote are copied beside each other.
+_AT_ONCE = 16
 
 
 class BucketTables(TableCache):
@@ -52,9 +55,11 @@ class BucketTables(TableCache):
         self._sizes[file] = data.size
         return table_in(data, self.place(file), check=check)
 
-    def checked(self, file: str, nbytes: int) -> None:
-        """As `TableCache.checked`."""
-        self.opened(file, nbytes)
+    def checked(self, file: str, nbytes: int) -> str:
+        """As `TableCache.checked`; what this driver had put there is not read for that."""
+        if file not in self._verified or self._sizes.get(file) != nbytes:
+            self.opened(file, nbytes)
+        return self.place(file)
 
     def opened(self, file: str, nbytes: int) -> pa.NativeFile:
         """As `TableCache.opened`."""
@@ -101,9 +106,18 @@ class BucketTables(TableCache):
         self.wrote(file)
         return file
 
+    def adopt_soon(self, paths: Iterable[Place], directory: str) -> None:
+        """As `TableCache.adopt_soon`: they are copied beside each other."""
+        every = list(dict.fromkeys(paths))
+        if len(every) > 1:
+            with ThreadPoolExecutor(_AT_ONCE) as beside:
+                list(beside.map(lambda path: self.adopt(path, directory), every))
+
     def adopt(self, path: Place, directory: str) -> str:
         """As `TableCache.adopt`, by a copy within the bucket: the run's own goes with the run."""
         file = f"{directory}/{os.path.basename(path)}"
+        if file in self._sizes:
+            return file  # by this driver, and its name tells its bytes
         self._sizes[file] = adopt_object(path, self._store, f"{_BELOW}/{file}")
         if self._there is not None:
             self._there.add(f"{_BELOW}/{file}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -71,8 +70,8 @@ class DeadLettersFile:
         """Return it as JSON can hold it."""
         return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
-    def path(self) -> Path | None:
-        """Return where it is, once its length and its checksum are right; None in a bucket.
+    def path(self) -> Place:
+        """Return where it is, once its length and its checksum are right.
 
         Raises
         ------
@@ -168,6 +167,8 @@ class Dead(Mapping[str, pa.Table]):
     def write(self, cache: TableCache, directory: str) -> dict[str, Any]:
         """Write what is not on record, and return all as JSON can hold it."""
         found: dict[str, Any] = {}
+        every = (part for some in self.parts.values() for part in some)
+        cache.adopt_soon((part.path for part in every if isinstance(part, WrittenDead)), directory)
         for spout, some in self.parts.items():
             for part in some:
                 kept: DeadFile | DeadLettersFile

@@ -210,6 +210,9 @@ class Waiting(Mapping[str, pa.Table]):
             Where to write, from the cache's root; it exists.
         """
         parts: dict[str, list[Part]] = {}
+        every = (part for some in self.parts.values() for part in some)
+        written = (part.path for part in every if isinstance(part, WrittenSegment))
+        cache.adopt_soon(written, directory)
         for spout, some in self.parts.items():
             known = [
                 part.kept(cache, directory) if isinstance(part, WrittenSegment) else part

@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import digest_of
+from ackcore.spark.base.checksummed import checksum_in, digest_of
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letters import schema_of, write_letters
@@ -40,6 +42,7 @@ from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
 from ackcore.spark.dead_letters.files import Fill, LetterFile, NewFile, NotesChanged
 from ackcore.spark.dead_letters.letters import FilePath, read_schema
 from ackcore.spark.dead_letters.objects import ObjectFile, Objects
+from ackcore.spark.stores.files import adopt_object, object_at
 from ackcore.spark.stores.interface import Store
 
 _log = logging.getLogger("ackcore")
@@ -50,11 +53,13 @@ _LARGE = 2000
 _MERGED, _NOTES = ".merged", ".notes"
 #: What is ours below the store, and may be swept if it is of an earlier epoch.
 _OURS = re.compile(
-    r"[^/]+/(?:batch-\d+|batches-\d+-\d+\.\d+|columns)\.e(\d+)\.[0-9a-f]{24}\.parquet"
+    r"[^/]+/(?:batch-\d+(?:\.\d+)?|batches-\d+-\d+\.\d+|columns)\.e(\d+)\.[0-9a-f]{24}\.parquet"
     r"|(?:\.merged|\.notes)/e(\d+)/[0-9a-f]{24}|\.requests/e(\d+)\.[0-9a-f]{8}/.+"
 )
 #: A file of no more bytes is at hand after it was put.
 _SMALL = 1 << 20
+#: So many files that tasks wrote are copied beside each other.
+_AT_ONCE = 16
 #: A drop begins anew so often where drivers start meanwhile.
 _TRIES = 10
 
@@ -69,8 +74,6 @@ class BucketLetters:
     clock : callable, optional
         Returns milliseconds since 1970.
     """
-
-    in_parts = False
 
     def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:
         self.url = store.url
@@ -232,14 +235,31 @@ class BucketLetters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
-        """As `Letters.publish`; it takes two trips, and none if they are there."""
-        ((_, fill, _),) = new
+        """As `Letters.publish`; it takes two trips, and none if they are there.
+
+        What tasks wrote into this bucket is copied within it, for a trip more: many files at once.
+        """
         files = _of_spout(self._index.read(), spout)["files"]
-        there = next((each for each in files if each["first"] == number), None)
-        put = self._put(spout, f"batch-{number}", fill, there)
-        if there is not None and put["object"] == there["object"]:
+        there = [each for each in files if each["first"] == number]
+        known = {_name(each["object"]): each for each in there}
+        with ThreadPoolExecutor(_AT_ONCE) as beside:
+            copies = {
+                one.position: beside.submit(
+                    self._copied, spout, _part(number, one), one, known.get(_part(number, one))
+                )
+                for one in new
+                if isinstance(one.source, str) and self._is_beside(one.source)
+            }
+            put = [
+                copies[one.position].result()
+                if one.position in copies
+                else self._put(spout, _part(number, one), one.fill, known.get(_part(number, one)))
+                for one in new
+            ]
+        keys = [each["object"] for each in put]
+        if keys == [each["object"] for each in there]:
             return
-        entry = {**put, "first": number, "last": number, "level": 0}
+        entries = [{**each, "first": number, "last": number, "level": 0} for each in put]
         gone: set[str] = set()
 
         def change(body: Body) -> Body:
@@ -248,10 +268,33 @@ class BucketLetters:
             after = [each for each in files if each["first"] > number]
             gone.clear()
             gone.update(each["object"] for each in files if each["first"] == number)
-            return _with_files(body, spout, [*before, entry, *after])
+            return _with_files(body, spout, [*before, *entries, *after])
 
         self._change(change)
-        self._delete(gone - {put["object"]})
+        self._delete(gone - {*keys})
+
+    def _is_beside(self, url: str) -> bool:
+        """Whether a URL is of this bucket, within which what is there may be copied."""
+        return object_at(url)[0] is object_at(self.url)[0]
+
+    def _copied(
+        self, spout: str, name: str, new: NewFile, there: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Do as `_put`, of a file that is an object in this bucket, with its checksum in its name.
+
+        Its length is looked at, as of a link on a disk; whoever reads it looks at its checksum.
+        """
+        assert new.source is not None
+        digest = checksum_in(new.source)
+        assert digest is not None, f"{os.fspath(new.source)} has no checksum in its name"
+        if there is not None and (there["blake2b"], there["bytes"]) == (digest, new.nbytes):
+            return dict(there)
+        epoch = self._index.read()["epoch"]
+        key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
+        size = adopt_object(new.source, self.store, key)
+        if size != new.nbytes:
+            raise corrupt(new.source, f"is damaged: it has {size} bytes, and had {new.nbytes}")
+        return {"object": key, "bytes": size, "blake2b": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
         """As `Letters.merge`; the merged files are deleted an hour later."""
@@ -426,8 +469,13 @@ class BucketLetters:
         self._change(change)
 
 
+def _part(number: int, new: NewFile) -> str:
+    """Return what a file of letters of a micro-batch is called, as on a file system."""
+    return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
+
+
 def _name(key: str) -> str:
-    """Return of which micro-batches a file is, by its key."""
+    """Return of which micro-batches a file is, and from which letter on, by its key."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 

@@ -26,6 +26,7 @@ from ackcore.spark.base.atomic import (
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.letters import schema_of, write_letters
+from ackcore.spark.base.paths import Place
 from ackcore.spark.dead_letters.letters import FilePath, position_of, read_schema
 
 OWNER, NOTES = ".owner.json", ".replayed"
@@ -63,12 +64,14 @@ class LetterFile(NamedTuple):
 class NewFile(NamedTuple):
     """A file of letters to be: which letter of the micro-batch is its first, and what writes it.
 
-    ``source`` is a file that is it already, on a file system, and is never written again.
+    ``source`` is a file of ``nbytes`` that is it already, by its path or its URL, with its checksum
+    in its name; it is never written again.
     """
 
     position: int
     fill: Fill
-    source: Path | None = None
+    source: Place | None = None
+    nbytes: int = 0
 
 
 class Kind(NamedTuple):
@@ -90,12 +93,9 @@ class Letters(Protocol):
     ----------
     url : str
         Where it is.
-    in_parts : bool
-        Whether the letters of a micro-batch may be in several files.
     """
 
     url: str
-    in_parts: bool
 
     def refresh(self) -> None:
         """Look anew at what is there, where that was remembered."""
@@ -169,8 +169,6 @@ class DirectoryLetters:
         The directory; it need not be there.
     """
 
-    in_parts = True
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.url = str(path)
@@ -236,13 +234,13 @@ class DirectoryLetters:
         files, replaced = self._listed(spout)
         self._known.pop(spout, None)
         there = []
-        for position, fill, source in new:
+        for position, fill, source, _ in new:
             part = f".{position}" if position else ""
             path = directory / f"batch-{number}{part}.parquet"
-            if source is None:
-                write_file(path, fill)
-            else:
+            if isinstance(source, Path):
                 link_file(source, path)
+            else:
+                write_file(path, fill)
             there.append(LetterFile(path, number, number, 0))
         for file in files:
             if file.first == file.last == number and file not in there:

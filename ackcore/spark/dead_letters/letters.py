@@ -21,7 +21,7 @@ from ackcore.spark.dead_letters.objects import ObjectFile
 #: No letter is without it, but one that was emptied.
 ATTEMPTS = "attempts"
 #: A file of only some of the letters of a micro-batch, from this position on.
-_PART = re.compile(r"batch-\d+\.(\d+)\.parquet")
+_PART = re.compile(r"batch-\d+\.(\d+)(?:\.e\d+\.[0-9a-f]+)?\.parquet")
 _WAY_OUT = (
     "Put the file back from a backup; or move it out of the store, which gives up the letters that "
     "only it holds, and nothing else"
@@ -226,5 +226,5 @@ def batch_rows(path: FilePath, batch_ids: Int64s | None = None) -> BatchRows:
 
 def position_of(path: FilePath) -> int:
     """Return which letter of its micro-batch is the first one of a file."""
-    part = _PART.fullmatch(path.name) if isinstance(path, Path) else None
+    part = _PART.fullmatch(path.name)
     return 0 if part is None else int(part[1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import digest_of
+from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.stores.interface import Store
 
 #: What was read or put last stays, up to so many bytes: a file is opened once for each of its
@@ -53,7 +53,7 @@ class Objects:
         data = self.store.read(key)
         if data is None:
             raise FileNotFoundError("it is missing, though a record names it")
-        if data.size != size or digest_of(data) != digest:
+        if data.size != size or checksum_of(data, len(digest)) != digest:
             raise pa.ArrowInvalid(f"its {data.size} bytes are not those that are on record")
         self.keep(key, data)
         return data

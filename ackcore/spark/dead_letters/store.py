@@ -18,8 +18,9 @@ was merged into that one and no longer counts: so a merge takes effect by one re
 that dies around it loses no letter and doubles none.  A file that was merged stays for an hour, for
 readers that have listed it before.
 
-What tasks wrote is linked from the checkpoint, and copied where that cannot be: none of it passes
-the driver, but for what is so small that it goes into one file with its neighbours.
+What tasks wrote is linked from the checkpoint, and copied where that cannot be, or within the
+bucket: none of it passes the driver, but for what is so small that it goes into one file with its
+neighbours.
 
 A letter that was dropped keeps its row, with nothing but the micro-batch in it: `drop` and merges
 empty it, after the note that names it was written.
@@ -179,7 +180,7 @@ class DeadLetters:
         found = dead_of(dead)
         for spout in found:
             parts = found.parts[spout]
-            self._write(spout, number, _files(parts) if self.place.in_parts else [parts])
+            self._write(spout, number, _files(parts))
 
     def _write(self, spout: str, number: int, parts: Sequence[Sequence[DeadPart]]) -> None:
         files = self.place.files(spout)
@@ -287,8 +288,9 @@ def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
         write_letters(file, schema, _letters(chain([head], pieces), number))
 
     alone = parts[0] if len(parts) == 1 else None
-    source = alone.path() if isinstance(alone, DeadLettersFile) else None
-    return NewFile(position, fill, source)
+    if isinstance(alone, DeadLettersFile):
+        return NewFile(position, fill, alone.path(), alone.nbytes)
+    return NewFile(position, fill)
 
 
 def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:
