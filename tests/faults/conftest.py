@@ -190,12 +190,14 @@ def failing_at(monkeypatch):
 
 
 @pytest.fixture
-def two_hosts(tmp_path):
+def two_hosts(request, tmp_path):
     """A master of Spark and two workers, which take themselves for two machines.
 
     A copy of a task is never run on the machine that runs the task, so that ``local-cluster``, all
     of it one machine, does not speculate.
     """
+    if request.node.callspec.params.get("place") == "bucket":
+        request.getfixturevalue("s3")  # its executors have the environment that they start in
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
     deploy = "org.apache.spark.deploy"
     environment = {**os.environ, "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_DIRS": str(tmp_path)}
