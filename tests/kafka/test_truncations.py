@@ -96,9 +96,15 @@ def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker
             (log,) = kafka._directory.glob(f"**/{topic}-0/*.log")
             cut(log, 4)
         kafka.restart()
-        for topic in topics:
+        for topic in (read, asked):
             kafka.produce(topic, [b"other %d" % n for n in range(20)])
         found = take(consumer, 20)
+        if found[0].offset == 0:
+            # It looked before any was produced: a partition that is shorter is read from its start.
+            again, found = found[:4], [*found[4:], *take(consumer, 4)]
+            assert [record.value for record in again] == [b"%d" % n for n in range(4)]
+            for record in again:
+                consumer.ack(record)
         assert [record.value for record in found] == [b"other %d" % n for n in range(20)]
         assert found[0].offset == 4
         for record in found:
