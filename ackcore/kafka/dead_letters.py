@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 #: Headers of a dead letter, behind those that the record came with.
 REASON, TOPIC, PARTITION = "ackcore-reason", "ackcore-topic", "ackcore-partition"
 OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths"
-_OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, ATTEMPTS, DEATHS))
+TIMESTAMP = "ackcore-timestamp"
+_OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
 #: A record that died so often goes round in a circle: something sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
@@ -52,6 +53,9 @@ def deaths(headers: Headers) -> int:
 def headers_of(letter: DeadLetter) -> Headers:
     """The headers of a dead letter: the record's, and why, where and how often it failed.
 
+    Its time is one of them: the letter's own must be that of its death, or a broker would delete
+    the letter of an old record at once, since retention goes by the times of records.
+
     Raises
     ------
     DeadLetterLoop
@@ -65,12 +69,17 @@ def headers_of(letter: DeadLetter) -> Headers:
             "dead letters come back to a topic that is read; stop what sends them back, and give "
             "the consumer dead_letters= another topic, or a callable"
         )
-    names = (PARTITION, OFFSET, ATTEMPTS, DEATHS)
-    numbers = (record.partition, record.offset, letter.failures, died)
+    numbers = {
+        PARTITION: record.partition,
+        OFFSET: record.offset,
+        TIMESTAMP: record.timestamp_ms,
+        ATTEMPTS: letter.failures,
+        DEATHS: died,
+    }
     ours: Headers = [
         (REASON, _cut(f"{failure.kind}: {failure.message}")),
         (TOPIC, record.topic.encode()),
-        *zip(names, [b"%d" % number for number in numbers], strict=True),
+        *((name, b"%d" % number) for name, number in numbers.items() if number is not None),
     ]
     return [*(each for each in record.headers if each[0] not in _OURS), *ours]
 
@@ -132,7 +141,6 @@ class TopicKeeper:
                 record.key,
                 headers=list[tuple[str, str | bytes | None]](headers_of(letter)),
                 on_delivery=delivered,
-                timestamp=record.timestamp_ms or 0,
             )
         except KafkaException as error:
             delivered(error.args[0])

@@ -51,6 +51,7 @@ def test_poison_is_dead_and_all_else_is_done_once(books):
 def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
     books.produce(3)
     value = {"key": b"k", "value": None, "headers": [("a", b"1"), ("ackcore-deaths", b"4")]}
+    value["timestamp"] = 1_000_000_000_000
     books.server.produce(books.topic, [value], 0)
     with consuming(books) as consumer:
         for record in take(consumer, 4):
@@ -63,12 +64,14 @@ def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
         assert consumer.stats().counts.failed == 1
     (letter,) = books.server.consume(books.dead_topic)
     assert (letter.key(), letter.value()) == (b"k", None)
+    assert letter.timestamp()[1] > time.time() * 1000 - 3_600_000
     assert letter.headers() == [
         ("a", b"1"),
         ("ackcore-reason", b"Reject: never"),
         ("ackcore-topic", books.topic.encode()),
         ("ackcore-partition", b"0"),
         ("ackcore-offset", b"1"),
+        ("ackcore-timestamp", b"1000000000000"),
         ("ackcore-attempts", b"1"),
         ("ackcore-deaths", b"5"),
     ]

@@ -1,0 +1,49 @@
+"""Dead letters of a consumer in a topic: what becomes of them there, and how they get there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
+from consumer_books import Books, consuming, take
+from servers import raise_errors, wait_until
+
+from ackcore.dispatch import Reject
+
+#: Of a record that is older than any broker keeps by itself.
+LONG_AGO_MS = 1_000_000_000_000
+
+
+def first_offset(server, topic):
+    """Where what a topic holds begins."""
+    asked = {TopicPartition(topic, 0): OffsetSpec.earliest()}
+    (found,) = raise_errors(server.admin.list_offsets(asked)).values()
+    return found.offset
+
+
+@pytest.mark.parametrize(
+    "own_kafka_broker", [{"log_retention_check_interval_ms": 100}], indirect=True
+)
+def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(own_kafka_broker, tmp_path):
+    """By their records' times they were deleted at once, behind the commit over these."""
+    server = own_kafka_broker
+    books = Books(server, tmp_path, partitions=1)
+    books.topic = server.new_topic(1, retention_ms=-1)
+    old = {"value": b"old", "timestamp": LONG_AGO_MS}
+    server.produce(books.topic, [old] * 3)
+    with consuming(books) as consumer:
+        for record in take(consumer, 3):
+            assert record.timestamp_ms == LONG_AGO_MS
+            consumer.fail(record, Reject("no"))
+        wait_until(lambda: books.committed()[0][0] == 3, "all are dead, and committed over")
+    # The second of three looks that have deleted a record each is over, and began behind the first.
+    looked = server.new_topic()
+    for n in range(1, 4):
+        server.produce(looked, [old])
+        wait_until(lambda n=n: first_offset(server, looked) == n, "what is old is deleted")
+    assert first_offset(server, books.dead_topic) == 0
+    letters = server.consume(books.dead_topic)
+    assert [dict(one.headers())["ackcore-timestamp"] for one in letters] == [b"1000000000000"] * 3
