@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
 from ackcore.kafka.held_partition import Key
+from ackcore.kafka.producing import SIZES
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Value
 
@@ -84,7 +85,7 @@ def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
     if not isinstance(given, str):
         return DeadLetters(CallableKeeper(given), log)
     own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
-    config = settings.client.client(own)
+    config = settings.client.client(own, SIZES)
     config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
     try:
         return DeadLetters(TopicKeeper(given, config, log), log)

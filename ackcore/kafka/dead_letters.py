@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from ackcore.kafka.errors import error_text
 from ackcore.kafka.held_partition import DeadLetter
+from ackcore.kafka.producing import way_out
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Log
 from ackcore.retry import capped_doubling
@@ -131,7 +133,7 @@ class TopicKeeper:
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
                 self._note(error)
-            report(letter, None if error is None else str(error))
+            report(letter, None if error is None else error_text(error) + way_out(error))
 
         record = letter.record
         try:
@@ -269,7 +271,7 @@ class DeadLetters:
             self._said_ms = self._now_ms
             record = letter.record
             self._log.warning(
-                "the dead letter of %s-%d@%d is not kept: %s; it is tried again until it is, and "
+                "the dead letter of %s-%d@%d is not kept: %s. It is tried again until it is, and "
                 "nothing is committed over it",
                 *(record.topic, record.partition, record.offset, error),
             )

@@ -39,6 +39,10 @@ _OURS = {
 #: What a message carries beside key and value.
 Headers = Iterable[tuple[str, bytes | None]]
 
+#: How large a message may be, unless the options say otherwise: the most that librdkafka allows,
+#: whose default of 1 MB refuses what a topic would take.  The topic's own limit is what counts.
+SIZES: dict[str, Any] = {"message.max.bytes": 1_000_000_000}
+
 #: How long a message may be on its way, unless the options say otherwise; in milliseconds.
 _TIMEOUT_MS = 60_000
 #: For so long brokers are waited for where nothing is sent yet.
@@ -66,7 +70,8 @@ _WAYS_OUT = {
     KafkaError.INVALID_PRODUCER_EPOCH: _SHUT_OUT,
     KafkaError.PRODUCER_FENCED: _SHUT_OUT,
     KafkaError.MSG_SIZE_TOO_LARGE: (
-        "raise message.max.bytes in options, and max.message.bytes of the topic; or send less"
+        "raise max.message.bytes of the topic, and message.max.bytes in options if it is there; or "
+        "send less"
     ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
     KafkaError._UNKNOWN_TOPIC: "make the topic",
@@ -102,6 +107,12 @@ def check_topic(topic: str) -> None:
         raise TypeError(f"topic must be a str, got {type(topic).__name__}")
     if not topic:
         raise ValueError("topic must be the name of a topic, got ''")
+
+
+def way_out(error: KafkaError) -> str:
+    """Return what to do about an error, as the end of a sentence; "" if that is not known."""
+    found = _WAYS_OUT.get(error.code())
+    return f"; {found}" if found else ""
 
 
 #: What a coordinator says that moves or has just begun; librdkafka hands it out here.
@@ -154,12 +165,12 @@ class Deliveries:
             "on_delivery": self._on_failure,
             "error_cb": self._on_error,
         }
-        defaults: dict[str, Any] = {}
+        defaults = dict(SIZES)
         if "delivery.timeout.ms" not in settings.options:  # the same by another name
             defaults["message.timeout.ms"] = _TIMEOUT_MS
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
-            defaults = {"transaction.timeout.ms": _TRANSACTION_MS}
+            defaults = {**SIZES, "transaction.timeout.ms": _TRANSACTION_MS}
         try:
             self._producer: Producer | None = Producer(settings.client(own, defaults))
         except KafkaException as error:
@@ -352,8 +363,7 @@ class Deliveries:
         told = error_text(error)
         if self._cause and self._cause != error.str():
             told += f", after {self._cause}"
-        way_out = _WAYS_OUT.get(error.code())
-        return self._settings.redacted(told + (f"; {way_out}" if way_out else ""))
+        return self._settings.redacted(told + way_out(error))
 
 
 class Mark(NamedTuple):

@@ -7,12 +7,13 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from consumer_books import Books, consuming, take
 from servers import raise_errors, wait_until
 
 from ackcore.dispatch import Reject
 
+SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.
 LONG_AGO_MS = 1_000_000_000_000
 
@@ -47,3 +48,27 @@ def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(own_kafka_b
     assert first_offset(server, books.dead_topic) == 0
     letters = server.consume(books.dead_topic)
     assert [dict(one.headers())["ackcore-timestamp"] for one in letters] == [b"1000000000000"] * 3
+
+
+def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to_raise(
+    kafka_broker, tmp_path, caplog
+):
+    """librdkafka's producer refuses 1 MB by itself, and its partition stood still for good."""
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    large = {"max.message.bytes": 5_000_000}
+    books.topic = kafka_broker.new_topic(1, **large)
+    value = b"x" * 2_000_000
+    kafka_broker.produce(books.topic, [value], message_max_bytes=5_000_000)
+    books.delivered[0, 0] = value
+    with consuming(books) as consumer:
+        for record in take(consumer, 1):
+            consumer.fail(record, Reject("no"))
+        wait_until(lambda: "is not kept" in caplog.text, "the topic does not take it")
+        assert "MSG_SIZE_TOO_LARGE); raise max.message.bytes of the topic" in caplog.text
+        assert books.committed()[0][0] < 1
+        to = [ConfigEntry(name, str(of), incremental_operation=SET) for name, of in large.items()]
+        there = ConfigResource(ConfigResource.Type.TOPIC, books.dead_topic, incremental_configs=to)
+        raise_errors(kafka_broker.admin.incremental_alter_configs([there]))
+        wait_until(lambda: not books.lag(), "it is kept")
+    (letter,) = kafka_broker.consume(books.dead_topic)
+    assert letter.value() == value

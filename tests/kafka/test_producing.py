@@ -52,6 +52,18 @@ def test_what_was_sent_is_there_when_flush_returns(mock_kafka, closing):
     assert (three.value(), three.key()) == (b"bytes", b"")
 
 
+def test_a_message_is_as_large_as_its_topic_takes(kafka_broker, closing):
+    topic = kafka_broker.new_topic(**{"max.message.bytes": 3_000_000})
+    deliveries = closing(Deliveries(settings(kafka_broker)))
+    deliveries.send(topic, b"x" * 2_000_000)
+    deliveries.flush()
+    (found,) = kafka_broker.consume(topic)
+    assert len(found.value()) == 2_000_000
+    deliveries.send(topic, b"x" * 4_000_000)
+    with pytest.raises(DeliveryError, match=r"raise max\.message\.bytes of the topic"):
+        deliveries.flush()
+
+
 def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka, closing):
     topic = mock_kafka.new_topic()
     deliveries = closing(Deliveries(settings(mock_kafka)))
@@ -98,8 +110,8 @@ def test_no_broker_is_an_error_that_says_so(mock_kafka, closing):
 
 
 def test_a_message_that_is_too_large_is_an_error_that_names_the_setting(mock_kafka, closing):
-    deliveries = closing(Deliveries(settings(mock_kafka)))
-    with pytest.raises(DeliveryError, match=r"too large .*raise message\.max\.bytes"):
+    deliveries = closing(Deliveries(settings(mock_kafka, message_max_bytes=1_000_000)))
+    with pytest.raises(DeliveryError, match=r"too large .*message\.max\.bytes in options if it is"):
         deliveries.send(mock_kafka.new_topic(), b"x" * 2_000_000)
 
 
