@@ -15,6 +15,7 @@ import pytest
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
+from ackcore.spark.checkpoint import bucket_tables
 from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.protocol.suspects import crashes_logged
 from ackcore.spark.stores import files
@@ -132,6 +133,31 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
         adopt_object(f"{work}/failed/{name}", open_store(bucket, "path"), "x")
     with pytest.raises(CheckpointCorrupt, match="is missing, though a record names it"):
         read_table_at(f"{work}/failed/{name}")
+
+
+def test_who_wrote_a_table_checks_it_when_it_is_fetched(work, bucket, monkeypatch):
+    """The bytes that a bucket hands out are others than those that were put."""
+    monkeypatch.setattr(bucket_tables, "_SMALL", 0)
+    store, table = open_store(bucket, "path"), pa.table({"n": [7] * 1000})
+    tables = BucketTables(store, 4)
+    directory = tables.directory_of(7)
+    with making_in(f"{work}/failed") as place:
+        name = write_table(place, "dead-lines", table)
+    files = {
+        "adopted": tables.adopt(f"{work}/failed/{name}", directory),
+        "written": tables.write_table(directory, "waiting-lines", table),
+        "read": tables.write_table(directory, "nonacked", table),
+    }
+    assert tables.read(files["read"], keep=False) == table
+    for file in files.values():
+        nbytes = tables.size(file)
+        data = bytearray(store.get(f"state/{file}").data)
+        data[data.index((7).to_bytes(8, "little"))] ^= 64
+        store.put(f"state/{file}", bytes(data))
+        with pytest.raises(CheckpointCorrupt, match="do not have the checksum in its name"):
+            tables.read(file)
+        with pytest.raises(CheckpointCorrupt, match="do not have the checksum in its name"):
+            tables.opened(file, nbytes)
 
 
 def meeting(s3, method, parties):
