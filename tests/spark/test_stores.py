@@ -1,20 +1,23 @@
 """What every store promises; and what the one in a bucket does when S3 fails."""
 
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
+from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
-from ackcore.spark.stores.opening import is_bucket, open_store, store_url
+from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
 
 SOON = {
     "max_retries": 2,
@@ -423,6 +426,26 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(url):
     with pytest.raises(ValueError, match=r"checkpoint must be .*without user, password") as error:
         store_url(url, "checkpoint")
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://account.blob.core.windows.net/box/a?sv=1&sig=secret",
+        "wasbs://box@account.blob.core.windows.net/a?sig=secret",
+        "s3n://key:secret@bucket/a",
+        "file://user:secret@host/a",
+        Path("https://bucket.s3.amazonaws.com/a?X-Amz-Signature=secret"),
+    ],
+)
+@pytest.mark.parametrize("taken", [place_of, open_store, local_path])
+def test_of_a_url_that_is_no_path_the_scheme_alone_is_repeated(url, taken):
+    with pytest.raises(ValueError, match=r"checkpoint must ") as error:
+        taken(url, "checkpoint")
+    told = str(error.value)
+    assert os.fspath(url).partition(":")[0] in told
+    assert "secret" not in told
+    assert "account" not in told
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket/../a"])

@@ -28,15 +28,16 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         raise ValueError(f"{argument} must be a path, got {text!r}")
     scheme, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+        # The scheme and no more: the rest may be a signed URL, or have a password in it.
         if scheme.lower() != "file":
             raise ValueError(
-                f"{argument} must be a path on a local or shared file system, got {text!r}: what "
-                f"is decided must be renamed and synced, which {scheme}: stores cannot do. Give a "
-                "mounted directory; a sink that is a function of (DataFrame, batch id) may write "
-                "to any store"
+                f"{argument} must be a path on a local or shared file system, got a URL "
+                f"({scheme}:): what is decided must be renamed and synced, which such stores "
+                "cannot do. Give a mounted directory; a sink that is a function of "
+                "(DataFrame, batch id) may write to any store"
             )
         if rest.startswith("//") and not rest.startswith("///"):
-            raise ValueError(f"{argument} must name no host: file:///path, got {text!r}")
+            raise ValueError(f"{argument} must name no host: file:///path")
         text = rest[2:] if rest.startswith("//") else rest
     kind = file_system(os.path.realpath(text))
     if kind in _KERNELS:
