@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextvars import Context
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +21,11 @@ from ackcore import OffsetState
 from ackcore.kafka import ClientSettings, Cluster
 from ackcore.offsets import decode_metadata
 from ackcore.spark import run_batch
+from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.kafka.groups import ToldGroup
+from ackcore.spark.kafka.sources import KafkaSources
+from ackcore.spark.protocol import batch
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -107,6 +113,52 @@ def test_a_group_that_was_deleted_is_told_anew(spark, kafka_broker, tmp_path, ru
     assert wait_until(lambda: kafka_broker.committed(group, topic)[0] == 3, "the commit")
     assert kept.texts == ["0", "1", "2"]
     assert on.books.balanced
+
+
+@pytest.mark.parametrize(
+    ("place", "step"), [("disk", "pruned"), ("bucket", "marked"), ("bucket", "opened")]
+)
+def test_a_driver_that_was_taken_over_from_moves_its_group_no_more(
+    spark, mock_kafka, tmp_path, monkeypatch, request, place, step
+):
+    """It stands still between its mark and its commit, and another goes on to the end meanwhile."""
+    path = tmp_path / "checkpoint"
+    if place == "bucket":
+        request.getfixturevalue("tasks_reach")
+        path = f"{request.getfixturevalue('bucket')}/checkpoint"
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"flaky", b"a", b"b"])
+    run = partial(run_batch, topology(source(mock_kafka, "t"), Kept()), spark, path)
+    stands_at, books, done = step if step != "opened" else None, [], KafkaSources.done
+
+    def take_over():
+        if not books:
+            books.append(None)
+            if place == "disk":
+                (path / "ackcore/lock").unlink()
+            books[0] = Context().run(run)
+            assert mock_kafka.committed("g", "t")[0] == 3
+
+    def failpoint(name, number=None):
+        if stands_at is None and name == "marked":
+            raise FailpointReached(name)
+        if name == stands_at:
+            take_over()
+
+    def late(*given):
+        take_over()
+        return done(*given)
+
+    monkeypatch.setattr(batch, "failpoint", failpoint)
+    if step == "opened":
+        with pytest.raises(FailpointReached):
+            run()
+        stands_at = "opened"
+        monkeypatch.setattr(KafkaSources, "done", late)
+    with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
+        run()
+    assert mock_kafka.committed("g", "t")[0] == 3
+    assert (books[0].acked, books[0].balanced) == (3, True)
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.checkpoint.state import State
 from ackcore.topology.builder import Topology
 
@@ -37,7 +38,8 @@ def kafka_sources(
         return None
     from ackcore.spark.kafka.sources import KafkaSources  # noqa: PLC0415
 
-    return KafkaSources.of(topology, spark, state, ends=ends, once=once)
+    with fenced(state.check_owner):
+        return KafkaSources.of(topology, spark, state, ends=ends, once=once)
 
 
 def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
@@ -57,5 +59,6 @@ def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | N
     from ackcore.spark.kafka.frame_groups import FrameGroups  # noqa: PLC0415
 
     groups = FrameGroups(topology, state.deployment_key, log)
-    groups.recall(state)
+    with fenced(state.check_owner):
+        groups.recall(state)
     return groups

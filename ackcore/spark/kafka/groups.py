@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ackcore import OffsetState
 from ackcore.kafka.cluster import Cluster
+from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.kafka.commits import CommitCache
 
 _log = logging.getLogger("ackcore")
@@ -85,6 +86,11 @@ class ToldGroup:
             Held meanwhile: a cluster is asked by one thread at a time.
         done : mapping
             By partition.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over.
         """
         commits = self._cache.commits(done)
         new = {each: one for each, one in commits.items() if self._told.get(each) != one}
@@ -92,6 +98,8 @@ class ToldGroup:
         if now >= self._repeat_at:
             new, self._repeat_at = commits, now + _REPEAT_S
         if new and now >= self._next_at:
+            # Kafka takes a commit of anyone who is in no group: an older one moves it back.
+            check_fence()
             with asking:
                 answers = cluster.commit(self._group_id, new)
             took_s = time.monotonic() - now
