@@ -374,6 +374,45 @@ def test_an_outage_amid_the_search_ends_it(tmp_path):
     assert (world.parked, books.dead) == (["line-3"], 1)
 
 
+@pytest.mark.parametrize("blip", [[], ["line-4"]])
+def test_a_row_that_failed_once_alone_is_not_refused(tmp_path, blip):
+    """It may have been the network's: it fails once more, amid rows that go in, or is written."""
+    world = Raising(tmp_path, bad=["line-3", *blip])
+    write = world.write_accepted
+
+    def reset_once(accepted):
+        try:
+            write(accepted)
+        finally:
+            if world.calls[-1] == blip:
+                world.bad.discard("line-4")
+
+    world.write_accepted = reset_once
+    _, books = world.process(0, LINES)
+    assert world.calls.count(["line-4"]) == (2 if blip else 1)
+    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+    assert world.rows == sorted(line.upper() for line in LINES if line != "line-3")
+
+
+@pytest.mark.parametrize("out", [{1}, {2, 3, 4}, {4}])
+def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
+    """Of the calls with which rows are tried once more: others, both rows, others."""
+    world = Raising(tmp_path, bad=["line-3", "line-4"])
+    write, since = world.write_accepted, []
+
+    def out_for_a_while(accepted):
+        world.out = len(since) in out
+        if since or accepted.files[0].within == (4, 5):
+            since.append(accepted)
+        write(accepted)
+
+    world.write_accepted = out_for_a_while
+    _, books = world.process(0, LINES)
+    assert len(since) > 5
+    assert world.paused == [1.0, 2.0]  # the search began anew
+    assert (world.parked, books.acked, books.dead) == (["line-3", "line-4"], 18, 2)
+
+
 def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
     world = Raising(tmp_path, bad=["line-3"])
     write = world.write_accepted

@@ -199,42 +199,53 @@ def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
         None if nothing is known: the sink is out, or rows fail only together.
     """
     files, places = _all_places(accepted)
-    found: list[tuple[int, BaseException]] = []
-    failed_in_a_row, written = 0, False
+    found: list[int] = []
+    failed_in_a_row = 0
+    witness: tuple[int, int] | None = None  # the shortest part that went in
     parts = [(0, len(files))]  # each of them fails
-    errors: dict[tuple[int, int], BaseException] = {}
     while parts:
-        part = parts.pop()
-        low, high = part
+        low, high = parts.pop()
         if high - low == 1:
-            error = errors.get(part)
-            if error is None:  # the batch is a single row
-                error = probe(_part(accepted, files, places, low, high))
-            if error is not None:
-                if not blames_a_row(sink, error):
-                    return None
-                found.append((low, error))
+            found.append(low)
             continue
         middle = (low + high) // 2
         bad = []
         for half in ((low, middle), (middle, high)):
             error = probe(_part(accepted, files, places, *half))
             if error is None:
-                written, failed_in_a_row = True, 0
+                failed_in_a_row = 0
+                if witness is None or half[1] - half[0] < witness[1] - witness[0]:
+                    witness = half
                 continue
             failed_in_a_row += 1
             if not blames_a_row(sink, error) or (
                 failed_in_a_row >= _HOPELESS and not sink.isolate_alone
             ):
                 return None
-            errors[half] = error
             bad.append(half)
         parts += reversed(bad)
-    if not found or not (written or sink.isolate_alone):
+    if witness is None and not sink.isolate_alone:
         return None
-    found.sort(key=lambda pair: pair[0])
-    rows = np.array([row for row, _ in found])
-    return SinkRejects.at(files[rows], places[rows], [error for _, error in found])
+
+    def is_up() -> bool:
+        return witness is None or probe(_part(accepted, files, places, *witness)) is None
+
+    # One failure of a row may be the network's: each fails once more, amid others that go in.
+    rows: list[int] = []
+    errors: list[BaseException] = []
+    for i, row in enumerate(sorted(found)):
+        if i % _HOPELESS == 0 and not is_up():
+            return None
+        error = probe(_part(accepted, files, places, row, row + 1))
+        if error is None:
+            continue
+        if not blames_a_row(sink, error):
+            return None
+        rows.append(row)
+        errors.append(error)
+    if not rows or not is_up():
+        return None
+    return SinkRejects.at(files[rows], places[rows], errors)
 
 
 def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
