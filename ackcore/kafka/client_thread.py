@@ -24,7 +24,7 @@ from ackcore.kafka.client import (
 )
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.commits import Commits
-from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer_settings import OTHER_TOPIC, ConsumerSettings
 from ackcore.kafka.errors import redacted_error
 from ackcore.kafka.held_partition import DeadLetter, Key
 from ackcore.kafka.held_records import HeldRecords
@@ -201,6 +201,12 @@ class ClientThread:
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Take in partitions where they begin; return them with the offsets to read from."""
+        dead = self.settings.dead_letters
+        if any(each.topic == dead for each in partitions):
+            raise ConsumerError(
+                f"dead_letters must not be a topic that is read, and {dead!r} fits one of "
+                f"{', '.join(map(repr, self.settings.topics))}: they would come back. {OTHER_TOPIC}"
+            )
         ids = self._topics.ids({each.topic for each in partitions})
         is_new = self._topics.is_new
         begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)

@@ -98,9 +98,9 @@ class Consumer:
         A topic that was deleted and made again (its id is another) is read from its beginning,
         or, with "fail", ends the consumer, too.
     dead_letters : str or callable, optional
-        A topic, or ``keep(record, failure)``, called in a thread of its own, which must have kept
-        the record when it returns.  What cannot be kept is tried again until it is.  By default the
-        consumer ends with `ackcore.dispatch.RecordDead`.
+        A topic, which none of ``topics`` is or fits, or ``keep(record, failure)``, called in a
+        thread of its own, which must have kept the record when it returns.  What cannot be kept is
+        tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
     max_dead : float, optional
         Of the last ``max_dead_window`` records that were acked or died, at most this share may be
         dead, and not all: else it ends with `TooManyDead`.

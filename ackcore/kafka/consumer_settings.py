@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +21,10 @@ from ackcore.retry import Policy
 Protocol = Literal["cooperative", "eager", "consumer"]
 OutOfRange = Literal["earliest", "latest", "fail"]
 KeepDead = str | Callable[[KafkaRecord, Failure], object]
+
+OTHER_TOPIC = (
+    "Name another topic, or a pattern that it does not fit: '^orders$' is without orders-dead"
+)
 
 #: librdkafka's default; a member that is not heard of for so long has left its group.
 _MAX_POLL_MS = 300_000
@@ -130,11 +136,31 @@ class ConsumerSettings:
             # The producer of dead letters is given them, too; it has no use of its own for this.
             check_options(self.client, but=["error_cb"])
             check_topic(dead)
-        read = {*self.topics, *(topic for topic, _ in self.partitions)}
-        if dead in read:
-            raise ValueError(
-                f"dead_letters must not be a topic that is read, got {dead!r}; they would come back"
-            )
+            read = {*self.topics, *(topic for topic, _ in self.partitions)}
+            found = next((one for one in sorted(read) if self._fits(one, dead)), None)
+            if found is not None:
+                pattern = f", which {found!r} fits" if found != dead else ""
+                raise ValueError(
+                    f"dead_letters must not be a topic that is read, got {dead!r}{pattern}; they "
+                    f"would come back. {OTHER_TOPIC}"
+                )
+
+    def _fits(self, name: str, topic: str) -> bool:
+        """Whether a topic is read by a name, or a pattern as far as Python reads it alike.
+
+        librdkafka's are POSIX's, a broker's (KIP-848) RE2/J's: what none of this sees is refused
+        when the topic is assigned.
+        """
+        if not name.startswith("^"):
+            return name == topic
+        # A broker has all of a name match, librdkafka any part.
+        fits = re.fullmatch if self.protocol == "consumer" and self.tasks is None else re.search
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of [[:alpha:]]
+            try:
+                return fits(name, topic) is not None
+            except re.error:
+                return False
 
     def _check_tasks(self) -> None:
         if self.tasks is None and self.task is None:

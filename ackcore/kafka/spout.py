@@ -139,6 +139,12 @@ class KafkaSpout:
         place = self.schema.get_field_index("value")
         return self.schema.set(place, pa.field("value", self.value_type))
 
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of that name is read, as soon as there is one."""
+        if self.topics is not None:
+            return topic in self.topics
+        return re.fullmatch(self.pattern or "", topic) is not None
+
     def __repr__(self) -> str:
         what = f"pattern={self.pattern!r}" if self.topics is None else f"{list(self.topics)}"
         return f"KafkaSpout({what}, bootstrap_servers={self.client.bootstrap_servers!r})"

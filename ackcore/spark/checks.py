@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -24,6 +24,9 @@ from ackcore.spark.sinks.interface import check_sink
 from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
+
+if TYPE_CHECKING:
+    from ackcore.kafka.settings import ClientSettings
 
 TRIGGERS = (
     'a processing time such as "1 second", {"processingTime": "1 second"}, {"availableNow": True}, '
@@ -74,6 +77,31 @@ def check_options(
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {type(function).__name__} {function!r}")
+
+
+def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
+    """Refuse a topic for dead letters that a spout reads: they would come back.
+
+    Raises
+    ------
+    ValueError
+        Naming spout and topic.
+    """
+    if not isinstance(dead_letters, DeadLetterTopic):
+        return
+    topic, servers = dead_letters.topic, _servers(dead_letters.settings)
+    for name, spout in topology.spouts.items():
+        source = spout.source
+        if spout.kind == "kafka" and source.reads(topic) and servers & _servers(source.client):
+            raise ValueError(
+                f"dead_letters must not be a topic that is read, got {topic!r}, and spout "
+                f"{name!r}, {source!r}, reads it: they would come back. Name another topic, or a "
+                "pattern that it does not fit"
+            )
+
+
+def _servers(settings: ClientSettings) -> set[str]:
+    return {server.strip() for server in settings.bootstrap_servers.split(",")}
 
 
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:

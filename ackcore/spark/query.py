@@ -27,7 +27,7 @@ from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import check, check_options, check_trigger, read_trigger
+from ackcore.spark.checks import check, check_dead_topic, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.inspect.pending import PendingTree, read_pending
@@ -122,6 +122,7 @@ def start(
     check_options(dead_letters, accept_changes, clock=clock)
     told = Listeners(listeners)
     check(topology, spark, streaming=True)
+    check_dead_topic(topology, dead_letters)
     available_now, options = read_trigger(trigger)
     check_trigger(topology, spark, options)
     place = _place_of(checkpoint, dead_letters)
@@ -233,6 +234,7 @@ def run_batch(
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     told = Listeners(listeners)
     check(topology, spark, streaming=False)
+    check_dead_topic(topology, dead_letters)
     place = _place_of(checkpoint, dead_letters)
     with ExitStack() as stack:
         state = stack.enter_context(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
-from consumer_books import Books, consuming, take
+from consumer_books import QUICK, Books, consuming, take
 from servers import raise_errors, wait_until
 
 from ackcore.dispatch import Reject
+from ackcore.kafka import ClientSettings, Consumer, ConsumerError
+from ackcore.kafka.consumer_settings import ConsumerSettings
 
 SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.
@@ -72,3 +77,45 @@ def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to
         wait_until(lambda: not books.lag(), "it is kept")
     (letter,) = kafka_broker.consume(books.dead_topic)
     assert letter.value() == value
+
+
+@pytest.mark.parametrize("found", ["orders", "^orders", "^.*-dead$", "^[a-z]+-d(?:ead|own)"])
+@pytest.mark.parametrize("protocol", ["cooperative", "consumer"])
+def test_a_topic_for_dead_letters_that_is_read_by_its_name_or_a_pattern_is_refused(found, protocol):
+    dead = "orders" if found == "orders" else "orders-dead"
+    # A broker has all of a name match.
+    refused = found != "^orders" or protocol == "cooperative"
+    with (
+        pytest.raises(ValueError, match=rf"{re.escape(found)}.*come back. Name another")
+        if (refused)
+        else nullcontext()
+    ):
+        ConsumerSettings(
+            ClientSettings("x"), "g", ("other", found), (), protocol=protocol, dead_letters=dead
+        )
+
+
+def test_patterns_that_a_topic_for_dead_letters_does_not_fit_are_taken():
+    topics = ("^orders$", "^orders-[0-9]+$", "^orders-(", "^orders-[[:alpha:]]+$", "^orders.dead$")
+    ConsumerSettings(ClientSettings("x"), "g", topics, (), dead_letters="orders-dead.1")
+
+
+def test_a_topic_for_dead_letters_that_is_assigned_ends_the_consumer(mock_kafka):
+    """It came later, and fits a pattern that is POSIX's and not Python's."""
+    mock_kafka.create_topic("orders-eu")
+    mock_kafka.produce("orders-eu", [b"first"])
+    consumer = Consumer(
+        "^orders-[[:alpha:]]+$",
+        bootstrap_servers=mock_kafka.bootstrap_servers,
+        group_id="g",
+        dead_letters="orders-dead",
+        refresh_s=0.2,
+        options=QUICK,
+    )
+    assert [one.value for one in take(consumer, 1)] == [b"first"]
+    mock_kafka.create_topic("orders-dead")
+    mock_kafka.produce("orders-dead", [b"a letter"])
+    with pytest.raises(ConsumerError, match=r"'orders-dead' fits one of '\^orders-\[\[:alpha"):
+        consumer.poll(1, 20.0)
+    with pytest.raises(ConsumerError):
+        consumer.close(0.0)

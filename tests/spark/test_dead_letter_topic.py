@@ -14,6 +14,7 @@ pytest.importorskip("confluent_kafka")
 
 import mock_broker
 
+from ackcore.kafka import KafkaSpout
 from ackcore.kafka.producing import DeliveryError
 from ackcore.spark import (
     DeadLetterTopic,
@@ -28,6 +29,7 @@ from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
+from ackcore.spark.checks import check_dead_topic
 from ackcore.spark.dead_letters.topic import TopicWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -181,6 +183,22 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(letters, mock_kafka
         TypeError, match=r"path must be the checkpoint, got DeadLetterTopic\('topic"
     ):
         replay(letters)
+
+
+@pytest.mark.parametrize("what", [{"topics": ["a", "orders-dead"]}, {"pattern": "orders.*"}])
+def test_a_topic_that_a_spout_reads_takes_no_letters(spark, checkpoint, what):
+    builder = TopologyBuilder()
+    builder.spout("lines", KafkaSpout(**what, bootstrap_servers="localhost:1, localhost:2"))
+    builder.bolt("pick", Pick()).shuffle("lines")
+    builder.sink("pick", lambda frame, number: frame.collect())
+    topology = builder.build()
+    letters = DeadLetterTopic("orders-dead", "localhost:2")
+    for runs in (run_batch, start):
+        with pytest.raises(ValueError, match=r"spout 'lines', KafkaSpout.*, reads it: they would"):
+            runs(topology, spark, checkpoint, dead_letters=letters)
+    # Of other brokers, or not read.
+    for other in (("orders-dead", "localhost:3"), ("dead-orders", "localhost:2")):
+        check_dead_topic(topology, DeadLetterTopic(*other))
 
 
 def test_a_driver_that_was_cut_off_sends_nothing(mock_kafka, topic, letters, monkeypatch):
