@@ -177,9 +177,9 @@ def _padded(pieces: list[Digits], per_character: int) -> Digits:
     return content + b"0" * (-(len(content) + _CRC_BITS) % per_character)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
-    """What is behind the checksum where nothing is open: the same for each partition of a group."""
+    """What is behind the checksum where nothing is open: the same for each partition of a topic."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)

@@ -1,10 +1,11 @@
-"""Which topic, and which deployment, a consumer's commit is of: the 64 bits in its metadata.
+"""Which topic, and which deployment, a commit is of: the 64 bits in its metadata.
 
 A topic that was made anew has the name and partitions of the one before, and a commit that crossed
 its deletion stands beside an offset of the new one.  So the metadata says which topic, by its id;
-and for which ``force_from_start`` the partition has begun.  Of 64 bits 24 tell these from all that
-others commit, 20 are of the topic's id and 20 of the name: two topics, or names, are taken for one
-with odds of one in a million.
+and whose it is: of a `Consumer`, for which ``force_from_start`` the partition has begun, of a
+topology on Spark its checkpoint.  Of 64 bits 24 tell these from all that others commit, 20 are of
+the topic's id and 20 of the name: two topics, or names, are taken for one with odds of one in a
+million.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NamedTuple
 
-#: Of the topic, and of the name; the 24 above them tell a consumer's commits from others.
+#: Of the topic, and of the name; the 24 above them tell these commits from others.
 _BITS = 20
 _MASK = (1 << _BITS) - 1
 _TAG = int.from_bytes(b"acc")
@@ -31,7 +32,10 @@ class Origin(NamedTuple):
 
     @classmethod
     def read(cls, deployment: int | None) -> Origin:
-        """Take a commit's deployment apart; nothing is known of one that is not a consumer's."""
+        """Take a commit's deployment apart; nothing is known of one that is not an origin's.
+
+        Checkpoints have committed their keys alone, once, and no topic with them.
+        """
         if deployment is None or deployment % 2**64 >> 2 * _BITS != _TAG:
             return cls(0, 0)
         return cls(deployment >> _BITS & _MASK, deployment & _MASK)

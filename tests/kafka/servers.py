@@ -70,6 +70,21 @@ class KafkaServer(ABC):
         self.create_topic(topic, partitions, **config)
         return topic
 
+    def make_anew(self, topic: str) -> None:
+        """Delete a topic, and make one of its name as soon as that can be."""
+
+        def is_made() -> bool:
+            try:
+                self.create_topic(topic)
+            except Exception as error:
+                if "TOPIC_ALREADY_EXISTS" in str(error):
+                    return False
+                raise
+            return True
+
+        self.delete_topic(topic)
+        wait_until(is_made, f"{topic} can be made again")
+
     def new_group(self) -> str:
         """Return the name of a group that no other test has."""
         return f"group-{next(_numbers)}"

@@ -165,8 +165,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
     with consuming(books, refresh_s=0.2) as consumer:
         (out, *taken) = take(consumer, 5)
         consumer.ack_many(taken)
-        kafka.delete_topic(books.topic)
-        wait_until(lambda: make(kafka, books.topic), "it can be made again")
+        kafka.make_anew(books.topic)
         kafka.produce(books.topic, [b"new %d" % n for n in range(20)])
         wait_until(lambda: "topic made anew" in caplog.text, "it is noticed")
         consumer.ack(out)
@@ -182,17 +181,6 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
         assert values == {b"new %d" % n for n in range(20)}
 
 
-def make(kafka, topic):
-    """Make a topic of the name of one that may not be quite gone; whether it is there."""
-    try:
-        kafka.create_topic(topic, 1)
-    except Exception as error:
-        if "TOPIC_ALREADY_EXISTS" in str(error):
-            return False
-        raise
-    return True
-
-
 def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka, tmp_path, caplog):
     """A commit of the one before may have crossed its deletion."""
     books = books_of(mock_kafka, tmp_path)
@@ -202,8 +190,7 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
         wait_until(lambda: books.committed()[0][0] == 5, "five are done")
     offset, metadata = books.committed()[0]
     assert Origin.read(decode_metadata(books.topic, 0, offset, metadata).deployment).topic
-    mock_kafka.delete_topic(books.topic)
-    wait_until(lambda: make(mock_kafka, books.topic), "it can be made again")
+    mock_kafka.make_anew(books.topic)
     mock_kafka.produce(books.topic, [b"new"] * 10)
     books.group = mock_kafka.new_group()  # the mock takes no such commit of one that had members
     client = Client(mock_kafka.conf(group_id=books.group))

@@ -20,7 +20,7 @@ from test_kafka_spout import Kept, source, topology
 from ackcore import OffsetState
 from ackcore.kafka import ClientSettings, Cluster
 from ackcore.offsets import decode_metadata
-from ackcore.spark import run_batch
+from ackcore.spark import run_batch, start
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.kafka.groups import ToldGroup
@@ -30,6 +30,7 @@ from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
+BROKER = pytest.mark.broker
 
 
 def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
@@ -40,7 +41,8 @@ def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
     state = OffsetState(int(holes[0]), int(holes[-1]) + 2, holes, holes + 1, *none)
     told = ToldGroup("lines", group, 5)
     with Cluster(ClientSettings(kafka_broker.bootstrap_servers)) as cluster:
-        assert told.tell(cluster, threading.Lock(), {(topic, 0): state}) == {(topic, 0): holes[0]}
+        found = told.tell(cluster, threading.Lock(), {(topic, 0): state}, {topic: "its id"})
+        assert found == {(topic, 0): holes[0]}
     offset, metadata = kafka_broker.committed(group, topic)
     assert 3_900 < len(metadata) <= 4_095
     found = decode_metadata(topic, 0, offset, metadata).state
@@ -48,6 +50,36 @@ def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
     below = holes[holes < found.end]
     np.testing.assert_array_equal(found.hole_starts, below)
     np.testing.assert_array_equal(found.hole_ends, below + 1)
+
+
+@pytest.mark.parametrize("kafka", ["mock_kafka", pytest.param("kafka_broker", marks=BROKER)])
+def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
+    spark, request, kafka, tmp_path
+):
+    """Nobody would read what it has below that: not who refuses to go on, nor who begins then."""
+    kafka = request.getfixturevalue(kafka)
+    topic, group, kept = kafka.new_topic(), kafka.new_group(), Kept()
+    spout = source(kafka, topic, group_id=group, start="group", lost="refuse")
+    kafka.produce(topic, [b"a", b"b", b"c"])
+    assert run_batch(topology(spout, kept), spark, tmp_path / "batch").acked == 3
+    on = start(topology(spout, Kept()), spark, tmp_path / "one", trigger={"availableNow": True})
+    assert on.await_termination(300)
+    before = kafka.committed(group, topic)
+    assert before[0] == 3
+    kafka.make_anew(topic)
+    kafka.produce(topic, [b"1", b"2", b"3", b"4", b"5"])
+    assert kafka.committed(group, topic)[0] < 0  # it is forgotten with its topic
+    assert run_batch(topology(spout, kept), spark, tmp_path / "batch").acked == 3
+    on = start(topology(spout, Kept()), spark, tmp_path / "one", trigger={"availableNow": True})
+    with pytest.raises(Exception, match=r"made anew, and lost='refuse'.*a checkpoint of its own"):
+        on.await_termination(300)
+    assert kafka.committed(group, topic)[0] < 0
+    with Cluster(ClientSettings(kafka.bootstrap_servers)) as cluster:  # one that crossed that
+        assert cluster.commit(group, {(topic, 0): before}).found
+    kept = Kept()
+    assert run_batch(topology(spout, kept), spark, tmp_path / "other").acked == 5
+    assert kept.texts == ["1", "2", "3", "4", "5"]
+    assert kafka.committed(group, topic)[0] == 5
 
 
 def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):

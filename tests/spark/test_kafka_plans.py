@@ -15,6 +15,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaSpout
+from ackcore.kafka.origins import Origin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata
 from ackcore.spark.base.schemas import TRACKING
@@ -132,13 +133,13 @@ WAITS = st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=4)
 @given(st.lists(st.lists(st.tuples(st.integers(7, 9), WAITS), max_size=3), max_size=4))
 def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
     """The next offset, what waits and how often it was tried, in each partition and micro-batch."""
-    cache = CommitCache(7)
+    cache, whose = CommitCache(7), Origin.of("one", f"{7:016x}").deployment
     for found in batches:
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
         rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
         done = {(topic, n): state for topic, n, state in states(plan, [waiting(*rows)])}
-        expected = {each: commit_of(*each, state, 7) for each, state in done.items()}
-        assert cache.commits(done) == expected
+        expected = {each: commit_of(*each, state, whose) for each, state in done.items()}
+        assert cache.commits(done, {"t": "one"}) == expected
 
 
 def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
@@ -150,11 +151,13 @@ def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
 
     monkeypatch.setattr(commits, "commit_of", noted)
     cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
-    for now in (rows, rows, [rows[0], (1, 4, 2, 0)]):
+    some = [rows[0], (1, 4, 2, 0)]
+    for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):
         cache.commits(
-            {(t, n): state for t, n, state in states(plan_of(p0=9, p1=9), [waiting(*now)])}
+            {(t, n): state for t, n, state in states(plan_of(p0=9, p1=9), [waiting(*now)])},
+            {"t": topic_id},
         )
-    assert encoded == [0, 1, 1]
+    assert encoded == [0, 1, 1, 0, 1]
 
 
 def test_each_partition_has_what_waits_of_it():

@@ -24,6 +24,7 @@ from ackcore.kafka.cluster import (
     UnknownTopics,
     Watermarks,
 )
+from ackcore.kafka.origins import Origin
 from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka import offsets
 from ackcore.spark.kafka.offsets import OffsetsRefused, SpoutOffsets
@@ -97,7 +98,7 @@ def test_a_group_goes_on_with_its_holes():
     for offset in (27, 29, 29):
         tracker.failed(np.array([offset]))
         tracker.emitted(np.array([offset]))
-    commit = encode_metadata(tracker, 7)
+    commit = encode_metadata(tracker, Origin.of("one", "a checkpoint").deployment)
     start = decide(spout(), first(committed=tuple(commit)))
     assert (start.next, start.why) == (29, "group")
     assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
@@ -117,8 +118,27 @@ def test_a_group_goes_on_with_its_holes():
         (),
         tuple(OffsetRange("t", 0, *run) for run in ((22, 24), (26, 28), (29, 40))),
     )
-    # Of a topic that was made anew its metadata says nothing.
-    assert decide(spout(), first(high=25, committed=tuple(commit))) == Start(22, "group")
+    # A log that ends below was truncated, or is another one: what above the offset was done of it
+    # may be other records now, and where nobody says which topic it is, all may be.
+    at = first(high=25, committed=tuple(commit))
+    assert decide(spout(), at._replace(topic_id="one")) == Start(22, "group")
+    assert decide(spout(), at) == Start(10, "out of range")
+    assert decide(spout(), at._replace(topic_id="two")) == Start(10, "topic made anew")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "topic_id", "start"),
+    [
+        (Origin.of("one", "a checkpoint").deployment, "one", Start(40, "group")),
+        (Origin.of("one", "a checkpoint").deployment, "two", Start(10, "topic made anew")),
+        (Origin.of("one", "a checkpoint").deployment, None, Start(40, "group")),
+        (Origin.of(None, "a checkpoint").deployment, "two", Start(40, "group")),
+        (7, "two", Start(40, "group")),  # as checkpoints committed before they named topics
+    ],
+)
+def test_a_group_has_nothing_done_of_a_topic_that_was_made_anew_since(deployment, topic_id, start):
+    commit = encode_metadata(OffsetTracker("t", 0, 0, 40), deployment)
+    assert decide(spout(), first(committed=tuple(commit), topic_id=topic_id)) == start
 
 
 def test_what_failed_before_goes_on_with_its_attempts_when_it_is_taken():
@@ -357,6 +377,32 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
     assert taken(second) == [(0, 0, 5)]
     assert second.positions["t"][0].began == "topic made anew"
     assert second.topic_ids == {"t": "two"}
+
+
+def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplog):
+    """Not by a driver that begins, nor after a micro-batch; another checkpoint reads all of it."""
+    cluster = Cluster((0, 5))
+    it = of(cluster)
+    first = it.plan(None, 1, bounded=True)
+    it.commit(first, [])
+    told = dict(cluster.told)
+    cluster.told.clear()  # as brokers do, with the topic
+    cluster.topic_id, cluster.marks["t", 0] = "two", (0, 9)
+    for again in (it, of(cluster, lost="refuse")):
+        again._refresh_at = 0
+        again._refresh()
+        assert again.commit(first, []) == 0
+        assert not cluster.told
+    with pytest.raises(OffsetsRefused, match="checkpoint of its own"):
+        of(cluster, lost="refuse").plan(first, 1, bounded=True)
+    cluster.told = told  # it had crossed the deletion
+    other = of(cluster, lost="refuse")
+    plan = other.plan(None, 1, bounded=True)
+    assert taken(plan) == [(0, 0, 9)]
+    assert "t-0 begins at offset 0, topic made anew" in caplog.text
+    other.commit(plan, [])
+    assert cluster.told["t", 0][0] == 9
+    assert taken(of(cluster).plan(None, 1, bounded=True)) == []
 
 
 def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of):

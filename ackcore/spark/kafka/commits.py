@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ackcore import OffsetState
 from ackcore._records import Int32s, Int64s
+from ackcore.kafka.origins import Origin
 from ackcore.offsets import Commit, encode_state
 from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
@@ -92,20 +93,26 @@ class CommitCache:
     """
 
     def __init__(self, deployment: int) -> None:
-        self._deployment = deployment
-        self._last: dict[tuple[str, int], tuple[OffsetState, Commit]] = {}
+        self._name = f"{deployment % 2**64:016x}"
+        self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
 
-    def commits(self, done: Mapping[tuple[str, int], OffsetState]) -> dict[tuple[str, int], Commit]:
-        """Return what `commit_of` does, by partition."""
+    def commits(
+        self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
+    ) -> dict[tuple[str, int], Commit]:
+        """Return what `commit_of` does, by partition, of topics with these ids."""
+        whose = {
+            topic: Origin.of(topic_ids.get(topic), self._name).deployment
+            for topic in {topic for topic, _ in done}
+        }
         found = {}
         for each, state in done.items():
-            last = self._last.get(each)
-            if last is not None and _is_same(last[0], state):
+            last, now = self._last.get(each), whose[each[0]]
+            if last is not None and last[0] == now and _is_same(last[1], state):
                 found[each] = last
             else:
-                found[each] = state, commit_of(*each, state, self._deployment)
+                found[each] = now, state, commit_of(*each, state, now)
         self._last = found
-        return {each: commit for each, (_, commit) in found.items()}
+        return {each: commit for each, (*_, commit) in found.items()}
 
 
 def _is_same(one: OffsetState, other: OffsetState) -> bool:

@@ -107,7 +107,8 @@ class _FrameGroup:
         after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
         for each, state in after.items():
             self._untold.setdefault(each, state.committable)
-        told = {**self._untold, **self._group.tell(self.cluster, self._asking, after)}
+        # Spark's log does not say which topic of that name it is, so that nobody can tell.
+        told = {**self._untold, **self._group.tell(self.cluster, self._asking, after, {})}
         with self._asking:
             ends = self.cluster.watermarks(after).found
         return sum(

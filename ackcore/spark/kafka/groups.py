@@ -72,7 +72,11 @@ class ToldGroup:
         self._complained = False
 
     def tell(
-        self, cluster: Cluster, asking: threading.Lock, done: Mapping[Key, OffsetState]
+        self,
+        cluster: Cluster,
+        asking: threading.Lock,
+        done: Mapping[Key, OffsetState],
+        topic_ids: Mapping[str, str],
     ) -> dict[Key, int]:
         """Commit what is done; return the offsets that were committed, of partitions that have one.
 
@@ -86,13 +90,15 @@ class ToldGroup:
             Held meanwhile: a cluster is asked by one thread at a time.
         done : mapping
             By partition.
+        topic_ids : mapping from str to str
+            Which topics of these names they are of, where that is known.
 
         Raises
         ------
         CheckpointInUse
             If another driver has taken over.
         """
-        commits = self._cache.commits(done)
+        commits = self._cache.commits(done, topic_ids)
         new = {each: one for each, one in commits.items() if self._told.get(each) != one}
         now = time.monotonic()
         if now >= self._repeat_at:

@@ -34,7 +34,7 @@ from ackcore.spark.kafka.plans import (
     evenly,
     records_in,
 )
-from ackcore.spark.kafka.starts import Found, Start, decide, shares
+from ackcore.spark.kafka.starts import MADE_ANEW, Found, Start, decide, shares
 from ackcore.spark.tasks.record_ids import Refused
 from ackcore.topology.tuples import Reason
 
@@ -150,7 +150,7 @@ class SpoutOffsets:
     def has_new(self) -> bool:
         """Whether there is something that no micro-batch is done with."""
         marks = self._marks()
-        if self._done is None or self._is_of_others(self._done, {topic for topic, _ in marks}):
+        if self._done is None or self._made_anew(self._done, {topic for topic, _ in marks}):
             return True
         # One that ends below was truncated or made anew.  Were it left until it is as long again,
         # what has come by then would be taken for what was read; one that is has another leader.
@@ -159,12 +159,14 @@ class SpoutOffsets:
             for of, one in marks.items()
         )
 
-    def _is_of_others(self, plan: OffsetPlan, topics: Collection[str]) -> bool:
-        """Whether one of these topics is another than that of a plan, as far as is known."""
+    def _made_anew(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
+        """Return which of these topics are others than those of a plan, as far as is known."""
         known, now = plan.topic_ids, self._topic_ids
-        return any(
-            topic in known and now.get(topic, known[topic]) != known[topic] for topic in topics
-        )
+        return {
+            topic
+            for topic in topics
+            if topic in known and now.get(topic, known[topic]) != known[topic]
+        }
 
     @property
     def is_through(self) -> bool:
@@ -177,7 +179,7 @@ class SpoutOffsets:
         def reached() -> bool:
             if self._done is None:
                 return False
-            if self._is_of_others(self._done, {topic for topic, _ in ends}):
+            if self._made_anew(self._done, {topic for topic, _ in ends}):
                 return False
             return all(_next(self._done, of, -1) >= end for of, end in ends.items())
 
@@ -223,7 +225,7 @@ class SpoutOffsets:
                 error,
             )
             return before.carried()
-        self._report(starts)
+        self._report(starts, is_first=before is None)
         for each, start in starts.items():
             self._untold[each] = min([start.next, *(hole.start for hole in start.holes)])
         at = {
@@ -392,6 +394,7 @@ class SpoutOffsets:
                     committed=committed.get((topic, partition)),
                     of_time=of_time.get((topic, partition)),
                     other_from=other_from,
+                    topic_id=now,
                 ),
             )
             if start is not None:
@@ -405,11 +408,11 @@ class SpoutOffsets:
         read = min(position.next, now.high)
         return truncated_at(self.spout.client, of, now.low, read, position.epoch)
 
-    def _report(self, starts: Mapping[Key, Start]) -> None:
+    def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
         """Log the decisions; raise if one is not to be."""
         for (topic, partition), start in starts.items():
             message = "; ".join(start.message(one) for one in start.gone)
-            found_else = start.why in ("out of range", "truncated", "topic made anew")
+            found_else = start.why in ("out of range", "truncated", MADE_ANEW)
             _log.log(
                 logging.WARNING if found_else or start.gone else logging.INFO,
                 "spout %s: %s-%d begins at offset %d, %s%s",
@@ -420,6 +423,9 @@ class SpoutOffsets:
                 start.why,
                 f"; {message}" if message else "",
             )
+            # Who begins has read nothing of a topic that was before, and begins with all of this.
+            if is_first and start.why == MADE_ANEW and not start.gone:
+                continue
             if self.spout.lost == "refuse" and (found_else or start.gone):
                 raise OffsetsRefused(
                     f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
@@ -431,7 +437,7 @@ class SpoutOffsets:
     # -- the group --------------------------------------------------------------------------------
 
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
-        """Tell the group what is done after a micro-batch.
+        """Tell the group what is done after a micro-batch, but of topics made anew since.
 
         A commit that fails is repeated with the next one: what was told is what arrived.
 
@@ -442,18 +448,24 @@ class SpoutOffsets:
             where it began if it was told nothing yet; from what is done if there is no group.
         """
         self._done = plan
-        after = {}
-        for topic, partition, state in states(plan, waiting):
-            after[topic, partition] = state
+        # Their offsets are of other records now, of which none may be read yet.
+        others = self._made_anew(plan, plan.positions)
+        after = {
+            (topic, partition): state
+            for topic, partition, state in states(plan, waiting)
+            if topic not in others
+        }
         if self._group is None:
             done = {each: state.committable for each, state in after.items()}
         else:
-            told = self._group.tell(self._cluster, self._asking, after)
+            told = self._group.tell(self._cluster, self._asking, after, plan.topic_ids)
             for each, state in after.items():
                 self._untold.setdefault(each, state.committable)
             done = {**self._untold, **told}
         return sum(
-            max(0, one.end - done[topic, partition]) for topic, partition, one in plan.each()
+            max(0, one.end - done[topic, partition])
+            for topic, partition, one in plan.each()
+            if topic not in others
         )
 
 

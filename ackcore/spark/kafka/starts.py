@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ackcore.kafka.origins import Origin
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.starts import first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import Position
 from ackcore.spark.tasks.record_ids import Tried
+
+#: Why a partition begins of which a topic before had the name.
+MADE_ANEW = "topic made anew"
 
 
 class Found(NamedTuple):
@@ -35,6 +39,8 @@ class Found(NamedTuple):
         The first offset of the time at which it is to begin, if it is; the end without any.
     other_from : int or None
         From which offset on its log is another one than when it was planned, if that is known.
+    topic_id : str or None
+        That of its topic, where a broker tells one.
     """
 
     topic: str
@@ -48,6 +54,7 @@ class Found(NamedTuple):
     committed: tuple[int, str | None] | None = None
     of_time: int | None = None
     other_from: int | None = None
+    topic_id: str | None = None
 
 
 class Start(NamedTuple):
@@ -89,7 +96,7 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
     if position is None:
         return _within(spout, found, _first(spout, found))
     if found.is_other:
-        return Start(low, "topic made anew")
+        return Start(low, MADE_ANEW)
     if position.next < low:
         return _lost(found, Start(position.next, position.began))
     if found.other_from is not None:
@@ -108,11 +115,18 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
         return Start(low, "new partition")
     if spout.start == "group" and found.committed is not None:
         offset, metadata = found.committed
-        state = decode_metadata(found.topic, found.partition, offset, metadata).state
+        restored = decode_metadata(found.topic, found.partition, offset, metadata)
+        was, now = Origin.read(restored.deployment), Origin.of(found.topic_id, None)
+        if was.is_other_topic(now):
+            return Start(low, MADE_ANEW)
+        state = restored.state
         runs = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
         holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
         if state.end > high:
-            return Start(offset, "group")  # the metadata is of other records
+            # Of the same topic it was truncated, and what is done above the offset may be of other
+            # records.  Of one that cannot be told from it nothing may be done.
+            is_same = was.topic and was.topic == now.topic
+            return Start(offset, "group") if is_same else Start(low, "out of range")
         failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
         tried = tuple(Tried(found.topic, found.partition, *each) for each in failed)
         return Start(state.end, "group", tuple(holes), tried=tried)
