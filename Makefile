@@ -89,7 +89,7 @@ bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that th
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench --quick --ignore bench/bench_kafka.py $(ARGS)
 
 bench-spark: java .venv/.built .venv/.bench ## topologies and settling against bare Spark (ARGS=--quick: in small)
-	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_topology.py bench/bench_settle.py bench/bench_bucket.py $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_topology.py bench/bench_seen.py bench/bench_settle.py bench/bench_bucket.py $(ARGS)
 
 bench-flow: java .venv/.built .venv/.bench ## flow control: its cost, 12 real HTTP servers, calls on Spark; draws build/bench/flow.svg
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_flow.py bench/bench_calls.py $(ARGS)

@@ -1,6 +1,6 @@
 """What looking at a checkpoint takes: a million dead letters, two thousand files of them.
 
-What it costs a query is `bench_looked_at` in bench_topology.py.
+What it costs a query is bench_seen.py.
 """
 
 from __future__ import annotations

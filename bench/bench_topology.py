@@ -13,17 +13,11 @@ the counts of a bolt are not used: neither is timed.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import os
-import shutil
 import statistics
 import threading
 import time
-import urllib.request
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +26,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from prometheus_client import generate_latest
 
-from ackcore.examples.quiet_spark import spark_session
-from ackcore.metrics import OpenTelemetryListener, PrometheusListener
 from ackcore.spark import run_batch, start, to_parquet
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity
 from bench import topologies
 from bench.processes import cpu_s
-from bench.topologies import Count, EmitAndAck, EmitBasic, FailBelow, PassOn, Split, SplitBut, Tag
+from bench.topologies import (
+    EmitAndAck,
+    EmitBasic,
+    FailBelow,
+    PassOn,
+    Split,
+    SplitBut,
+    Tag,
+    passed_on,
+    word_count,
+)
 
 CORES = 2
 LINES = "id bigint, line string"
@@ -50,128 +51,7 @@ MICRO_ROWS = 10_000
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module")
-def rows(quick: bool) -> int:
-    """How many lines there are."""
-    return int(os.environ.get("ACKCORE_BENCH_LINES", 200_000 if quick else 2_000_000))
-
-
-@pytest.fixture(scope="module")
-def rounds(quick: bool) -> int:
-    """How often each contestant has its turn."""
-    return 1 if quick else 5
-
-
-@pytest.fixture(scope="module")
-def spark():
-    """Two cores, room for the shuffles, and Spark's own settings."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
-        with spark_session(f"local[{CORES}]") as (session, _):
-            session.conf.set("spark.sql.adaptive.enabled", "true")
-            yield session
-
-
-@pytest.fixture(scope="module")
-def lines(rows, tmp_path_factory) -> Path:
-    """Eight Parquet files of lines."""
-    directory = tmp_path_factory.mktemp("lines")
-    topologies.write_lines(directory, [rows // 8] * 8)
-    return directory
-
-
-@pytest.fixture
-def new_path(tmp_path) -> Callable[[], Path]:
-    """``new_path()`` is a path that nothing is at; what the last one got is removed."""
-    numbers = itertools.count()
-
-    def new_path() -> Path:
-        number = next(numbers)
-        shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
-        return tmp_path / str(number)
-
-    return new_path
-
-
-@pytest.fixture
-def contest(interleaved, rounds, quick, report_ratio):
-    """``contest(title, contestants, bounds)`` lets them run in turn, after a round to warm up.
-
-    ``bounds`` maps (slow, fast) to what is asked of that ratio of wall times. A contest that is
-    ``fine`` has to tell a few in a hundred: three times the rounds, and CPU time is asked as well.
-    """
-
-    def contest(
-        title: str,
-        contestants: dict[str, Callable[[], object]],
-        bounds: dict[tuple[str, str], float | None],
-        fine: bool = False,
-    ) -> None:
-        for work in contestants.values():  # the JVM compiles what is used
-            work()
-        cpu: dict[str, list[float]] = defaultdict(list)
-        seconds = interleaved(
-            contestants,
-            3 * rounds if fine and not quick else rounds,
-            time.perf_counter,
-            before=lambda name: cpu[name].append(-cpu_s()),
-            after=lambda name: cpu[name].append(cpu[name].pop() + cpu_s()),
-            there_and_back=fine,
-        )
-        for (slow, fast), bound in bounds.items():
-            for kind, times in (("wall", seconds), ("CPU", cpu)):
-                asked = bound if fine or kind == "wall" else None
-                taken = " / ".join(f"{statistics.median(times[each]):.2f}" for each in (slow, fast))
-                ratios = [a / b for a, b in zip(times[slow], times[fast], strict=True)]
-                report_ratio(f"{title}: {slow} / {fast} ({taken} s {kind})", ratios, asked)
-
-    return contest
-
-
 # ---- whole jobs --------------------------------------------------------------------------------
-
-
-def word_count(
-    source: Any,
-    *,
-    by: str = "fields",
-    tracked: bool = True,
-    split: Any = None,
-    ordered_by: str | None = None,
-):
-    """Lines to words to counts; ``by`` says how words reach the count."""
-    builder = TopologyBuilder()
-    builder.spout("lines", source, tracked=tracked, ordered_by=ordered_by)
-    builder.bolt("split", split or Split()).shuffle("lines")
-    count = builder.bolt("count", Count())
-    count.fields("split", "word") if by == "fields" else count.local_or_shuffle("split")
-    return builder
-
-
-def passed_on(source: Any, bolt: Any):
-    """Lines to one bolt."""
-    builder = TopologyBuilder()
-    builder.spout("lines", source)
-    builder.bolt("bolt", bolt).shuffle("lines")
-    return builder
-
-
-@pytest.fixture
-def whole(spark, new_path):
-    """``whole(builder, rows)`` runs a topology to its end, and asserts that all was ACKED."""
-
-    def whole(
-        builder: TopologyBuilder,
-        rows: int,
-        tracked: bool = True,
-        listeners: Sequence[Any] = (),
-        **settings: Any,
-    ) -> None:
-        books = run_batch(builder.build(**settings), spark, new_path(), listeners=listeners)
-        assert books.balanced
-        assert (books.records, books.acked) == ((rows, rows) if tracked else (0, 0))
-
-    return whole
 
 
 def bench_word_count(spark, lines, rows, whole, contest):
@@ -189,28 +69,6 @@ def bench_word_count(spark, lines, rows, whole, contest):
         f"word count, {rows:,} lines",
         {"bare": bare, "tracked": partial(engine, True), "untracked": partial(engine, False)},
         {("bare", "tracked"): 0.85, ("untracked", "tracked"): 0.40},
-    )
-
-
-def bench_seeing(spark, lines, rows, whole, contest):
-    """Metrics for Prometheus and OpenTelemetry, and a trace of one record in a thousand."""
-
-    def run(seen: bool = False, **settings: Any) -> None:
-        listeners = [PrometheusListener(), OpenTelemetryListener()] if seen else []
-        frame = spark.read.parquet(str(lines))
-        whole(word_count(frame), rows, listeners=listeners, **settings)
-        if seen:
-            assert b"ackcore_acked_total" in generate_latest(listeners[0].registry)
-
-    contest(
-        f"word count, {rows:,} lines",
-        {
-            "unseen": run,
-            "metrics": partial(run, True),
-            "traced": partial(run, trace_per_million=1000),
-        },
-        {("unseen", "metrics"): 0.98, ("unseen", "traced"): 0.98},
-        fine=True,
     )
 
 
@@ -325,31 +183,6 @@ def bench_ten_times(spark, lines, rows, rounds, whole, interleaved, report_ratio
 # ---- micro-batches -----------------------------------------------------------------------------
 
 
-class Ends(logging.Handler):
-    """Notes when micro-batches end: each has one line of log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.times: list[float] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note one."""
-        if record.getMessage().startswith("micro-batch "):
-            self.times.append(time.perf_counter())
-
-
-@pytest.fixture
-def ends():
-    """An `Ends` that hears what ackcore logs."""
-    log, handler = logging.getLogger("ackcore"), Ends()
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    yield handler
-    log.setLevel(before)
-    log.removeHandler(handler)
-
-
 def periods(times: Iterable[float]) -> list[float]:
     """From the end of one micro-batch to that of the next, without the first ones."""
     return np.diff(np.array(list(times)))[2:].tolist()
@@ -440,55 +273,6 @@ def bench_waiting(micro_batches, rounds, quick, report_ratio):
         1.3,
         at_most=True,
     )
-
-
-def bench_looked_at(spark, ends, quick, new_path, tmp_path, report_ratio):
-    """A stream whose status a page, served by the driver, is asked for every second, or not.
-
-    By turns, in the order on, off, off, on, of as many micro-batches each; of each turn the first
-    is not counted, in which the page's server starts or ends. Who asks runs in the same process.
-    """
-    counted, turns, rows = (2, 4, 10_000) if quick else (8, 32, 4 * MICRO_ROWS)
-    topologies.write_lines(tmp_path, [rows])
-    source, (first,) = tmp_path / "in", tmp_path.glob("*.parquet")
-    source.mkdir()
-    for number in range(micro_batches := turns * (counted + 1) + 2):
-        os.link(first, source / f"{number}.parquet")
-    frame = spark.readStream.schema(LINES).option("maxFilesPerTrigger", 1).parquet(str(source))
-    query = start(word_count(frame).build(), spark, new_path())
-
-    def ended(number: int, page: Any = None) -> np.ndarray:
-        """When micro-batch `number` ended, by the wall and by the CPU time of all processes."""
-        asked = time.monotonic()
-        while len(ends.times) <= number:
-            assert query.is_active, query.exception
-            if page is not None and time.monotonic() >= asked:
-                asked += 1  # a page asks every three
-                with urllib.request.urlopen(f"{page.url}api/0/status") as answer:
-                    assert answer.read()
-            time.sleep(0.01)
-        return np.array([ends.times[number], cpu_s()])
-
-    taken: dict[bool, list[np.ndarray]] = {True: [], False: []}
-    last = 1
-    ended(last)
-    for turn in range(turns):
-        looked_at = turn % 4 in (0, 3)
-        with query.serve() if looked_at else nullcontext() as page:
-            before = ended(last + 1, page)
-            last += counted + 1
-            taken[looked_at].append(ended(last, page) - before)
-    query.stop()
-    assert query.books.acked == query.books.records == rows * micro_batches
-    looked, alone = (np.array(taken[some]) / counted for some in (True, False))
-    for column, kind in enumerate(("wall", "CPU")):
-        medians = " / ".join(f"{np.median(each[:, column]):.3f}" for each in (looked, alone))
-        report_ratio(
-            f"micro-batch of {rows:,} rows: status asked for / not ({medians} s {kind})",
-            (looked / alone)[:, column].tolist(),
-            1.02,
-            at_most=True,
-        )
 
 
 # ---- an outage -----------------------------------------------------------------------------------

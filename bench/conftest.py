@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
+import os
 import platform
+import shutil
 import statistics
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +21,9 @@ import numpy as np
 import pytest
 
 import ackcore
+from bench import topologies
 from bench.compiled import Unavailable
+from bench.processes import cpu_s
 
 
 @dataclass(frozen=True)
@@ -224,3 +231,130 @@ def machine() -> str:
         f"{cpu}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
         f"numpy {np.__version__}, ackcore {ackcore.__version__} {git.stdout.strip()}"
     )
+
+
+# ---- on Spark ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rows(quick: bool) -> int:
+    """How many lines there are."""
+    return int(os.environ.get("ACKCORE_BENCH_LINES", 200_000 if quick else 2_000_000))
+
+
+@pytest.fixture(scope="module")
+def rounds(quick: bool) -> int:
+    """How often each contestant has its turn."""
+    return 1 if quick else 5
+
+
+@pytest.fixture(scope="module")
+def spark():
+    """Two cores, room for the shuffles, and Spark's own settings."""
+    quiet_spark = pytest.importorskip("ackcore.examples.quiet_spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
+        with quiet_spark.spark_session("local[2]") as (session, _):
+            session.conf.set("spark.sql.adaptive.enabled", "true")
+            yield session
+
+
+@pytest.fixture(scope="module")
+def lines(rows, tmp_path_factory) -> Path:
+    """Eight Parquet files of lines."""
+    directory = tmp_path_factory.mktemp("lines")
+    topologies.write_lines(directory, [rows // 8] * 8)
+    return directory
+
+
+@pytest.fixture
+def new_path(tmp_path) -> Callable[[], Path]:
+    """``new_path()`` is a path that nothing is at; what the last one got is removed."""
+    numbers = itertools.count()
+
+    def new_path() -> Path:
+        number = next(numbers)
+        shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
+        return tmp_path / str(number)
+
+    return new_path
+
+
+@pytest.fixture
+def contest(interleaved, rounds, quick, report_ratio):
+    """``contest(title, contestants, bounds)`` lets them run in turn, after a round to warm up.
+
+    ``bounds`` maps (slow, fast) to what is asked of that ratio of wall times. A contest that is
+    ``fine`` has to tell a few in a hundred: three times the rounds, and CPU time is asked as well.
+    """
+
+    def contest(
+        title: str,
+        contestants: dict[str, Callable[[], object]],
+        bounds: dict[tuple[str, str], float | None],
+        fine: bool = False,
+    ) -> None:
+        for work in contestants.values():  # the JVM compiles what is used
+            work()
+        cpu: dict[str, list[float]] = defaultdict(list)
+        seconds = interleaved(
+            contestants,
+            3 * rounds if fine and not quick else rounds,
+            time.perf_counter,
+            before=lambda name: cpu[name].append(-cpu_s()),
+            after=lambda name: cpu[name].append(cpu[name].pop() + cpu_s()),
+            there_and_back=fine,
+        )
+        for (slow, fast), bound in bounds.items():
+            for kind, times in (("wall", seconds), ("CPU", cpu)):
+                asked = bound if fine or kind == "wall" else None
+                taken = " / ".join(f"{statistics.median(times[each]):.2f}" for each in (slow, fast))
+                ratios = [a / b for a, b in zip(times[slow], times[fast], strict=True)]
+                report_ratio(f"{title}: {slow} / {fast} ({taken} s {kind})", ratios, asked)
+
+    return contest
+
+
+@pytest.fixture
+def whole(spark, new_path):
+    """``whole(builder, rows)`` runs a topology to its end, and asserts that all was ACKED."""
+    ackcore_spark = pytest.importorskip("ackcore.spark")
+
+    def whole(
+        builder: Any,
+        rows: int,
+        tracked: bool = True,
+        listeners: Sequence[Any] = (),
+        **settings: Any,
+    ) -> None:
+        topology = builder.build(**settings)
+        books = ackcore_spark.run_batch(topology, spark, new_path(), listeners=listeners)
+        assert books.balanced
+        assert (books.records, books.acked) == ((rows, rows) if tracked else (0, 0))
+
+    return whole
+
+
+class Ends(logging.Handler):
+    """Notes when micro-batches end: each has one line of log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.times: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one."""
+        if record.getMessage().startswith("micro-batch "):
+            self.times.append(time.perf_counter())
+
+
+@pytest.fixture
+def ends():
+    """An `Ends` that hears what ackcore logs."""
+    log, handler = logging.getLogger("ackcore"), Ends()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.setLevel(before)
+    log.removeHandler(handler)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ackcore.topology import BasicBolt, BatchBolt, Bolt
+from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -228,3 +229,31 @@ def measure_bare(batches: Batches) -> Batches:
     """For mapInArrow: a row for each word."""
     for batch in batches:
         yield pa.RecordBatch.from_arrays(measure(batch.column("word")), schema=Tag.outputs)
+
+
+# ---- topologies ----------------------------------------------------------------------------------
+
+
+def word_count(
+    source: Any,
+    *,
+    by: str = "fields",
+    tracked: bool = True,
+    split: Any = None,
+    ordered_by: str | None = None,
+):
+    """Lines to words to counts; ``by`` says how words reach the count."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source, tracked=tracked, ordered_by=ordered_by)
+    builder.bolt("split", split or Split()).shuffle("lines")
+    count = builder.bolt("count", Count())
+    count.fields("split", "word") if by == "fields" else count.local_or_shuffle("split")
+    return builder
+
+
+def passed_on(source: Any, bolt: Any):
+    """Lines to one bolt."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source)
+    builder.bolt("bolt", bolt).shuffle("lines")
+    return builder
