@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from random import Random
 
 import pytest
 from pyspark import cloudpickle
@@ -13,12 +14,17 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 import test_kafka_spout as spouts
 from test_kafka_spout import Kept, source, topology
 
+from ackcore.kafka import RangeReader
 from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
 from ackcore.spark.dead_letters import checkpoints, files
+from ackcore.spark.dead_letters.notes import NamedRows, Note
 from ackcore.spark.dead_letters.topic_replay import _letter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
+
+
+SMALL_READS = {"batch_bytes": 1 << 20, "batch_rows": 7, "timeout_s": 60.0}
 
 
 class Ran:
@@ -99,6 +105,61 @@ def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, dies_at
     assert it.run().replayed == 1
     assert it.replay() == ({"lines": 1})  # it has died again
     assert it.replay() == {}
+
+
+def test_letters_are_sent_part_by_part_in_one_request(ran, monkeypatch):
+    """However many there are, no more of them is in memory than is read at once."""
+    it = ran(*[b"bad"] * 40, b"a")
+    parts = []
+
+    def stage(directory, request, spout, tables, note):
+        def counted():
+            for table in tables:
+                parts.append(len(table))
+                yield table
+
+        return staged(directory, request, spout, counted(), note)
+
+    staged = checkpoints.replays.stage
+    monkeypatch.setattr(checkpoints.replays, "stage", stage)
+    monkeypatch.setattr(RangeReader.__init__, "__kwdefaults__", SMALL_READS)
+    assert it.replay() == {"lines": 40}
+    assert sum(parts) == 40
+    assert max(parts) <= 7
+    monkeypatch.undo()
+    assert it.run().replayed == 40
+
+
+def test_letters_that_go_while_they_are_read_are_not_noted_as_sent(ran, monkeypatch):
+    """As a compacted topic's do: no offset below the first is lost."""
+    it = ran(b"bad", b"bad", b"a")
+    read, seen = RangeReader.read, []
+
+    def compacted(self, range_):
+        seen.append(range_)
+        for batch in read(self, range_):
+            yield batch.slice(len(seen) > 1)  # the first row is gone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RangeReader, "read", compacted)
+        with pytest.raises(RuntimeError, match=r"1 letters went from .* nothing was sent"):
+            it.replay(request="mine")
+    assert it.run().replayed == 0
+    assert it.replay(request="mine") == {"lines": 2}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_notes_name_are_found(seed):
+    random = Random(seed)
+    notes, named = [], set()
+    for n in range(20):
+        start, batch = random.randrange(100), random.randrange(3)
+        end = start + random.randrange(1, 12)
+        notes.append(Note(str(n), n, {"a": {str(batch): [[start, end]]}}, random.random() < 0.5))
+        named |= {("a", batch, row) for row in range(start, end)}
+    found = NamedRows(notes)
+    places = {(spout, batch, row) for spout in "ab" for batch in range(4) for row in range(-1, 120)}
+    assert {place for place in places if place in found} == named
 
 
 def test_what_is_no_letter_of_this_checkpoint_is_left(ran):

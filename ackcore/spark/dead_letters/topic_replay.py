@@ -2,7 +2,8 @@
 
 A letter in the topic names itself by its micro-batch and its row there, as one in the store does.
 So the store's notes of what was sent are those of the topic as well, and a letter is sent once,
-from wherever it is read first.
+from wherever it is read first.  The topic is read once to choose, and once for each spout to send,
+part by part: however many letters there are, all go in one request or none.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import logging
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +25,7 @@ import pyarrow.compute as pc
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters.letters import read_schema
 from ackcore.spark.dead_letters.notes import (
+    NamedRows,
     Note,
     again_if_noted,
     counted,
@@ -43,6 +47,10 @@ _log = logging.getLogger("ackcore")
 
 _OURS = "ackcore-"
 _NUMBERS = ("partition", "offset", "timestamp")
+
+
+#: Rows of letters, by spout and micro-batch.
+_Places = dict[tuple[str, int], set[int]]
 
 
 class _Letter(NamedTuple):
@@ -97,6 +105,8 @@ def replay_topic(
         If ``topic`` is none.
     UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
         Of `ackcore.kafka`, if the topic cannot be read; nothing was sent then.
+    RuntimeError
+        If letters went from the topic while it was read; nothing was sent then.
     """
     if not isinstance(topic, DeadLetterTopic):
         raise TypeError(f"topic must be a DeadLetterTopic, got {type(topic).__name__} {topic!r}")
@@ -126,55 +136,82 @@ def replay_topic(
             before = note_of(notes, name)
             if before is not None:
                 return Replay(name, counted(before.rows))
-            found: dict[tuple[str, int, int], _Letter] = {}
-            often = 0
-            for letter in _letters(topic, meta["deployment_key"], schemas):
-                if letter.deaths >= max_deaths:
-                    often += 1
-                elif not _was_sent(letter, notes):
-                    found.setdefault(letter[:3], letter)
-            if often:
-                _log.warning(
-                    "%d letters in %r are of records that have died %d times or oftener, and are "
-                    "left",
-                    often,
-                    topic,
-                    max_deaths,
-                )
-            rows = _rows_of(found)
-            if found:
-                tables = {each: [_table(found, each, schemas[each])] for each in rows}
-                note = Note(name, note_time(notes), rows)
-                checkpoint.send(store, name, note._asdict(), tables)
+            with _reading(topic, meta["deployment_key"], schemas) as letters:
+                wanted = _wanted(letters(), NamedRows(notes), max_deaths, topic)
+                rows = _rows_of(wanted)
+                if rows:
+                    # Read once more: of what is sent, places alone are in memory.
+                    tables = {
+                        each: _tables(letters(), each, schemas[each], wanted, max_deaths, topic)
+                        for each in rows
+                    }
+                    note = Note(name, note_time(notes), rows)
+                    checkpoint.send(store, name, note._asdict(), tables)
             return Replay(name, counted(rows))
 
         return again_if_noted(store, send)
 
 
-def _was_sent(letter: _Letter, notes: list[Note]) -> bool:
-    return any(
-        start <= letter.row < end
-        for note in notes
-        for start, end in note.rows.get(letter.spout, {}).get(str(letter.number), ())
-    )
+def _wanted(
+    letters: Iterable[list[_Letter]], sent: NamedRows, max_deaths: int, topic: DeadLetterTopic
+) -> _Places:
+    """Return which letters are to be sent."""
+    wanted: _Places = defaultdict(set)
+    often = 0
+    for letter in chain.from_iterable(letters):
+        if letter.deaths >= max_deaths:
+            often += 1
+        elif letter[:3] not in sent:
+            wanted[letter.spout, letter.number].add(letter.row)
+    if often:
+        _log.warning(
+            "%d letters in %r are of records that have died %d times or oftener, and are left",
+            *(often, topic, max_deaths),
+        )
+    return wanted
 
 
-def _rows_of(found: Mapping[tuple[str, int, int], _Letter]) -> dict[str, dict[str, Any]]:
+def _rows_of(wanted: _Places) -> dict[str, dict[str, Any]]:
     """Return the places of letters, as a note has them."""
-    places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for spout, number, row in sorted(found):
-        places[spout][number].append(row)
-    return {
-        spout: {str(number): spans_of(np.array(rows)) for number, rows in batches.items()}
-        for spout, batches in places.items()
-    }
+    places: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (spout, number), rows in sorted(wanted.items()):
+        places[spout][str(number)] = spans_of(np.array(sorted(rows)))
+    return dict(places)
 
 
-def _table(
-    found: Mapping[tuple[str, int, int], _Letter], spout: str, schema: pa.Schema
-) -> pa.Table:
-    """Return letters as records that wait for their first attempt."""
-    letters = [found[key] for key in sorted(found) if key[0] == spout]
+def _tables(
+    letters: Iterable[list[_Letter]],
+    spout: str,
+    schema: pa.Schema,
+    wanted: _Places,
+    max_deaths: int,
+    topic: DeadLetterTopic,
+) -> Iterator[pa.Table]:
+    """Yield a spout's letters as records that wait for their first attempt, those wanted once each.
+
+    Raises
+    ------
+    RuntimeError
+        If one of them is not there any more, which would be noted as sent.
+    """
+    left = {number: set(rows) for (name, number), rows in wanted.items() if name == spout}
+    for some in letters:
+        found = []
+        for letter in some:
+            rows = left.get(letter.number, ()) if letter.spout == spout else ()
+            if letter.row in rows and letter.deaths < max_deaths:
+                left[letter.number].remove(letter.row)
+                found.append(letter)
+        if found:
+            yield _table(found, schema)
+    if gone := sum(map(len, left.values())):
+        raise RuntimeError(
+            f"{gone} letters went from {topic!r} while they were read, and nothing was sent; give "
+            "the topic a longer retention and no compaction (cleanup.policy=delete), and try again"
+        )
+
+
+def _table(letters: Sequence[_Letter], schema: pa.Schema) -> pa.Table:
     columns = zip(*(letter.tracking for letter in letters), strict=True)
     tracking = [
         pa.array(column, field.type) for column, field in zip(columns, TRACKING, strict=True)
@@ -183,10 +220,11 @@ def _table(
     return pa.table([*tracking, *records.columns], schema=pa.schema([*TRACKING, *schema]))
 
 
-def _letters(
+@contextmanager
+def _reading(
     topic: DeadLetterTopic, deployment: str, schemas: Mapping[str, pa.Schema]
-) -> Iterator[_Letter]:
-    """Yield the letters of a deployment that are in a topic."""
+) -> Iterator[Callable[[], Iterator[list[_Letter]]]]:
+    """Within, read the letters of a deployment that are in a topic now, as often as is wanted."""
     from ackcore.kafka.cluster import Cluster  # noqa: PLC0415
     from ackcore.kafka.ranges import OffsetRange  # noqa: PLC0415
     from ackcore.kafka.reading import RangeReader  # noqa: PLC0415
@@ -197,13 +235,16 @@ def _letters(
         answers = cluster.watermarks(keys)
         for key, failure in answers.failed.items():
             raise ConnectionError(f"Kafka does not say where {key} ends: {failure.text}")
-        for key, (low, high) in answers.found.items():
-            for batch in reader.read(OffsetRange(*key, low, high)):
+        ranges = [OffsetRange(*key, low, high) for key, (low, high) in answers.found.items()]
+
+        def letters() -> Iterator[list[_Letter]]:
+            for batch in chain.from_iterable(map(reader.read, ranges)):
                 times = pc.cast(batch.column("timestamp"), pa.int64())
-                for row, at_ms in zip(batch.to_pylist(), times.to_pylist(), strict=True):
-                    letter = _letter(row, at_ms or 0, deployment, schemas)
-                    if letter is not None:
-                        yield letter
+                each = zip(batch.to_pylist(), times.to_pylist(), strict=True)
+                found = (_letter(row, at_ms or 0, deployment, schemas) for row, at_ms in each)
+                yield [letter for letter in found if letter is not None]
+
+        yield letters
 
 
 def _letter(
