@@ -1,8 +1,8 @@
-"""A member of a group in a process of its own, which dies where it is told to.
+"""A member of a group in a process of its own, which dies, or stops, where it is told to.
 
 Its argument is JSON of servers, topic, group, dead_topic, effects, poison (each so-manieth record
-fails), and optionally ``die``, a point of `POINTS`, and ``after``, how often it passes there before
-it dies.
+fails), and optionally of what else `main` looks up: ``at``, a point of `POINTS`, where it gets
+``signal`` the so-manieth time, ``after``, that it passes there.
 """
 
 from __future__ import annotations
@@ -17,73 +17,105 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
 
 from consumer_books import Effects, work
+from servers import wait_until
 
 from ackcore.kafka import Consumer, commits, dead_letters
 
-#: Where a process can be told to die: what is called there.
+#: Where a process can be told to die: what is called there, before or after which.
 POINTS = {
-    "after the effect, before the ack": (Consumer, "ack", "before"),
+    "after the effect, before the ack": (Consumer, "ack", "before, with all else committed"),
     "after the dead letter is kept, before it is known": (
         dead_letters.DeadLetters,
         "_report",
         "before",
     ),
+    "before the commit is sent": (commits, "_offsets", "before"),
     "after the commit is sent, before its answer": (commits.Commits, "answered", "before"),
     "in the revocation, before the commit": (commits.Commits, "send_last", "before"),
     "in the revocation, after the commit": (commits.Commits, "send_last", "after"),
 }
 
 
-def plant(point: str, after: int) -> None:
-    """Have the process killed at a point, the so-manieth time that it passes there."""
+def plant(point: str, after: int, number: int) -> None:
+    """Have the process get a signal at a point, the so-manieth time that it passes there."""
     owner, name, when = POINTS[point]
     function = getattr(owner, name)
     passed = iter(range(10**9))
 
     def dying(*arguments):
-        dies = next(passed) >= after
-        if dies and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        it_is = next(passed) == after
+        if it_is and when != "after":
+            if when != "before":
+                wait_until(lambda: is_committed(arguments[0]), "all that is done is committed")
+            os.kill(os.getpid(), number)
         answer = function(*arguments)
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if it_is and when == "after":
+            os.kill(os.getpid(), number)
         return answer
 
     setattr(owner, name, dying)
 
 
+def is_committed(consumer: Consumer) -> bool:
+    with consumer._changed:
+        return not consumer._held.commits()
+
+
+def answer_late(consumer: Consumer, effects: Effects, may_fail, out: threading.Event) -> None:
+    """Process one record, and say so when its partition has been taken away."""
+    record = next(each for each in consumer if may_fail(each) is None)
+    effects(record)
+    out.set()
+    taken = record.partition, record.generation
+    wait_until(
+        lambda: taken not in {(p.partition, p.generation) for p in consumer.stats().partitions},
+        "its partition is gone",
+        timeout_s=300,
+    )
+    assert not consumer.ack(record)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
-    if job.get("die"):
-        plant(job["die"], job["after"])
+    if job.get("at"):
+        plant(job["at"], job.get("after", 0), job.get("signal", signal.SIGKILL))
     effects = Effects(job["effects"])
 
     def may_fail(record):
-        return None if int(record.value) % job["poison"] else ValueError("poison")
+        return None if (int(record.value) + 1) % job["poison"] else ValueError("poison")
 
     consumer = Consumer(
         job["topic"],
         bootstrap_servers=job["servers"],
         group_id=job["group"],
+        protocol=job.get("protocol", "cooperative"),
         dead_letters=job["dead_topic"],
         backoff_ms=20,
         max_backoff_ms=50,
-        commit_interval_s=0.1,
+        commit_interval_s=job.get("commit_interval_s", 0.1),
         max_in_flight=100,
-        drain_s=5.0,
+        drain_s=job.get("drain_s", 5.0),
         options={"session.timeout.ms": 1000, "heartbeat.interval.ms": 100, "fetch.wait.max.ms": 20},
     )
+    effects.note_commits(consumer)
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
     print("ready", flush=True)
-    threads = [
-        threading.Thread(target=work, args=(consumer, effects, may_fail), daemon=True)
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
+    arguments = consumer, effects, may_fail
+    threads = []
+    if job.get("late"):
+        out = threading.Event()
+        threads.append(threading.Thread(target=answer_late, args=(*arguments, out), daemon=True))
+        threads[0].start()
+        out.wait()
+    for _ in range(job.get("threads", 2)):
+        threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        threads[-1].start()
     while not consumer.stopped:
         signal.sigtimedwait([], 0.05)
+    print("draining", flush=True)
     consumer.close()
+    for thread in threads:
+        thread.join()
     counts = consumer.stats().counts
     print(json.dumps({"acked": counts.acked, "stale": counts.stale, "rejected": counts.rejected}))
 

@@ -1,13 +1,18 @@
-"""What a consumer's runs are held to: nothing lost, nothing committed that was not done."""
+"""What a consumer's runs are held to: nothing lost, nothing committed that was not done, and done
+again only what no commit that arrived had said.
+
+N1 to N8 are those of C.2 in our notes on offsets; test_consumer_books.py shows each of them red.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections import Counter
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from servers import TIMEOUT_S, KafkaServer
 
@@ -30,6 +35,7 @@ class Books:
         self.file = directory / "effects"
         self.file.touch()
         self.delivered: dict[tuple[int, int], bytes] = {}
+        self._highest = [-(1 << 20)] * partitions
 
     def produce(self, n: int, name=b"%d") -> None:
         """Append n records, dealt out to the partitions."""
@@ -41,10 +47,21 @@ class Books:
                 ((partition, offset), value) for offset, value in zip(offsets, values, strict=True)
             )
 
+    def lines(self) -> list[Effect | Taken]:
+        """What was processed, and which commits brokers have taken, in their order."""
+        found: list[Effect | Taken] = []
+        for line in self.file.read_bytes().split(b"\n")[:-1]:
+            kind, *numbers = line.split(b" ")
+            if kind == b"effect":
+                found.append(Effect(*map(int, numbers)))
+            else:
+                *numbers, metadata = numbers
+                found.append(Taken(*map(int, numbers), bytes.fromhex(metadata.decode()).decode()))
+        return found
+
     def effects(self) -> Counter[tuple[int, int]]:
         """How often each record was processed."""
-        lines = self.file.read_bytes().split(b"\n")[:-1]
-        return Counter((int(p), int(o)) for p, o in (line.split()[:2] for line in lines))
+        return Counter(line[:2] for line in self.lines() if isinstance(line, Effect))
 
     def dead(self) -> Counter[tuple[int, int]]:
         """How often each record is in the dead-letter topic."""
@@ -58,25 +75,26 @@ class Books:
         some = range(self.partitions)
         return [self.server.committed(self.group, self.topic, one) for one in some]
 
+    def said(self, partition: int, offset: int, metadata: str | None, first: int = 0) -> set[int]:
+        """Which of a partition's records, from one on, a commit says are done."""
+        state = decode_metadata(self.topic, partition, offset, metadata).state
+        said = set(range(first, state.end))
+        for start, end in zip(state.hole_starts, state.hole_ends, strict=True):
+            said -= set(range(start, end))
+        return {offset for offset in said if (partition, offset) in self.delivered}
+
     def done_by_commits(self) -> set[tuple[int, int]]:
-        """What the commits say is done."""
+        """What the commits say is done; no partition's goes back (N4)."""
         done = set()
         for partition, (offset, metadata) in enumerate(self.committed()):
-            if offset < 0:
-                continue
-            state = decode_metadata(self.topic, partition, offset, metadata).state
-            holes = set()
-            for start, end in zip(state.hole_starts, state.hole_ends, strict=True):
-                holes |= set(range(start, end))
-            done |= {
-                at
-                for at in self.delivered
-                if at[0] == partition and at[1] < state.end and at[1] not in holes
-            }
+            assert offset >= self._highest[partition], f"committed {offset} after a higher one"
+            self._highest[partition] = offset
+            if offset >= 0:
+                done |= {(partition, one) for one in self.said(partition, offset, metadata)}
         return done
 
     def check_commits(self) -> None:
-        """N2: an effect, or a dead letter, was there before the commit that says so."""
+        """N2, N4: an effect, or a dead letter, was there before the commit that says so."""
         said = self.done_by_commits()
         missing = said - self.effects().keys()
         missing = missing and missing - self.dead().keys()
@@ -99,23 +117,98 @@ class Books:
             time.sleep(0.05)
         self.check_commits()
 
-    def check_complete(self, most_again: int = 0, poison=frozenset()) -> None:
-        """N1, N3, N8: each has an effect or a dead letter, few have more than one of them."""
+    def check_complete(self, most_again: float = 0, poison=frozenset()) -> int:
+        """N1 to N4, N8: each has an effect, or if it is poison a dead letter, and few have more.
+
+        Returns how many were done again: an infinite ``most_again`` leaves it to N3 which may be.
+        """
         effects, dead = self.effects(), self.dead()
         assert self.delivered.keys() <= effects.keys() | dead.keys(), "lost"
-        assert {self.delivered[at] for at in dead} == set(poison)
+        assert {self.delivered[at] for at in dead} == set(poison), "others are dead than should be"
+        assert not effects.keys() & dead.keys(), "done and dead"
+        self.check_repeats()
         again = sum(effects.values()) + sum(dead.values()) - len(self.delivered)
         assert again <= most_again, f"{again} were done again"
+        return again
+
+    def check_repeats(self, most_out: int = 3) -> None:
+        """N2 to N4: of each commit that a broker has taken, and each record that was done again.
+
+        A record is done again by another assignment than the one before, and by none that began
+        with a commit that says it is done.  One that is over may end what it had out, which is
+        ``most_out``, when the record is committed by the next; all else was done since the last
+        commit that arrived, or was out.
+        """
+        dead = self.dead().keys()
+        done: defaultdict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        committed: dict[tuple[int, int], int] = {}  # by which generation
+        floors: Counter[int] = Counter()
+        ends: Counter[tuple[int, int, int]] = Counter()
+        late: Counter[tuple[int, int]] = Counter()
+        for line in self.lines():
+            by = line.generation, line.process
+            if isinstance(line, Effect):
+                at = line.partition, line.offset
+                assert by not in done[at], f"{at} twice in one assignment"
+                done[at].add(by)
+                if at in committed:
+                    assert line.generation < committed[at], f"{at} again, and was committed"
+                    late[by] += 1
+                    assert late[by] <= most_out, f"{late[by]} that are committed, of {by}"
+                continue
+            assert line.offset >= ends[line.partition, *by], f"{line} after a higher one"
+            ends[line.partition, *by] = line.offset
+            for offset in self.said(*line[:2], line.metadata, floors[line.partition]):
+                at = line.partition, offset
+                assert at in done or at in dead, f"{at} was committed before it was done"
+                committed.setdefault(at, line.generation)
+            floors[line.partition] = max(floors[line.partition], line.offset)
+
+
+class Effect(NamedTuple):
+    """A record that was processed, in which generation of its partition, and which process."""
+
+    partition: int
+    offset: int
+    generation: int
+    process: int
+
+
+class Taken(NamedTuple):
+    """A commit that a broker has taken."""
+
+    partition: int
+    offset: int
+    generation: int
+    process: int
+    metadata: str
 
 
 class Effects:
-    """Appends effects, from any thread."""
+    """Appends effects, and commits that were taken, from any thread."""
 
     def __init__(self, path: Path | str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def __call__(self, record) -> None:
-        os.write(self._file, b"%d %d\n" % (record.partition, record.offset))
+        self._write(b"effect", record.partition, record.offset, record.generation, b"")
+
+    def note_commits(self, consumer) -> None:
+        """Write, from now on, each commit of a consumer that a broker has taken."""
+        held = consumer._held
+        take_in = held.committed
+
+        def committed(done) -> None:
+            offset, metadata = done.commit
+            said = b" " + metadata.encode().hex().encode()
+            self._write(b"commit", done.partition, offset, done.generation, said)
+            take_in(done)
+
+        held.committed = committed
+
+    def _write(self, kind: bytes, partition: int, offset: int, generation: int, more: bytes):
+        numbers = partition, offset, generation, os.getpid()
+        os.write(self._file, b"%s %d %d %d %d%s\n" % (kind, *numbers, more))
 
     def close(self) -> None:
         os.close(self._file)
@@ -132,11 +225,13 @@ def by_hand(books):
 
 @contextmanager
 def consuming(books, **arguments):
-    consumer = consumer_of(books, **arguments)
-    try:
-        yield consumer
-    finally:
-        consumer.close(0.0)
+    with closing(Effects(books.file)) as noted:
+        consumer = consumer_of(books, **arguments)
+        noted.note_commits(consumer)
+        try:
+            yield consumer
+        finally:
+            consumer.close(0.0)
 
 
 def consumer_of(books, **arguments):
