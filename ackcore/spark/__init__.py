@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.kafka import to_kafka
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
-    from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
+    from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, TooManyRefused
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
@@ -98,6 +98,7 @@ __all__ = [
     "SinkUnavailable",
     "StateError",
     "TooManyDead",
+    "TooManyRefused",
     "WorkerPythonError",
     "attempt",
     "combine",
@@ -142,6 +143,7 @@ _MODULES = {
     "SinkUnavailable": "sinks.unavailable",
     "StateError": "base.errors",
     "TooManyDead": "protocol.max_dead",
+    "TooManyRefused": "sinks.rejects",
     "WorkerPythonError": "base.workers",
     "attempt": "attempts",
     "combine": "settle.dataframes",

@@ -26,6 +26,7 @@ from ackcore.spark import (
     SinkError,
     SinkRejects,
     SinkUnavailable,
+    TooManyRefused,
     dead_letters,
     run_batch,
     to_jdbc,
@@ -112,6 +113,8 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
         ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
         ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
+        ({"max_refused": -1}, ValueError, "max_refused must be at least 0, got -1"),
         ({"properties": {"fetchsize": 3}}, TypeError, "properties must be texts by names"),
         ({"properties": {"dbtable": "x"}}, ValueError, "properties must not have 'dbtable'"),
     ],
@@ -224,6 +227,31 @@ def refused_one_by_one(database, directory, keys):
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_rows_are_refused_one_by_one(derby, tmp_path, keys):
     refused_one_by_one(derby, tmp_path, keys)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, monkeypatch, keys):
+    """And nothing of the micro-batch is written: neither the other rows nor its number."""
+    derby.execute(TABLE)
+    taken, asked = jdbc_transaction.JdbcTransaction._is_taken, []
+
+    def counted(self, *of):
+        asked.append(of)
+        return taken(self, *of)
+
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_is_taken", counted)
+    sink = derby.sink(keys=keys, max_refused=5)
+    some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]
+    says = "sink 'count', table words, refuses more than 5 rows of micro-batch 0, the first by Jdbc"
+    with pytest.raises(TooManyRefused, match=says):
+        sink.write_accepted(derby.accepted([row_file(tmp_path, some)]))
+    assert len(asked) < 50
+    assert derby.rows() == []
+    assert derby.rows("batch_id", "ackcore_jdbc_batches") == [(-1,)]
+    assert not derby.has_staging()
+    few = row_file(tmp_path, some[:6], batch=2)
+    with pytest.raises(SinkRejects, match="5 rows are refused"):
+        sink.write_accepted(derby.accepted([few]))
 
 
 def test_what_is_no_rows_fault_refuses_none(derby, files, tmp_path):

@@ -22,9 +22,10 @@ import test_postgres_sink
 from accepted_rows import WORDS, accepted, row_file
 from test_postgres_sink import TABLE, execute, refused, topology, words
 
-from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_postgres
+from ackcore.spark import SinkError, SinkUnavailable, TooManyRefused, run_batch, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.sinks.postgres_session import PostgresSession
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -117,6 +118,39 @@ def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):
         with pytest.raises(psycopg.errors.RaiseException, match="too much"):
             one.write_accepted(accepted([row_file(tmp_path, some, batch=n)]))
     assert words(postgres) == {}
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_what_all_rows_violate_is_looked_for_up_to_a_number(
+    postgres, sink, tmp_path, monkeypatch, keys
+):
+    """And nothing of the micro-batch is written: neither the other rows nor its number."""
+    execute(postgres, TABLE)
+    taken, asked = PostgresSession._is_taken, []
+
+    def counted(self, *of):
+        asked.append(of)
+        return taken(self, *of)
+
+    monkeypatch.setattr(PostgresSession, "_is_taken", counted)
+    one = sink(postgres, keys=keys, max_refused=20)
+    bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]
+    some = [("a", 1, None), *bad, ("c", 3, None)]
+    says = (
+        r"sink 'count', table words, refuses more than 20 rows of micro-batch 0, the first by "
+        r"CheckViolation: .*\"words_n_check\". Nothing .* max_refused"
+    )
+    with pytest.raises(TooManyRefused, match=says) as raised:
+        one.write_accepted(accepted([row_file(tmp_path, some)]))
+    assert "b0" not in str(raised.value)  # no values in a log
+    assert len(asked) < 100
+    assert (words(postgres), execute(postgres, "SELECT batch_id FROM ackcore_batches")) == (
+        {},
+        [(-1,)],
+    )
+    few = row_file(tmp_path, [*some[:21], some[-1]], batch=2)
+    assert len(refused(one.write_accepted(accepted([few])))) == 20
+    assert words(postgres) == {"a": 1, "c": 3}
 
 
 def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from worlds import Killed, Source, Upper, World, fails
 
-from ackcore.spark import InvalidRejects, SinkRejects, to_kafka, to_parquet
+from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.protocol import act, batch, insist, runs
@@ -198,6 +198,16 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     ):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])
+    world.bad = set()
+    assert world.process(0, ["a", "b"])[1].acked == 2
+
+
+def test_more_than_are_looked_for_end_the_query_at_once(tmp_path):
+    world = Refusing(tmp_path, {"sink_attempts": 3}, bad={"a"}, how="raise")
+    world._named = lambda refused: TooManyRefused("too many")
+    with pytest.raises(TooManyRefused, match="too many"):
+        world.process(0, ["a", "b"])
+    assert (len(world.calls), world.paused, world.written) == (1, [], {})
     world.bad = set()
     assert world.process(0, ["a", "b"])[1].acked == 2
 

@@ -48,6 +48,8 @@ def ask_sinks(
         If a file with the rows is not as the run left it.
     InvalidRejects
         If one of them names rows that it refuses wrongly.
+    TooManyRefused
+        If one of them refuses more rows than it looks for.
     CheckpointForeign
         If there are rows of a stream that has no sink any more, or a sink cannot tell whether it
         has taken them.

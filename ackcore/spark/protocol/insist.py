@@ -18,7 +18,7 @@ from ackcore.spark.base.errors import (
     one_line,
 )
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
-from ackcore.spark.sinks.rejects import InvalidRejects
+from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.topology.settings import Settings
 
 _log = logging.getLogger("ackcore")
@@ -79,7 +79,7 @@ class Calls:
         try:
             with cancelling(self._spark) as raised:
                 return call()
-        except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse):
+        except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse, TooManyRefused):
             raise  # it will be no better next time
         except InvalidRejects as error:
             raise InvalidRejects(

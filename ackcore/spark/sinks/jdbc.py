@@ -19,6 +19,7 @@ from ackcore.spark.sinks.jdbc_transaction import (
     find_columns,
     table_names,
 )
+from ackcore.spark.sinks.rejects import MAX_REFUSED, check_max_refused
 from ackcore.spark.sinks.unavailable import unavailable
 
 _WAY_OUT = (
@@ -45,6 +46,7 @@ def to_jdbc(
     keys: str | Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
     marker: str = "ackcore_jdbc_batches",
+    max_refused: int = MAX_REFUSED,
 ) -> JdbcSink:
     """Return a sink that writes the rows of ACKED records into a table of any JDBC database.
 
@@ -71,6 +73,9 @@ def to_jdbc(
     marker : str, default "ackcore_jdbc_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another.  Created if it is not there.
+    max_refused : int, default 10_000
+        Rows of a micro-batch that may be refused: they are looked for within its transaction.  One
+        more ends the query (`TooManyRefused`), and nothing of the micro-batch is written.
 
     Returns
     -------
@@ -89,7 +94,9 @@ def to_jdbc(
     database's error, the others are written.  A value that does not fit its column fails the sink.
     The user must be able to create and drop tables in the schema of `table`.
     """
-    return JdbcSink(url, table, keys=keys, properties=properties, marker=marker)
+    return JdbcSink(
+        url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused
+    )
 
 
 class JdbcSink:
@@ -106,6 +113,7 @@ class JdbcSink:
         keys: str | Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
         marker: str = "ackcore_jdbc_batches",
+        max_refused: int = MAX_REFUSED,
     ) -> None:
         for argument, value in (("url", url), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -121,6 +129,7 @@ class JdbcSink:
                 raise ValueError(f"properties must not have {name!r}: it is an argument")
         self.table, self.marker = table, marker
         self.keys = named_keys(keys)
+        self.max_refused = check_max_refused(max_refused)
         self._names: Names = table_names(table, marker)
         self._server = Server(url, of)
 
@@ -219,6 +228,8 @@ class JdbcSink:
         SinkUnavailable, JdbcError
             If the database fails, the table is gone or lacks a column; nothing is written then, or
             if the connection was lost while it was committed, perhaps all: the next call finds out.
+        TooManyRefused
+            If that are more than `max_refused` rows; nothing is written then.
         CheckpointForeign
             If this micro-batch was written with other rows, or a later one was.
         CheckpointInUse
@@ -228,7 +239,7 @@ class JdbcSink:
             self._named(accepted.sink),
             JdbcConnection(self._server, self.table) as connection,
         ):
-            JdbcTransaction(connection, self._names, self.keys, accepted).write()
+            JdbcTransaction(connection, self._names, self.keys, accepted, self.max_refused).write()
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:

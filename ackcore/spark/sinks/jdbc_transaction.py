@@ -28,7 +28,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 
 _log = logging.getLogger("ackcore")
 
@@ -83,7 +83,12 @@ class JdbcTransaction:
     """The writing of one micro-batch over one connection."""
 
     def __init__(
-        self, connection: JdbcConnection, names: Names, keys: Sequence[str], accepted: Accepted
+        self,
+        connection: JdbcConnection,
+        names: Names,
+        keys: Sequence[str],
+        accepted: Accepted,
+        max_refused: int,
     ) -> None:
         self._connection, self._names, self._keys = connection, names, keys
         self._accepted = accepted
@@ -95,6 +100,8 @@ class JdbcTransaction:
         #: Columns that the stream does not have, and whether they take no null.
         self._others: dict[str, bool] = {}
         self._content = accepted.content()
+        where = f"sink {accepted.sink!r}, table {names.table},"
+        self._count = RefusalCount(where, accepted.batch_id, max_refused)
 
     def write(self) -> None:
         """Write the micro-batch, or find that it is written."""
@@ -248,6 +255,7 @@ class JdbcTransaction:
             if why is None:
                 taken = True
             elif first == last:
+                self._count.add(why)
                 refused[first] = why
             else:
                 middle = (first + last) // 2

@@ -15,7 +15,7 @@ from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.interface import Accepted
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.rejects import MAX_REFUSED, SinkRejects, check_max_refused
 
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_catalog import Target
@@ -28,6 +28,7 @@ def to_postgres(
     *,
     keys: str | Sequence[str] | None = None,
     marker: str = "ackcore_batches",
+    max_refused: int = MAX_REFUSED,
 ) -> PostgresSink:
     """Return a sink that writes the rows of ACKED records into a table of PostgreSQL.
 
@@ -52,6 +53,9 @@ def to_postgres(
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another.  Created if it is not there.
+    max_refused : int, default 10_000
+        Rows of a micro-batch that may be refused: they are looked for within its transaction.  One
+        more ends the query (`TooManyRefused`), and nothing of the micro-batch is written.
 
     Returns
     -------
@@ -73,7 +77,7 @@ def to_postgres(
     trigger raises an exception over (``P0001``), if it does not over all of them.  Constraints that
     are deferrable are checked at once.
     """
-    return PostgresSink(dsn, table, keys=keys, marker=marker)
+    return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
 
 
 def _load(module: str) -> ModuleType:
@@ -102,6 +106,7 @@ class PostgresSink:
         *,
         keys: str | Sequence[str] | None = None,
         marker: str = "ackcore_batches",
+        max_refused: int = MAX_REFUSED,
     ) -> None:
         for argument, value in (("dsn", dsn), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -110,6 +115,7 @@ class PostgresSink:
                 raise ValueError(f"{argument} must be the name of a table, got ''")
         self.table = table
         self.keys = named_keys(keys)
+        self.max_refused = check_max_refused(max_refused)
         self.marker = marker
         self._dsn = dsn
         self._where = _catalog().where(dsn)
@@ -159,6 +165,8 @@ class PostgresSink:
         SinkUnavailable, psycopg.Error
             If the database fails, the table is gone or lacks a column; nothing is written then, or
             if the connection was lost while it was committed, perhaps all: the next call finds out.
+        TooManyRefused
+            If that are more than `max_refused` rows; nothing is written then.
         CheckpointForeign
             If this micro-batch was written with other rows, or a later one was.
         CheckpointInUse
@@ -172,7 +180,7 @@ class PostgresSink:
                     self.release(sink, deployment)
                     check_fence()
                     opened = _load("postgres_session").PostgresSession
-                    live = opened(self._dsn, self._target(), deployment, sink)
+                    live = opened(self._dsn, self._target(), deployment, sink, self.max_refused)
                     self._live.put(sink, deployment, live)
                 refused: SinkRejects | None = live.write(accepted)
                 return refused

@@ -33,7 +33,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     nulls_differ,
     resolve,
 )
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.rejects import MAX_REFUSED, RefusalCount, SinkRejects
 
 #: Rows that are sent, and halved, at a time.
 _CHUNK = 1 << 16
@@ -70,8 +70,16 @@ class PostgresSession:
     It ends those that a driver before this one has left open: one that was cut off may hold locks.
     """
 
-    def __init__(self, dsn: str, target: Target, deployment: str, sink: str) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        target: Target,
+        deployment: str,
+        sink: str,
+        max_refused: int = MAX_REFUSED,
+    ) -> None:
         self._target = target
+        self._max_refused = max_refused
         self._of = (deployment, sink)
         #: Whether any of the rows of a micro-batch that is bisected has gone in.
         self._any_taken = False
@@ -140,6 +148,8 @@ class PostgresSession:
     def _write_rows(self, accepted: Accepted) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of those that are refused, by their numbers."""
         self._any_taken = False
+        where = f"sink {accepted.sink!r}, table {self._target.table},"
+        self._count = RefusalCount(where, accepted.batch_id, self._max_refused)
         refused = self._write_and_bisect(accepted)
         raised = [error for error in refused.values() if error.sqlstate == _RAISED]
         if raised and len(refused) > 1 and not self._any_taken:
@@ -252,6 +262,7 @@ class PostgresSession:
                 raised += error.sqlstate == _RAISED
                 if raised >= _HOPELESS and not self._any_taken:
                     raise error
+                self._count.add(error)
                 yield start, error
             else:
                 middle = (start + stop) // 2

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 
 #: One for all rows, or one for each: a text, or the exception that a row was refused with.
@@ -22,6 +23,60 @@ class InvalidRejects(TypeError, ValueError):
 
     That is a mistake in the sink and no outage: it ends the query at once.
     """
+
+
+class TooManyRefused(RuntimeError):
+    """A sink refuses more rows of a micro-batch than it looks for one by one.
+
+    Nothing of the micro-batch is written there.  It ends the query at once.
+    """
+
+
+#: Of a micro-batch, that are found one by one: each costs some statements within a transaction.
+MAX_REFUSED = 10_000
+
+
+def check_max_refused(limit: int) -> int:
+    """Return the argument ``max_refused`` of a sink, or raise TypeError or ValueError."""
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"max_refused must be an int, got {type(limit).__name__}")
+    if limit < 0:
+        raise ValueError(f"max_refused must be at least 0, got {limit}")
+    return limit
+
+
+class RefusalCount:
+    """Counts the rows of a micro-batch that a database refuses, up to a limit.
+
+    Parameters
+    ----------
+    where : str
+        The sink and what it writes into.
+    batch_id : int
+        The micro-batch.
+    limit : int
+        How many there may be.
+    """
+
+    def __init__(self, where: str, batch_id: int, limit: int) -> None:
+        self._where, self._batch_id, self._limit = where, batch_id, limit
+        self._count = 0
+        self._first: BaseException | None = None
+
+    def add(self, error: BaseException) -> None:
+        """Count a row; raise `TooManyRefused` if that is one too many."""
+        self._first = self._first or error
+        self._count += 1
+        if self._count > self._limit:
+            said = f"{type(self._first).__name__}: {one_line(self._first)}"
+            raise TooManyRefused(
+                f"{self._where} refuses more than {self._limit} rows of micro-batch "
+                f"{self._batch_id}, the first by {said}. "
+                "Nothing of the micro-batch is written. Where the table, and no record, is at "
+                "fault, mend it; else allow more by max_refused, which takes some statements a "
+                "row, all in one transaction. Then start again on the same checkpoint: the sink "
+                "is given the same rows"
+            ) from error
 
 
 class SinkRejects(Exception):
