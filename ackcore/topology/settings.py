@@ -116,8 +116,8 @@ class Settings:
     max_retries_per_batch : int, default 100000
         How many retries and replayed records a micro-batch takes, those first that were due first;
         the others are due in the next one, at once.  Beside a `KafkaSpout` that adapts to
-        ``target_batch_s`` they have half of what that leaves time for, at most.  Whatever of them
-        fails again passes through the driver: so many records must fit into its memory a few times.
+        ``target_batch_s`` they have half of what that leaves time for, at most.  Of those
+        that fail again the driver has ids and reasons, and payloads where few fail.
     max_dead_window : int, optional
         Of how many records that ended last (ACKED or DEAD) ``max_dead`` of `start` is to be judged,
         so that a long good past excuses nothing: of the last micro-batches that have so many
