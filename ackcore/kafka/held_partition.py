@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +15,15 @@ from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
 from ackcore.offsets import KAFKA_LIMIT, Commit, encode_metadata
 
 Key = tuple[str, int]
+#: The first offset, and one above the last.
+Run = tuple[int, int]
 
 #: What becomes of a record, in this order; back from WAITING to OUT.
 FRESH, OUT, WAITING, DYING = range(4)
 
 _LEAST_METADATA = 64
+#: Runs of offsets that a dead letter names.
+_MOST_NAMED = 20
 
 
 class Limits(NamedTuple):
@@ -95,7 +100,8 @@ class HeldPartition:
         self.deployment = deployment
         self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
         self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
-        self.lost: list[int] = []  # where ranges begin whose dead letters are not kept yet
+        # Of dead letters that are not kept yet: what each stands for, by its first offset.
+        self.lost: dict[int, list[Run]] = {}
         self.sizes = [0] * 4  # bytes, by status
         self.numbers = [0] * 4
         self.closing = self.sealed = False
@@ -122,6 +128,15 @@ class HeldPartition:
         """A record comes (1) or goes (-1)."""
         self.numbers[held.status] += by
         self.sizes[held.status] += by * held.size
+
+    def not_done(self, stop: int) -> list[Run]:
+        """What was neither read nor done before a restart, from the position up to an offset."""
+        state = self.tracker.state()
+        # Above the last that is done nothing is.
+        starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
+        ends = np.append(state.hole_ends, stop).clip(self.tracker.position, stop)
+        runs = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [(start, end) for start, end in runs if start < end]
 
     @property
     def in_flight(self) -> int:
@@ -198,15 +213,29 @@ class TakenAt:
         return len(self._taken)
 
 
-def _below(state: OffsetState, lost: int) -> OffsetState:
-    """Return a state without what is done above a range that is lost: the tracker has but its
-    first offset for not done, and the next start may read it after all."""
-    run = int(np.searchsorted(state.hole_starts, lost, "right")) - 1
-    return state._replace(
-        end=int(state.hole_starts[run]),
-        hole_starts=state.hole_starts[:run],
-        hole_ends=state.hole_ends[:run],
-    )
+def named_runs(runs: Sequence[Run]) -> str:
+    """Runs of offsets as a text has them, the first of many."""
+    some = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in runs]
+    if len(some) <= _MOST_NAMED:
+        return ", ".join(some)
+    offsets = sum(end - start for start, end in runs)
+    return f"{', '.join(some[:_MOST_NAMED])} and more up to {some[-1]}, {offsets} in all,"
+
+
+def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
+    """Return a state in which ranges that are lost are not done: the tracker has but the first
+    offset of each for that, and the next start may read them after all."""
+    holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+    runs: list[Run] = []
+    for start, end in sorted(chain(holes, *lost)):
+        if runs and start <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(end, runs[-1][1])
+        else:
+            runs.append((start, end))
+    # Above the last that is done nothing is, and that is no hole.
+    end = runs.pop()[0] if runs and runs[-1][1] >= state.end else state.end
+    starts, ends = np.array(runs, np.int64).reshape(-1, 2).T
+    return state._replace(end=end, hole_starts=starts.copy(), hole_ends=ends.copy())
 
 
 class MetadataForm:
@@ -221,9 +250,9 @@ class MetadataForm:
         tracker = found.tracker
         if self._limit < _LEAST_METADATA:
             return Commit(tracker.committable, "")
-        found.lost = [offset for offset in found.lost if offset in found.held]
+        found.lost = {first: runs for first, runs in found.lost.items() if first in found.held}
         if found.lost:
-            state = _below(tracker.state(), found.lost[0])
+            state = _with(tracker.state(), found.lost.values())
             tracker = OffsetTracker.from_state(*found.key, found.generation, state)
         return encode_metadata(tracker, found.deployment, limit=self._limit, wide=self._wide)
 

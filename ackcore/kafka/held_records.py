@@ -30,6 +30,7 @@ from ackcore.kafka.held_partition import (
     MetadataForm,
     PartitionCommit,
     TakenAt,
+    named_runs,
 )
 from ackcore.kafka.pauses import change_pauses, room
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
@@ -239,16 +240,15 @@ class HeldRecords:
         found = self._partitions.get(key)
         if found is None or found.closing or stop <= found.tracker.position:
             return 0
-        start = found.tracker.position
-        while start < stop and found.tracker.is_done(start):
-            start += 1
-        lost = stop - start
+        runs = found.not_done(stop)
+        lost = sum(end - start for start, end in runs)
         if lost and keep:
-            found.tracker.emitted(start)
-            record = KafkaRecord(*key, start, None, None, [], None, 0, found.generation)
+            first, _ = runs[0]
+            found.tracker.emitted(first)
+            record = KafkaRecord(*key, first, None, None, [], None, 0, found.generation)
             held = found.hold(record, 0, now_ms)
-            found.lost.append(start)
-            text = f"offsets {start} to {stop - 1} {why.message}"
+            found.lost[first] = runs
+            text = f"offsets {named_runs(runs)} {why.message}"
             self._die(found, held, Failure(why.kind, text), 0)
         self.advance(key, stop)
         self.counts.lost += lost

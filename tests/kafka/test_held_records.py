@@ -379,13 +379,52 @@ def test_a_range_that_is_passed_over_is_not_done_before_its_letter_is_kept():
         held.ack(record)
     (sent,) = held.commits()
     again = holder(*sent.commit, generation=2)
-    assert read(again, *range(1, 12)) == 10
+    assert read(again, *range(1, 12)) == 8
     taken = again.take(20, 0)
-    assert offsets(taken) == [1, *range(3, 12)]
+    assert offsets(taken) == [1, *range(3, 10)]
     assert taken[0].attempt == 1
     held.dead(letter)
     (sent,) = held.commits()
     assert read(holder(*sent.commit, generation=2), *range(1, 12)) == 1
+
+
+def holes_of(*undone, n):
+    """A commit by which n records were read, and some of them are not done."""
+    held = holder()
+    read(held, *range(n))
+    for record in held.take(n, 0):
+        if record.offset not in undone:
+            held.ack(record)
+    (sent,) = held.commits()
+    return sent.commit
+
+
+def test_of_what_was_deleted_only_what_was_not_done_is_lost():
+    """A poison head with thousands done behind it, and all of that deleted."""
+    held = holder(*holes_of(0, 2000, 2001, n=5000), generation=2)
+    assert held.lose(KEY, 5010, 0, keep=True) == 13
+    (letter,) = held.dying()
+    assert letter.record.offset == 0
+    assert letter.failure.message == (
+        "offsets 0, 2000 to 2001, 5000 to 5009 were deleted before they were read"
+    )
+    # Nor does a restart before the letter is kept make more of it.
+    (sent,) = held.commits()
+    again = holder(*sent.commit, generation=3)
+    assert again.lose(KEY, 5010, 0, keep=True) == 13
+    assert again.dying()[0].failure == letter.failure
+    held.dead(letter)
+    assert committed(held) == [5010]
+    assert held.counts.lost == 13
+
+
+def test_a_letter_names_some_of_many_ranges_and_counts_all():
+    held = holder(*holes_of(*range(0, 100, 2), n=100), generation=2)
+    assert held.lose(KEY, 99, 0, keep=True) == 50
+    (letter,) = held.dying()
+    named = ", ".join(str(offset) for offset in range(0, 40, 2))
+    assert letter.failure.message.startswith(f"offsets {named} and more up to 98, 50 in all, were")
+    assert held.lose(KEY, 99, 0, keep=True) == 0
 
 
 @pytest.mark.parametrize("order", [[2], [0, 1, 2, 3], [3, 2, 1, 0], [3, 0, 2, 1]], ids=str)
