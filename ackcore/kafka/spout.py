@@ -55,14 +55,14 @@ class KafkaSpout:
     target_batch_s : float, default 10
         How long a micro-batch is to take: without `max_records` it takes so many as that allows,
         by what the ones before took; twice what one takes without a record, if that is longer.
+        Either way no more than have room among those that wait, if all fail (`max_waiting`).
     refresh_s : float, default 60
         How often new partitions are looked for, in seconds.
     max_offset_behind : int, optional
         Records further behind the end of their partition, when the checkpoint begins, are not run.
     lost : {"dead-letter", "refuse"}, default "dead-letter"
         What becomes of those, and of offsets that were deleted before they were read: one dead
-        letter for each record that is too far behind, one for each range that is not there any
-        more; or the query ends with an error that names them.
+        letter for each range, which names it; or the query ends with an error that does.
     missing_timeout_s : float, default 600
         For how long a micro-batch waits for a topic or offsets that it has planned and that are not
         there, or not again yet; the query then ends with an error.  For brokers it waits for ever.

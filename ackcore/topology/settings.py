@@ -112,7 +112,9 @@ class Settings:
         was read from; 0 counts them all.
     max_waiting : int, default 1000000
         How many records may wait for a retry; what fails beyond goes to the dead letters.  Those
-        of a replay count once they have failed, and not while they wait for their first turn.
+        of a replay count once they have failed, and not while they wait for their first turn.  Of
+        a `KafkaSpout` a micro-batch of a stream takes no more new records than have room if all of
+        them fail, and none while there is no room: 0 bounds nothing, as none waits.
     max_retries_per_batch : int, default 100000
         How many retries and replayed records a micro-batch takes, those first that were due first;
         the others are due in the next one, at once.  Beside a `KafkaSpout` that adapts to

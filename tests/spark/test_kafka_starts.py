@@ -166,6 +166,27 @@ def test_shares_are_even_and_leave_nobody_out(waiting, most):
     assert least is None or all(n <= least + 1 for n in found.values())
 
 
+@given(
+    st.dictionaries(st.integers(0, 9), st.integers(0, 50)).map(
+        lambda found: {("t", p): n for p, n in found.items()}
+    ),
+    st.integers(0, 200),
+    st.integers(0, 200),
+)
+def test_no_more_is_taken_than_may_fail(waiting, most, room):
+    """Where not even one of each may, those furthest behind are taken; else it changes nothing."""
+    found = shares(waiting, most, room)
+    there = {each: n for each, n in waiting.items() if n}
+    assert sum(found.values()) <= room
+    assert all(1 <= n <= there[each] for each, n in found.items())
+    if room >= len(there):
+        assert found == shares(waiting, min(most, room))
+    else:
+        assert sum(found.values()) == room
+        left = [n for each, n in there.items() if each not in found]
+        assert all(there[each] >= max(left) for each in found)
+
+
 class Cluster:
     """A Kafka that is made up: partitions of topic t by their first offset and their end."""
 

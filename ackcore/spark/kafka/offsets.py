@@ -187,7 +187,9 @@ class SpoutOffsets:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def plan(self, before: OffsetPlan | None, tasks: int, *, bounded: bool) -> OffsetPlan:
+    def plan(
+        self, before: OffsetPlan | None, tasks: int, *, bounded: bool, room: int | None = None
+    ) -> OffsetPlan:
         """Return what the next micro-batch takes.
 
         Parameters
@@ -198,6 +200,8 @@ class SpoutOffsets:
             How many run at once.
         bounded : bool
             Whether it takes no more than is good for one micro-batch.
+        room : int, optional
+            How many of them may fail, as the waiting store has room for them; None: any.
 
         Raises
         ------
@@ -243,7 +247,7 @@ class SpoutOffsets:
             }
             stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
         there = {each: max(0, stops[each] - at[each]) for each in marks}
-        takes = shares(there, self.intake.most) if bounded else there
+        takes = shares(there, self.intake.most, room) if bounded else there
         ranges = [one for start in starts.values() for one in start.holes]
         ranges += [
             OffsetRange(*each, at[each], at[each] + n)

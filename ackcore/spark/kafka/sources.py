@@ -51,6 +51,8 @@ class KafkaSources:
         self._spark = spark
         self._once = once
         self._max_waiting = max_waiting
+        #: How many more may wait.  Where none may they die at once, and all are taken.
+        self._room = max_waiting or None
         self.is_closed = False
         #: The spouts whose cluster did not answer when it was last asked for something new.
         self._away: set[str] = set()
@@ -104,13 +106,14 @@ class KafkaSources:
         """
         found = {}
         tasks = task_slots(self._spark)
+        room = None if self._room is None else self._room // max(1, len(self._spouts))
         for name, one in self._spouts.items():
             body = None if parent is None else parent.offsets.get(name)
             before = None if body is None else OffsetPlan.of(body)
             if self._once and before is not None:
                 found[name] = before.carried().body()
             else:
-                found[name] = one.plan(before, tasks, bounded=not self._once).body()
+                found[name] = one.plan(before, tasks, bounded=not self._once, room=room).body()
         # What fits both of their patterns may have come to be.
         self._check_tellers()
         return found
@@ -182,6 +185,8 @@ class KafkaSources:
         # Replays whose turn has not come take no room from what fails.
         waiting = decision.waiting.rows() - decision.waiting.untried
         full = waiting / max(1, self._max_waiting)
+        if self._room is not None:
+            self._room = max(0, self._max_waiting - waiting)
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             if body is not None:

@@ -170,10 +170,13 @@ def _lost(found: Found, start: Start) -> Start:
     )
 
 
-def shares(waiting: Mapping[tuple[str, int], int], most: int) -> dict[tuple[str, int], int]:
+def shares(
+    waiting: Mapping[tuple[str, int], int], most: int, room: int | None = None
+) -> dict[tuple[str, int], int]:
     """Return how many offsets of each partition a micro-batch takes.
 
-    As evenly as what there is allows, ``most`` in all, but one of each that has any.
+    As evenly as what there is allows, ``most`` in all, but one of each that has any, and never
+    more than there is room for.
 
     Parameters
     ----------
@@ -181,8 +184,15 @@ def shares(waiting: Mapping[tuple[str, int], int], most: int) -> dict[tuple[str,
         How many each partition has.
     most : int
         How many in all.
+    room : int, optional
+        How many may fail; None: any.
     """
-    found = {}
+    found: dict[tuple[str, int], int] = {}
+    if room is not None:
+        behind = sorted((each for each, n in waiting.items() if n), key=waiting.__getitem__)
+        if room < len(behind):
+            return dict.fromkeys(behind[len(behind) - room :], 1)
+        most = min(most, room)
     left, partitions = most, sum(1 for n in waiting.values() if n)
     for each, n in sorted(waiting.items(), key=lambda one: one[1]):
         if n:
