@@ -319,4 +319,5 @@ class ClientThread:
 
     def _fatal(self, error: ConsumerError) -> None:
         self._ends_with(error)
+        self.drain_s = 0.0  # what would be answered is not committed any more
         self._stopping = True

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.commit_requests import commit_requests
+from ackcore.kafka.errors import is_fatal
 from ackcore.kafka.held_partition import Key, PartitionCommit
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.settings import Log
@@ -134,7 +135,7 @@ class Commits:
         with self._changed:
             self._held.counts.rejected += len(refused)
             shorter = bool(too_large) and self._held.shorten_metadata(max(too_large))
-        if error.fatal():
+        if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         what = "fenced" if error.code() in _FENCED else "refused"
         self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ackcore.kafka.errors import error_text
+from ackcore.kafka.errors import error_text, is_fatal
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.producing import way_out
 from ackcore.kafka.records import Failure, Headers, KafkaRecord
@@ -150,7 +150,7 @@ class TopicKeeper:
             report(letter, str(error))
 
     def _note(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() == KafkaError._FATAL:
+        if is_fatal(error):
             self._fatal = error
 
     def turn(self) -> None:

@@ -10,6 +10,14 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.settings import ClientSettings
 
 
+def is_fatal(error: KafkaError) -> bool:
+    """Whether a client has ended with it, which answers and messages of it do not say themselves.
+
+    Another process that has its ``group.instance.id`` is such an error, too.
+    """
+    return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
+
+
 class OffsetsLost(RuntimeError):
     """Offsets that were to be read are not there any more, or not yet again.
 

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from ackcore.kafka.begin import MADE_ANEW, Begun
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, record_of, watermarks
 from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.errors import is_fatal
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.origins import Origin
@@ -277,7 +278,7 @@ class PartitionReading:
                 f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
                 "commit an offset behind what is damaged to go on there"
             )
-        elif error.fatal() or code in _FINAL:
+        elif is_fatal(error) or code in _FINAL:
             raise ConsumerError(f"the consumer cannot go on: {error.str()}")
         else:
             self._log.warning("Kafka says: %s", error.str())

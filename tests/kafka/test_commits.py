@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from ackcore.kafka import dead_letters
 from ackcore.kafka.commits import Commits
-from ackcore.kafka.dead_letters import DeadLetters, TopicKeeper, headers_of
+from ackcore.kafka.dead_letters import DeadLetterLoop, DeadLetters, TopicKeeper, headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.records import Failure, KafkaRecord
@@ -54,6 +54,21 @@ def held_partitions(n, records=10, done=lambda offset: offset == 0):
 
 def size_of(offsets):
     return sum(len((each.topic + each.metadata).encode()) for each in offsets)
+
+
+def test_what_comes_back_again_and_again_is_not_kept_for_ever():
+    """A loop of dead letters ends with its cause; what is no number of deaths counts for none."""
+
+    def died(times):
+        headers = [("ackcore-deaths", times)]
+        record = KafkaRecord("t", 0, 7, None, b"", headers, None)
+        return DeadLetter(record, Failure("E", "no"), 1)
+
+    assert dict(headers_of(died(b"19")))["ackcore-deaths"] == b"20"
+    for foreign in (b"-20", b"many", None):
+        assert dict(headers_of(died(foreign)))["ackcore-deaths"] == b"1"
+    with pytest.raises(DeadLetterLoop, match="t-0@7 has died 20 times: its dead letters come back"):
+        headers_of(died(b"20"))
 
 
 class Ended:
@@ -161,6 +176,24 @@ def test_metadata_that_is_refused_is_shortened_once_for_all_partitions(last, cap
             commits.answered(*client.answer(client.requests[-1][0]))
     assert all(len(each.metadata) > 500 for each in client.requests[-1][0])
     assert caplog.text.count("was refused") == len(client.requests) - 1 == 1
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
+@pytest.mark.parametrize("code", [KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID])
+def test_an_error_that_a_client_ends_with_is_told(code, last):
+    """Neither says of itself that it is fatal, as confluent-kafka hands it over."""
+    held, told = held_partitions(2), []
+    commits = Commits("g", held, threading.Condition(), told.append)
+    client = Committer()
+    client.answer = lambda offsets: (KafkaError(code), offsets)
+    if last:
+        commits.send_last(client, held.assigned)
+    else:
+        commits.send(client)
+        commits.answered(*client.answer(client.requests[-1][0]))
+    assert [str(one) for one in told] == [f"the consumer cannot commit: {KafkaError(code).str()}"]
+    assert len(held.commits()) == 2
+    assert held.counts.rejected == 2
 
 
 def test_no_answer_counts_once_the_last_commit_is_sent():

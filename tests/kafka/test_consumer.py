@@ -15,7 +15,13 @@ from consumer_books import Books, by_hand, consumer_of, consuming, partitions_of
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
-from ackcore.kafka import Consumer, ConsumerError, Failure, OffsetsOutOfRange
+from ackcore.kafka import (
+    Consumer,
+    ConsumerError,
+    DeadLetterLoop,
+    Failure,
+    OffsetsOutOfRange,
+)
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
 #: a member was before it was fenced.
@@ -75,6 +81,20 @@ def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
         ("ackcore-attempts", b"1"),
         ("ackcore-deaths", b"5"),
     ]
+
+
+def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(books):
+    """Its dead letters come back: the consumer ends, and says what to change."""
+    headers = [("ackcore-deaths", b"20")]
+    books.server.produce(books.topic, [{"value": b"x", "headers": headers}], 0)
+    consumer = consumer_of(books)
+    consumer.fail(*take(consumer, 1), Reject("again"))
+    with pytest.raises(DeadLetterLoop, match=r"has died 20 times: .*stop what sends them back"):
+        consumer.poll(1, 20.0)
+    with pytest.raises(DeadLetterLoop):
+        consumer.close()
+    assert books.server.consume(books.dead_topic) == []
+    assert books.committed()[0][0] == 0
 
 
 def test_what_is_done_is_not_handed_out_again_after_a_restart(books):
@@ -186,6 +206,23 @@ def test_commits_that_are_refused_are_made_again(books, caplog):
         consumer.ack_many(taken)
         wait_until(lambda: not books.lag(), "all is committed")
     assert "refused" in caplog.text
+
+
+def test_a_fatal_refusal_ends_it_with_its_cause(books):
+    """F10: another process has its group.instance.id; the next start does what is not committed."""
+    books.produce(40)
+    consumer = consumer_of(books, options={"group.instance.id": "one"})
+    taken = take(consumer, 40)
+    wait_until(lambda: consumer.stats().counts.committed == 4, "where they begin is committed")
+    books.server.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.FENCED_INSTANCE_ID)
+    assert consumer.ack_many(taken) == 40
+    with pytest.raises(ConsumerError, match="cannot commit: Broker: Static consumer fenced by"):
+        consumer.poll(1, 20.0)
+    with pytest.raises(ConsumerError, match="fenced by"):
+        consumer.close()
+    assert books.lag() == 40
+    with consuming(books, **by_hand(books)) as consumer:
+        assert len(take(consumer, 40)) == 40
 
 
 def test_a_member_that_is_fenced_joins_again(books, caplog):

@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import Producer
-from consumer_books import Books, consuming, partitions_of, take, workers
+from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
 from servers import wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import ClientSettings, Cluster
+from ackcore.kafka import ClientSettings, Cluster, ConsumerError
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]
@@ -74,6 +74,24 @@ def test_members_join_and_leave_under_load(books, protocol, tmp_path):
                 other.close()
         books.wait_for_the_end()
     books.check_complete(most_again=50, poison=poison)
+
+
+def test_a_member_whose_place_another_takes_ends_and_says_so(books):
+    """F10: with its group.instance.id; it is told whether it commits, or is idle."""
+    books.produce(40)
+    static = {"options": {"group.instance.id": "one"}, "drain_s": 30.0}
+    one = consumer_of(books, **static)
+    mine = take(one, 40)
+    with consuming(books, **static) as other:
+        taken = take(other, 40)
+        one.ack_many(mine)
+        with pytest.raises(ConsumerError, match="fenced by other consumer"):
+            one.poll(1, 20.0)
+        with pytest.raises(ConsumerError, match="fenced by other consumer"):
+            one.close()
+        assert books.lag() == 40
+        assert other.ack_many(taken) == 40
+        wait_until(lambda: not books.lag(), "the other has committed")
 
 
 def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker, tmp_path):
