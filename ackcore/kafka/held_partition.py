@@ -21,6 +21,9 @@ Run = tuple[int, int]
 #: What becomes of a record, in this order; back from WAITING to OUT.
 FRESH, OUT, WAITING, DYING = range(4)
 
+#: Why partitions are paused while too many records wait for another attempt.
+WAITING_CAUSE = "waiting"
+
 _LEAST_METADATA = 64
 #: Runs of offsets that a dead letter names.
 _MOST_NAMED = 20
@@ -160,7 +163,7 @@ class HeldPartition:
         ):
             return "in flight"
         if waiting * part >= limits.waiting or waiting_bytes * part >= limits.waiting_bytes:
-            return "waiting"
+            return WAITING_CAUSE
         return ""
 
     def stats(self, now_ms: int) -> PartitionStats:

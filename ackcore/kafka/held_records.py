@@ -32,12 +32,14 @@ from ackcore.kafka.held_partition import (
     TakenAt,
     named_runs,
 )
-from ackcore.kafka.pauses import change_pauses, room
+from ackcore.kafka.pauses import change_pauses, room, stopped_by_waiting
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.retry import Policy
 
 LOST_UPSTREAM = Failure("LostUpstream", "were deleted before they were read")
 TOO_FAR_BEHIND = Failure("TooFarBehind", "were passed over, too far behind the end")
+#: How much of a reason is logged.
+_MOST_SAID = 200
 _TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
 
 
@@ -83,6 +85,7 @@ class HeldRecords:
         self._dying: list[DeadLetter] = []
         self._sequence = 0
         self._metadata = MetadataForm()
+        self._last_failure = ""
         self.dead_limit = dead_limit or DeadLimit()
         self.counts = ConsumerCounts()
 
@@ -443,6 +446,7 @@ class HeldRecords:
             self.dead_limit.ended(dead=True)
             self._die(found, held, failure, record.attempt + 1)
             return
+        self._last_failure = f"{failure.kind}: {failure.message[:_MOST_SAID]}"
         held.record = record._replace(attempt=waiting.attempt)
         held.due_ms = waiting.due_ms
         found.move(held, WAITING)
@@ -521,6 +525,11 @@ class HeldRecords:
     def pauses(self) -> tuple[list[Key], list[Key]]:
         """As `change_pauses`: which partitions are to be paused now, and which resumed."""
         return change_pauses(self._partitions, self._limits)
+
+    def stopped_by_waiting(self) -> str:
+        """What stops intake, and why its last record failed, if it is records that wait."""
+        told = stopped_by_waiting(self._partitions, self._limits)
+        return told and f"{told}; the last one failed of {self._last_failure}"
 
     @property
     def paused(self) -> int:

@@ -30,6 +30,9 @@ _LOOK_S, SHORT_LOOK_S = 0.1, 0.01
 #: How long a partition is left alone that is in range, and was refused as out of it.
 _FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
 
+#: How often it is said that waiting records stop intake.
+_SAY_MS = 60_000
+
 #: To librdkafka an offset is of no leader's epoch.
 _NO_EPOCH = -1
 #: How long leaders may take to say whether a log is what it was.
@@ -90,6 +93,8 @@ class PartitionReading:
         self._incremental = settings.protocol != "eager" and not settings.by_hand
         self._generation = 0
         self._paused = 0
+        self._stopped = False  # by records that wait
+        self._say_ms = 0
         self._begun: dict[Key, Begun] = {}
         self._assigned_now: set[Key] = set()
         self._unpositioned: set[Key] = set()  # whose position may be of the assignment before
@@ -186,6 +191,11 @@ class PartitionReading:
         with self._changed:
             pause, resume = self._held.pauses()
             self._paused = self._held.paused
+            stopped = self._held.stopped_by_waiting() if pause or self._stopped else ""
+        self._stopped = bool(stopped)
+        if stopped and now_ms() >= self._say_ms:
+            self._say_ms = now_ms() + _SAY_MS
+            self._log.warning("%s", stopped)
         if pause:
             self._client.pause([TopicPartition(*key) for key in pause])
         if resume:

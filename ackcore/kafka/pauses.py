@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ackcore.kafka.held_partition import WAITING, HeldPartition, Key, Limits
+from ackcore.kafka.held_partition import WAITING, WAITING_CAUSE, HeldPartition, Key, Limits
 
 
 def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
@@ -32,3 +32,17 @@ def change_pauses(
             (pause if cause else resume).append(key)
         each.cause = cause
     return pause, resume
+
+
+def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) -> str:
+    """Say what stops intake if it is records that wait for another attempt; "" if it is not."""
+    stopped = sum(each.cause == WAITING_CAUSE for each in partitions.values())
+    if not stopped:
+        return ""
+    waiting = sum(each.numbers[WAITING] for each in partitions.values())
+    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
+    return (
+        f"nothing is read of {stopped} of {len(partitions)} partitions: {waiting} records "
+        f"wait for another attempt, of {waiting_bytes} bytes, and "
+        f"max_waiting={limits.waiting}, max_waiting_bytes={limits.waiting_bytes}"
+    )

@@ -313,6 +313,21 @@ def test_records_in_retry_do_not_stop_the_others(books):
     books.check_complete()
 
 
+def test_what_waits_and_stops_intake_is_told_once_a_minute(books, caplog):
+    """F14: with its cause, however often it stops and goes on."""
+    books.produce(4000)
+    arguments = {"max_attempts": 1000, "max_waiting": 100, "options": {"sasl.password": "hunter2"}}
+    with (
+        consuming(books, **arguments) as consumer,
+        workers(consumer, books, may_fail=lambda record: OSError("hunter2 is down")),
+    ):
+        wait_until(lambda: consumer.stats().counts.retried > 2000, "all fail again and again")
+    told = "records wait for another attempt"
+    (line,) = [one.getMessage() for one in caplog.records if told in one.getMessage()]
+    assert "and max_waiting=100, max_waiting_bytes=67108864" in line
+    assert line.endswith("the last one failed of OSError: [redacted] is down")
+
+
 def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books, caplog):
     """F16: intake stops at the limit, and goes on when they can be."""
     books.produce(2000)

@@ -338,6 +338,22 @@ def test_a_partition_that_is_taken_away_gives_nothing_more():
     assert read(held, 3) == 0
 
 
+def test_what_stops_intake_is_said_if_it_is_what_waits():
+    held = holder(limits=Limits(in_flight=3, waiting=2))
+    read(held, 0, 1, 2)
+    assert held.pauses() == ([KEY], [])
+    assert held.stopped_by_waiting() == ""  # they are in flight
+    for record in held.take(2, 0):
+        held.fail(record, Failure("ValueError", "no" * 1000), 0)
+    assert held.pauses() == ([], [])
+    assert held.stopped_by_waiting() == (
+        "nothing is read of 1 of 1 partitions: 2 records wait for another attempt, of 2 "
+        "bytes, and max_waiting=2, max_waiting_bytes=67108864; the last one failed of ValueError: "
+        + "no"
+        * 100
+    )
+
+
 def test_what_nobody_looked_at_is_taken_next():
     held = holder()
     read(held, 0, 1, 2)
