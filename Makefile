@@ -98,7 +98,7 @@ bench-flow: java .venv/.built .venv/.bench ## flow control: its cost, 12 real HT
 bench-kafka: java .venv/.built .venv/.bench ## records of a real broker (Maven) on Spark against other ways to read them (ARGS=--quick: in small)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_kafka.py $(ARGS)
 
-bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge")
+bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, the tree or OTHER=commit (ARGS="-k merge", ARGS=--spark: topologies)
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
 
 docs: .venv/.built .venv/.docs ## the documentation, in build/docs/html; a warning is an error

@@ -17,16 +17,13 @@ import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as sql
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import settle, settle_parquet
-
-MESSAGES, FILES, GROUP_ROWS = 5, 8, 1 << 20
+from bench.topology_jobs import MESSAGES, take_all, write_events
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +47,14 @@ def spark():
 @pytest.fixture(scope="module", params=["scattered", "local"])
 def table(request, rows, tmp_path_factory) -> tuple[str, Path]:
     """A directory of Parquet files, and how the trees lie in them."""
-    rng = np.random.default_rng(7)
-    trees = rows // MESSAGES
-    roots = rng.integers(-(2**63), 2**63 - 1, trees)
-    edges = rng.integers(-(2**63), 2**63 - 1, (trees, MESSAGES - 1))
-    vals = np.zeros((trees, MESSAGES), np.int64)
-    vals[:, :-1] ^= edges
-    vals[:, 1:] ^= edges
-    tasks = np.full((trees, MESSAGES), -1, np.int32)
-    tasks[:, 0] = rng.integers(0, 16, trees)
-    order = np.arange(trees * MESSAGES)
-    if request.param == "scattered":
-        rng.shuffle(order)
-    columns = {"root_id": roots.repeat(MESSAGES), "val": vals.ravel(), "task": tasks.ravel()}
     directory = tmp_path_factory.mktemp(request.param)
-    for n, part in enumerate(np.array_split(order, FILES)):
-        written = pa.table({name: column[part] for name, column in columns.items()})
-        pq.write_table(written, directory / f"part-{n}.parquet", row_group_size=GROUP_ROWS)
+    write_events(directory, rows, scattered=request.param == "scattered")
     return request.param, directory
 
 
 def count_rows(batches):
     """The crossing: let Python see every batch, and do nothing with it."""
     yield pa.RecordBatch.from_pydict({"n": [sum(len(batch) for batch in batches)]})
-
-
-def take_all(frame):
-    """Have every row made, and drop it."""
-    frame.write.format("noop").mode("overwrite").save()
 
 
 def bench_settle(spark, table, rows, quick, report_ratio, interleaved):

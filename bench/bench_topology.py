@@ -17,7 +17,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from ackcore.spark import run_batch, start, to_parquet
-from ackcore.topology import TopologyBuilder
+from ackcore.spark import run_batch, start
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity
 from bench import topologies
@@ -38,17 +37,14 @@ from bench.topologies import (
     EmitBasic,
     FailBelow,
     PassOn,
-    Split,
     SplitBut,
-    Tag,
     passed_on,
+    periods,
     word_count,
 )
+from bench.topology_jobs import CORES, DAY_MS, LINES, words_into_parquet
 
-CORES = 2
-LINES = "id bigint, line string"
 MICRO_ROWS = 10_000
-DAY_MS = 86_400_000
 
 
 # ---- whole jobs --------------------------------------------------------------------------------
@@ -143,13 +139,9 @@ def bench_parquet_sink(spark, lines, rows, new_path, contest):
 
     def tracked() -> None:
         place = new_path()
-        builder = TopologyBuilder()
-        builder.spout("lines", source())
-        builder.bolt("split", Split()).shuffle("lines")
-        builder.bolt("tag", Tag()).fields("split", "word")
-        builder.sink("tag", to_parquet(place / "out"))
+        topology = words_into_parquet(source(), place / "out").build()
         trigger = {"availableNow": True}
-        query = start(builder.build(), spark, place / "checkpoint", trigger=trigger)
+        query = start(topology, spark, place / "checkpoint", trigger=trigger)
         query.await_termination()
         assert query.books.acked == rows
         assert ds.dataset(place / "out", exclude_invalid_files=True).count_rows() == every_word
@@ -181,11 +173,6 @@ def bench_ten_times(spark, lines, rows, rounds, whole, interleaved, report_ratio
 
 
 # ---- micro-batches -----------------------------------------------------------------------------
-
-
-def periods(times: Iterable[float]) -> list[float]:
-    """From the end of one micro-batch to that of the next, without the first ones."""
-    return np.diff(np.array(list(times)))[2:].tolist()
 
 
 @pytest.fixture

@@ -3,9 +3,13 @@
 With ``--cpu avx2,avx512`` BASE runs its AVX2 kernel and OTHER, which may be the same commit, its
 AVX-512 one.
 
+With ``--spark`` topologies are compared, by the wall clock and by the CPU time of driver, JVM and
+workers together, in place of ledgers.
+
 Each is built in a folder of its own under build/compare; the benches are those of this tree.
-Every round runs the one and then the other, in processes that stay, and a ratio is taken within it.
-More than 1: OTHER is faster. A difference within the spread is none.
+Every round runs both, in processes that stay, in turn A B, B A, and a ratio is taken within it.
+More than 1: OTHER is faster. A difference within the spread is none: from six rounds on it is told
+within what the median is, in 95 of 100 such contests, and that must be on one side of 1.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.conftest import Ratio
 from bench.streams import CALL
 from bench.workers import ROOT, Worker
 
@@ -88,13 +95,89 @@ def two_levels(order: str) -> tuple[str, str]:
     return base, other
 
 
+def compare_ledgers(
+    homes: Mapping[str, Path], environments: Mapping[str, dict[str, str]], options: Any
+) -> None:
+    """Each job in two processes of its own."""
+    for name, (job, arguments) in jobs(options.rounds, options.large).items():
+        if options.k not in name:
+            continue
+        with ExitStack() as stack:
+            workers = {
+                side: stack.enter_context(
+                    Worker(job, home=home, environment=environments[side], **arguments)
+                )
+                for side, home in homes.items()
+            }
+            print_ratios(name, in_turn(workers, options.rounds, lambda span: {"": span[2]}))
+
+
+def compare_on_spark(
+    homes: Mapping[str, Path], environments: Mapping[str, dict[str, str]], options: Any
+) -> None:
+    """All jobs in the same two processes: a session of Spark takes long to start."""
+    from bench.topology_jobs import COMPARED, write_data  # noqa: PLC0415 - needs pyspark
+
+    with tempfile.TemporaryDirectory() as data, ExitStack() as stack:
+        lines, events, small = (10**5, 10**5, 6) if options.quick else (2_000_000, 5_000_000, 12)
+        write_data(Path(data), lines, small, events)
+        memory = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 4g pyspark-shell"}
+        workers = {
+            side: stack.enter_context(
+                Worker(
+                    "topology_jobs.OnSpark",
+                    home=home,
+                    environment={**environments[side], **memory},
+                    data=data,
+                )
+            )
+            for side, home in homes.items()
+        }
+        for name, work in COMPARED.items():
+            if options.k in name:
+                in_turn(workers, 1, dict, work)  # the JVM compiles what is used
+                print_ratios(name, in_turn(workers, options.rounds, dict, work))
+
+
+def in_turn(
+    workers: Mapping[str, Worker],
+    rounds: int,
+    seconds: Callable[[Any], dict[str, float]],
+    *arguments: object,
+) -> list[dict[str, dict[str, float]]]:
+    """By round and side the seconds of a turn, by kind: A B, then B A, and so on."""
+    taken = []
+    for number in range(rounds):
+        sides = list(workers)[:: -1 if number % 2 else 1]
+        taken.append({side: seconds(workers[side].turn(*arguments)) for side in sides})
+    return taken
+
+
+def print_ratios(name: str, taken: list[dict[str, dict[str, float]]]) -> None:
+    """A line for each kind of seconds."""
+    for kind in taken[0]["base"]:
+        seconds = {side: [each[side][kind] for each in taken] for side in taken[0]}
+        ratios = [a / b for a, b in zip(seconds["base"], seconds["other"], strict=True)]
+        line = f"{f'{name} {kind}'.strip():<46} {statistics.median(ratios):6.3f} x"
+        if len(ratios) > 1:
+            low, *_, high = statistics.quantiles(ratios, n=4)
+            line += f"   quartiles {low:.3f} .. {high:.3f}"
+        line += f"   all {min(ratios):.3f} .. {max(ratios):.3f}"
+        if ends := Ratio(name, tuple(ratios), None, False, "x").interval():
+            line += f"   median within {ends[0]:.3f} .. {ends[1]:.3f}"
+        medians = " / ".join(f"{statistics.median(each):.2f}" for each in seconds.values())
+        print(f"{line}   {medians} s" if kind else line, flush=True)
+
+
 def main() -> None:
     """Build both, run them in turn, print medians and spreads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base", help="a commit")
     parser.add_argument("other", nargs="?", help="another; the working tree by default")
     parser.add_argument("-k", default="", help="only what has this in its name")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, help="15; with --spark 10")
+    parser.add_argument("--spark", action="store_true", help="topologies in place of ledgers")
+    parser.add_argument("--quick", action="store_true", help="with --spark: small, does it run?")
     parser.add_argument("--large", action="store_true", help="also 10,000,000 in flight")
     parser.add_argument(
         "--cpu",
@@ -103,6 +186,7 @@ def main() -> None:
         help="SIMD levels (ACKCORE_CPU) of the two sides; by default the best that runs here",
     )
     options = parser.parse_args()
+    options.rounds = options.rounds or (10 if options.spark else 15)
     homes = {"base": built(options.base), "other": built(options.other)}
     names = [options.base, options.other or "working tree"]
     environments: dict[str, dict[str, str]] = {side: {} for side in homes}
@@ -110,28 +194,9 @@ def main() -> None:
         names = [f"{name} ({level})" for name, level in zip(names, options.cpu, strict=True)]
         for side, level in zip(homes, options.cpu, strict=True):
             environments[side]["ACKCORE_CPU"] = level
-    print(f"{' / '.join(names)}: above 1, the second is faster")
-    for name, (job, arguments) in jobs(options.rounds, options.large).items():
-        if options.k not in name:
-            continue
-        seconds: dict[str, list[float]] = {side: [] for side in homes}
-        with ExitStack() as stack:
-            workers = {
-                side: stack.enter_context(
-                    Worker(job, home=home, environment=environments[side], **arguments)
-                )
-                for side, home in homes.items()
-            }
-            for _ in range(options.rounds):
-                for side, worker in workers.items():
-                    seconds[side].append(worker.turn()[2])
-        ratios = [a / b for a, b in zip(seconds["base"], seconds["other"], strict=True)]
-        low, *_, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name:<44} {statistics.median(ratios):6.3f} x   quartiles {low:.3f} .. {high:.3f}   "
-            f"all {min(ratios):.3f} .. {max(ratios):.3f}",
-            flush=True,
-        )
+    print(f"{' / '.join(names)}: above 1, the second is faster", flush=True)
+    compare = compare_on_spark if options.spark else compare_ledgers
+    compare(homes, environments, options)
 
 
 if __name__ == "__main__":

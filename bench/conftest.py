@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import platform
@@ -335,26 +334,10 @@ def whole(spark, new_path):
     return whole
 
 
-class Ends(logging.Handler):
-    """Notes when micro-batches end: each has one line of log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.times: list[float] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note one."""
-        if record.getMessage().startswith("micro-batch "):
-            self.times.append(time.perf_counter())
-
-
 @pytest.fixture
 def ends():
     """An `Ends` that hears what ackcore logs."""
-    log, handler = logging.getLogger("ackcore"), Ends()
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    handler = topologies.Ends()
+    stop = handler.listen()
     yield handler
-    log.setLevel(before)
-    log.removeHandler(handler)
+    stop()

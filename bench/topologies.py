@@ -6,8 +6,10 @@ Workers import this module.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
+from bench.processes import cpu_s
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -257,3 +260,39 @@ def passed_on(source: Any, bolt: Any):
     builder.spout("lines", source)
     builder.bolt("bolt", bolt).shuffle("lines")
     return builder
+
+
+# ---- when micro-batches end ----------------------------------------------------------------------
+
+
+class Ends(logging.Handler):
+    """Notes when micro-batches end, and all processes' CPU time then: each has one line of log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.times: list[float] = []
+        self.cpu: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one."""
+        if record.getMessage().startswith("micro-batch "):
+            self.times.append(time.perf_counter())
+            self.cpu.append(cpu_s())
+
+    def listen(self) -> Callable[[], None]:
+        """Hear what ackcore logs, until what is returned is called."""
+        log = logging.getLogger("ackcore")
+        before = log.level
+        log.addHandler(self)
+        log.setLevel(logging.INFO)
+
+        def stop() -> None:
+            log.setLevel(before)
+            log.removeHandler(self)
+
+        return stop
+
+
+def periods(times: Iterable[float]) -> list[float]:
+    """From the end of one micro-batch to that of the next, without the first ones."""
+    return np.diff(np.array(list(times)))[2:].tolist()

@@ -32,9 +32,14 @@ class Worker:
     ) -> None:
         self.job, self.home = job, home
         self.process = subprocess.Popen(
-            # -P: the path is what we say, whatever folder this is run in.
-            [python, "-P", "-m", "bench.workers", job, json.dumps(arguments)],
-            env={**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{ROOT}", **(environment or {})},
+            [python, "-m", "bench.workers", job, json.dumps(arguments)],
+            env={
+                **os.environ,
+                # The path is what we say, whatever folder this is run in; Spark's workers, too.
+                "PYTHONSAFEPATH": "1",
+                "PYTHONPATH": f"{home}{os.pathsep}{ROOT}",
+                **(environment or {}),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
