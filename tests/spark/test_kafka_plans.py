@@ -345,4 +345,4 @@ def test_of_a_plan_what_is_gone_is_lost_and_the_rest_is_read(ranges, tasks, lows
     assert sorted(offsets(after.lost)) == sorted(o for o in offsets(planned) if is_gone(*o))
     assert len({one[:2] for one in after.lost}) == len(after.lost)
     assert [tuple(one[:4]) for one in after.refused] == [tuple(one) for one in after.lost]
-    assert {start.kind for start in lost} <= {"LostUpstream"}
+    assert {one.kind for start in lost for one in start.gone} <= {"LostUpstream"}

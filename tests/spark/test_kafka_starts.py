@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -77,18 +78,50 @@ def test_a_partition_begins(settings, found, start):
     assert decide(spout(**settings), found) == start
 
 
+def ranges(start):
+    return [(one.range.start, one.range.stop, one.kind) for one in start.gone]
+
+
 @pytest.mark.parametrize("found", [later(4), first(committed=(4, None))], ids=["known", "group"])
 def test_what_was_deleted_is_lost_upstream(found):
     start = decide(spout(), found)
-    assert (start.next, start.why, start.kind) == (10, "out of range", "LostUpstream")
-    assert start.gone == (OffsetRange("t", 0, 4, 10),)
-    assert start.message(*start.gone).startswith("offsets 4 to 9 of t-0: lost upstream")
+    assert start[:3] == (10, "out of range", ())
+    ((range_, kind, _),) = start.gone
+    assert (range_, kind) == (OffsetRange("t", 0, 4, 10), "LostUpstream")
+    assert start.gone[0].message.startswith("offsets 4 to 9 of t-0: lost upstream")
 
 
 def test_what_is_too_far_behind_is_not_read():
     start = decide(spout(max_offset_behind=20), first())
-    assert (start.next, start.why, start.kind) == (80, "earliest", "TooFarBehind")
-    assert start.gone == (OffsetRange("t", 0, 10, 80),)
+    assert start[:3] == (80, "earliest", ())
+    assert ranges(start) == [(10, 80, "TooFarBehind")]
+
+
+@pytest.mark.parametrize(
+    ("low", "committed", "found"),
+    [
+        (10, 4, [(4, 10, "LostUpstream"), (10, 80, "TooFarBehind")]),
+        (10, 400, [(10, 80, "TooFarBehind")]),  # beyond the end: from the first on
+        (90, 4, [(4, 90, "LostUpstream")]),
+    ],
+)
+def test_what_is_too_far_behind_is_not_read_where_the_start_was_out_of_range(low, committed, found):
+    start = decide(spout(max_offset_behind=20), first(low=low, committed=(committed, None)))
+    assert start[:3] == (max(low, 80), "out of range", ())
+    assert ranges(start) == found
+
+
+def test_holes_that_are_too_far_behind_are_not_read():
+    tracker = OffsetTracker("t", 0, 0, 20)
+    tracker.emitted(np.arange(20, 90))
+    tracker.failed(np.array([20]))
+    tracker.emitted(np.array([20]))
+    tracker.acked(np.setdiff1d(np.arange(20, 90), [20, 21, 79, 80]))
+    commit = encode_metadata(tracker, 7)
+    start = decide(spout(max_offset_behind=20), first(committed=tuple(commit)))
+    assert start[:3] == (90, "group", (OffsetRange("t", 0, 80, 81),))
+    assert ranges(start) == [(20, 22, "TooFarBehind"), (79, 80, "TooFarBehind")]
+    assert start.tried == ()
 
 
 def test_a_group_goes_on_with_its_holes():
@@ -105,19 +138,18 @@ def test_a_group_goes_on_with_its_holes():
     assert start.tried == (Tried("t", 0, 27, 1), Tried("t", 0, 29, 2))
     # Of what was deleted meanwhile only what was not done is lost.
     at = first(low=27, committed=tuple(commit))
-    assert decide(spout(), at)[:4] == (
+    assert decide(spout(), at)[:3] == (
         29,
         "out of range",
         (OffsetRange("t", 0, 27, 28),),
-        (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 27)),
     )
+    assert ranges(decide(spout(), at)) == [
+        (22, 24, "LostUpstream"),
+        (26, 27, "LostUpstream"),
+    ]
     at = first(low=40, committed=tuple(commit))
-    assert decide(spout(), at)[:4] == (
-        40,
-        "out of range",
-        (),
-        tuple(OffsetRange("t", 0, *run) for run in ((22, 24), (26, 28), (29, 40))),
-    )
+    assert decide(spout(), at)[:3] == (40, "out of range", ())
+    assert [one[:2] for one in ranges(decide(spout(), at))] == [(22, 24), (26, 28), (29, 40)]
     # A log that ends below was truncated, or is another one: what above the offset was done of it
     # may be other records now, and where nobody says which topic it is, all may be.
     at = first(high=25, committed=tuple(commit))
@@ -198,7 +230,7 @@ class Cluster:
         self.mute = set()
         self.topic_id = "one"
 
-    def partitions(self, topics, pattern, missing_ok):
+    def partitions(self, topics, pattern=None, missing_ok=False):
         self.refuse()
         if not self.marks and not missing_ok:
             raise UnknownTopics({"t": "deleted"})
@@ -538,6 +570,35 @@ def test_a_truncated_partition_goes_on_at_its_end(of):
     # One that was made anew since its id was asked for is not taken for it.
     cluster.topic_id = "two"
     assert it.plan(first, 1, bounded=True).positions["t"][0] == Position(98, 98, "topic made anew")
+
+
+@pytest.mark.parametrize("named", [{"topics": "t"}, {"topics": None, "pattern": "t"}])
+def test_a_topic_that_goes_is_warned_of_once_whenever_it_goes(mock_kafka, named, caplog):
+    """Deleted, or closed to the user; nothing is read of it any more, and nobody would know."""
+    mock_kafka.create_topic("t")
+    settings = KafkaSpout(bootstrap_servers=mock_kafka.bootstrap_servers, **named)
+    with closing(SpoutOffsets("s", settings, 7)) as it:
+
+        def warned():
+            for _ in range(2):
+                it._refresh_at = 0.0
+                it._refresh()
+            found = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+            caplog.clear()
+            return found
+
+        assert warned() == []
+        mock_kafka.topic_set_error("t", 29)  # TOPIC_AUTHORIZATION_FAILED
+        (said,) = warned()
+        assert said.startswith("spout s reads nothing new of a topic that is gone or closed to it")
+        assert "'t' (Broker: Topic authorization failed " in said
+        assert it.partitions == []
+        mock_kafka.topic_set_error("t", 0)
+        assert warned() == []
+        assert it.partitions == [("t", 0)]
+        mock_kafka.delete_topic("t")
+        (said,) = warned()
+        assert "'t' (Broker: Unknown topic or partition " in said
 
 
 def test_a_topic_that_was_deleted_ends_nothing(of):

@@ -9,8 +9,6 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.starts import Found, Start, decide
-from ackcore.spark.tasks.record_ids import Refused
-from ackcore.topology.tuples import Reason
 
 
 def lost_since(
@@ -57,12 +55,8 @@ def lost_since(
 
 def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
     """Return a plan of a spout in which what is gone is lost, and read by no task."""
-    gone = tuple(one for start in lost for one in start.gone)
-    refused = [
-        Refused(*one, Reason(name, start.kind, start.message(one), True).encode())
-        for start in lost
-        for one in start.gone
-    ]
+    gone = tuple(one.range for start in lost for one in start.gone)
+    refused = [one.refused(name) for start in lost for one in start.gone]
     tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
     return replace(
         plan,

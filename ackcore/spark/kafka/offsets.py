@@ -35,8 +35,6 @@ from ackcore.spark.kafka.plans import (
     records_in,
 )
 from ackcore.spark.kafka.starts import MADE_ANEW, Found, Start, decide, shares
-from ackcore.spark.tasks.record_ids import Refused
-from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
@@ -105,10 +103,27 @@ class SpoutOffsets:
             found = self._cluster.partitions(
                 self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
             )
+        there = {one.topic for one in found}
+        self._tell_of_missing({one.topic for one in self.partitions if one.topic not in there})
         self._was_read = True
         self.partitions = [one.key for one in found]
         self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
         self._refresh_at = time.monotonic() + self.spout.refresh_s
+
+    def _tell_of_missing(self, topics: Collection[str]) -> None:
+        """Warn of topics that were there when they were last asked for: once, as they go."""
+        if not topics:
+            return
+        try:
+            with self._asking:
+                self._cluster.partitions(topics)
+        except (UnknownTopics, ClusterFailed) as error:
+            _log.warning(
+                "spout %s reads nothing new of a topic that is gone or closed to it, until that "
+                "is there again: %s",
+                self.name,
+                error,
+            )
 
     def _tell_of_tasks(self) -> None:
         tasks = self.spout.tasks
@@ -231,7 +246,7 @@ class SpoutOffsets:
             return before.carried()
         self._report(starts, is_first=before is None)
         for each, start in starts.items():
-            self._untold[each] = min([start.next, *(hole.start for hole in start.holes)])
+            self._untold[each] = start.lowest
         at = {
             each: starts[each].next if each in starts else _position(before, each).next
             for each in marks
@@ -265,16 +280,13 @@ class SpoutOffsets:
             dealt = evenly(ranges, tasks)
         else:
             dealt = by_partition(ranges, list(marks), self.spout.tasks)
-        gone = [(start, one) for start in starts.values() for one in start.gone]
+        gone = [one for start in starts.values() for one in start.gone]
         plan = OffsetPlan(
             positions,
             self._ids(before, marks),
             dealt,
-            tuple(one for _, one in gone),
-            tuple(
-                Refused(*one, Reason(self.name, start.kind, start.message(one), True).encode())
-                for start, one in gone
-            ),
+            tuple(one.range for one in gone),
+            tuple(one.refused(self.name) for one in gone),
             (
                 *(one for start in starts.values() for one in start.tried),
                 *(one for one in (before.untaken() if before else ()) if one[:2] not in starts),
@@ -304,7 +316,7 @@ class SpoutOffsets:
         ids = {one.topic: one.topic_id for one in topics}
         lost = lost_since(self.spout, plan, {each: found[each].low for each in found}, ids)
         for start in lost:
-            self._report({(start.gone[0].topic, start.gone[0].partition): start})
+            self._report({start.gone[0].range[:2]: start})
         return without(plan, self.name, lost) if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
@@ -415,7 +427,7 @@ class SpoutOffsets:
     def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
         """Log the decisions; raise if one is not to be."""
         for (topic, partition), start in starts.items():
-            message = "; ".join(start.message(one) for one in start.gone)
+            message = "; ".join(one.message for one in start.gone)
             found_else = start.why in ("out of range", "truncated", MADE_ANEW)
             _log.log(
                 logging.WARNING if found_else or start.gone else logging.INFO,

@@ -11,7 +11,8 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.starts import first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import Position
-from ackcore.spark.tasks.record_ids import Tried
+from ackcore.spark.tasks.record_ids import Refused, Tried
+from ackcore.topology.tuples import Reason
 
 #: Why a partition begins of which a topic before had the name.
 MADE_ANEW = "topic made anew"
@@ -57,6 +58,24 @@ class Found(NamedTuple):
     topic_id: str | None = None
 
 
+class Gone(NamedTuple):
+    """A range that is not read, the type of a dead letter's reason, and why."""
+
+    range: OffsetRange
+    kind: str
+    said: str
+
+    @property
+    def message(self) -> str:
+        """The text of the reason."""
+        topic, partition, start, stop = self.range
+        return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
+
+    def refused(self, spout: str) -> Refused:
+        """Return it as the dead record of a spout."""
+        return Refused(*self.range, Reason(spout, self.kind, self.message, True).encode())
+
+
 class Start(NamedTuple):
     """Where a partition begins.
 
@@ -68,10 +87,8 @@ class Start(NamedTuple):
         The decision's name.
     holes : tuple of OffsetRange
         Below it, what is not done.
-    gone : tuple of OffsetRange
+    gone : tuple of Gone
         What is not read: it was deleted, or is too far behind.
-    kind, said : str
-        Why not: the type of a dead letter's reason, and its text but for the offsets.
     tried : tuple of Tried
         Of the holes, what failed before.
     """
@@ -79,15 +96,13 @@ class Start(NamedTuple):
     next: int
     why: str
     holes: tuple[OffsetRange, ...] = ()
-    gone: tuple[OffsetRange, ...] = ()
-    kind: str = ""
-    said: str = ""
+    gone: tuple[Gone, ...] = ()
     tried: tuple[Tried, ...] = ()
 
-    def message(self, gone: OffsetRange) -> str:
-        """Return the text of the reason for which a range of what is gone is not read."""
-        where = f"{gone.topic}-{gone.partition}"
-        return f"offsets {gone.start} to {gone.stop - 1} of {where}: {self.said}"
+    @property
+    def lowest(self) -> int:
+        """The first offset that is not done."""
+        return min([self.next, *(hole.start for hole in self.holes)])
 
 
 def decide(spout: KafkaSpout, found: Found) -> Start | None:
@@ -137,36 +152,35 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
 
 def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
     """Return a start that is in range, and not too far behind."""
-    if min([start.next, *(hole.start for hole in start.holes)]) < found.low:
-        return _lost(found, start)
-    if start.next > found.high:
-        return Start(found.low if start.why == "group" else found.high, "out of range")
-    most = spout.max_offset_behind
-    if most is None or not found.is_first or found.high - start.next <= most:
+    low, high, most = found.low, found.high, spout.max_offset_behind
+    if start.lowest < low:
+        start = _lost(found, start)
+    elif start.next > high:
+        start = Start(low if start.why == "group" else high, "out of range")
+    if most is None or not found.is_first or high - start.lowest <= most:
         return start
-    near = found.high - most
-    gone = OffsetRange(found.topic, found.partition, start.next, near)
-    end = f"the end of {found.topic}-{found.partition} was {found.high}, more than {most} beyond"
-    return start._replace(
-        next=near, gone=(gone,), kind="TooFarBehind", said=f"too far behind, {end}"
-    )
+    end = f"the end of {found.topic}-{found.partition} was {high}, more than {most} beyond"
+    return _from(found, start, high - most, "TooFarBehind", f"too far behind, {end}")
 
 
 def _lost(found: Found, start: Start) -> Start:
     """Return a start without what of it is below the first offset."""
-    low = found.low
+    said = "lost upstream, deleted before they were read"
+    return _from(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
+
+
+def _from(found: Found, start: Start, low: int, kind: str, said: str) -> Start:
+    """Return a start without what of it is below an offset, which is not read for a reason."""
     gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
     if start.next < low:
         gone.append(OffsetRange(found.topic, found.partition, start.next, low))
-    holes = [hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low]
-    return Start(
-        max(start.next, low),
-        "out of range",
-        tuple(holes),
-        tuple(gone),
-        "LostUpstream",
-        "lost upstream, deleted before they were read",
-        tuple(one for one in start.tried if one.offset >= low),
+    return start._replace(
+        next=max(start.next, low),
+        holes=tuple(
+            hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low
+        ),
+        gone=(*start.gone, *(Gone(one, kind, said) for one in gone)),
+        tried=tuple(one for one in start.tried if one.offset >= low),
     )
 
 
