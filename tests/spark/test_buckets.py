@@ -15,6 +15,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, Chec
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.checkpoint import head as heads
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
+from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 
 
@@ -152,6 +153,31 @@ def test_a_large_record_is_an_object_of_its_own(bucket, monkeypatch):
     store_of(bucket).delete(kept)
     with pytest.raises(CheckpointCorrupt, match="is missing, though the head names it"):
         OPEN(bucket)
+
+
+def test_no_object_is_deleted_that_the_head_names(bucket, monkeypatch):
+    """Who opens it after a crash meets none that is gone; what is left goes a micro-batch later."""
+    monkeypatch.setattr(heads, "_LARGE", 100)
+    store, delete, deleted = store_of(bucket), ObjectStore.delete, []
+
+    def looked_at(self, keys):
+        keys = list(keys)
+        named = [body.get("object") for body in head_of(bucket)["records"].values()]
+        assert set(named).isdisjoint(keys)
+        deleted.extend(keys)
+        delete(self, keys)
+
+    monkeypatch.setattr(ObjectStore, "delete", looked_at)
+    for first in (0, 3):  # the second driver finds what the first one left, by a list
+        with OPEN(bucket) as state:
+            for number in range(first, first + 3):
+                run_one(state, number)
+                state.prune(number)
+                state.prune(number)  # nothing was put in between
+    kinds = {key.split("/")[1] for key in deleted if key.startswith("records/")}
+    assert kinds >= {"batches", "state"}
+    # Two micro-batches, and what the last one dropped: each a plan, a mark and a decision.
+    assert len(store.list("records")) <= 9
 
 
 def test_a_table_that_is_damaged_or_gone_is_named(bucket):

@@ -78,6 +78,8 @@ class HeadRecords:
         self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
         self.epoch: int = self._before.get("epoch", 0) + 1
         self._records: Bodies = self._before.get("records", {})
+        #: Objects that the head on record names.
+        self._named = _objects_of(self._records)
         self._progress: list[dict[str, Any]] = self._before.get("progress", [])
         #: The head's version; None if there is none, or while it is not known what came of a put.
         self._version = None if found is None else found.version
@@ -131,7 +133,8 @@ class HeadRecords:
                 "checkpoint would each undo the other: stop that one, or give this one a "
                 "checkpoint of its own"
             ) from None
-        self._owned, self._records = True, records
+        self._owned = True
+        self._recorded(records)
         if self._before.get("open"):
             _log.warning(
                 "%s is taken over from %s, which did not give it back: it died, or ends with its "
@@ -165,7 +168,11 @@ class HeadRecords:
                 "stands, and it writes nothing more; let the other one go on, or stop it and start "
                 "again"
             )
-        self._version, self._records = found.version, head["records"]
+        self._version = found.version
+        self._recorded(head["records"])
+
+    def _recorded(self, records: Bodies) -> None:
+        self._records, self._named = records, _objects_of(records)
 
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
         """Replace the records by what is made of them.
@@ -191,7 +198,7 @@ class HeadRecords:
                     self._version = self._store.put(HEAD, data, if_version=version)
                 except StoreConflict:
                     continue
-                self._records = records
+                self._recorded(records)
                 return
         raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
 
@@ -309,15 +316,16 @@ class HeadRecords:
 
     def remove_decisions(self, number: int, named: Collection[str]) -> None:
         """As `Records.remove_decisions`; tables go by themselves, and large records one later."""
-        gone, self._unnamed = self._unnamed, set()
         if not self._swept:
             # What drivers left that died before a head named it.  The list may lag.
             listed = {entry.key for entry in self._store.list(_BELOW)}
-            gone |= {key for key in listed if _epoch_in(key) < self.epoch}
+            self._unnamed |= {key for key in listed if _epoch_in(key) < self.epoch}
             self._swept = True
-        gone -= {body["object"] for body in self._records.values() if "object" in body}
+        self._unnamed -= _objects_of(self._records)
+        gone = self._unnamed - self._named
         if gone:
             self._store.delete(sorted(gone))
+            self._unnamed -= gone
         self._forget("state", number)
 
     def _forget(self, directory: str, number: int) -> None:
@@ -329,8 +337,13 @@ class HeadRecords:
         with self._lock:
             old = {name: body for name, body in self._records.items() if is_old(name)}
             self._records = {name: self._records[name] for name in self._records.keys() - old}
-            self._unnamed |= {body["object"] for body in old.values() if "object" in body}
+            self._unnamed |= _objects_of(old)
             self._large = {k: v for k, v in self._large.items() if k not in self._unnamed}
+
+
+def _objects_of(records: Bodies) -> set[str]:
+    """Return the objects that records name."""
+    return {body["object"] for body in records.values() if "object" in body}
 
 
 def _digest(data: bytes) -> str:
