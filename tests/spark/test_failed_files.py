@@ -256,7 +256,7 @@ def wrote_letters(directory, name, table, number=0):
         for start in range(0, len(letters), 3):
             writer.write_table(letters.slice(start, 3))
     path = directory / file.finish()
-    return WrittenDead(path, len(table), nbytes=path.stat().st_size)
+    return WrittenDead(path, len(table), nbytes=path.stat().st_size, letters=True)
 
 
 def wrote_table(directory, name, table, number=0):

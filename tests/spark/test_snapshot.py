@@ -143,6 +143,24 @@ def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
     assert rows_of(load_snapshot(inputs, place)) == first
 
 
+def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
+    """It stands in the record, which before had none."""
+    inputs = [InputFrame(restless, "lines")]
+    held = rows_of(snapshot_inputs(inputs, tmp_path))
+    path = tmp_path / "pinned.json"
+    body = read_record(path, "pinned.json")
+    (one,) = body["inputs"]
+    sizes = [(tmp_path / body["directory"] / name).stat().st_size for name in one["files"]]
+    assert one["bytes"] == sizes
+    wrong = {**one, "bytes": [sizes[0], sizes[1] + 1, sizes[2]]}
+    write_record(path, "pinned.json", {**body, "inputs": [wrong]})
+    assert load_snapshot(inputs, tmp_path) is None
+    assert f"it has {sizes[1]} bytes, and {sizes[1] + 1} are on record" in caplog.text
+    del one["bytes"]
+    write_record(path, "pinned.json", {**body, "inputs": [one]})
+    assert rows_of(load_snapshot(inputs, tmp_path)) == held
+
+
 def test_files_that_cannot_be_read_back_are_an_error(restless, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load_snapshot", lambda inputs, directory: None)
     with pytest.raises(StateError, match="cannot be read back"):

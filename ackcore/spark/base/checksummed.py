@@ -36,6 +36,8 @@ from ackcore.spark.base.paths import Place
 #: had one waiting table, in no order; up to format 2 one table of the dead; up to format 3 these
 #: were Arrow files, whoever wrote them.
 FORMAT = 4
+#: Ends the message about a file of a run that is not decided.
+RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
 #: A file's checksum: the hex digits in its name.
 _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)(?:\.staged)?")
 #: A table's bytes are hashed so many at a time: its fingerprint is that of these pieces in a row.
@@ -360,6 +362,14 @@ def check_data(
         raise corrupt(path, what, way_out)
 
 
+def check_size(
+    path: str | os.PathLike[str], size: int, nbytes: int | None, way_out: str = WAY_OUT
+) -> None:
+    """Raise `CheckpointCorrupt` unless a file has the length that a record says, if one does."""
+    if nbytes is not None and size != nbytes:
+        raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}", way_out)
+
+
 def check_file(path: Path, nbytes: int, content: bool) -> None:
     """Raise unless a file has its length and, if ``content`` is to be looked at, its checksum.
 
@@ -371,14 +381,15 @@ def check_file(path: Path, nbytes: int, content: bool) -> None:
     with _reading(path, WAY_OUT):
         size = path.stat().st_size
         named = _NAMED.search(path.name)
-        if size != nbytes:
-            raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}")
+        check_size(path, size, nbytes)
         if content and (named is None or _checksum_of(path, len(named[1])) != named[1]):
             what = f"is damaged: its {size} bytes do not have the checksum in its name"
             raise corrupt(path, what)
 
 
-def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.Table:
+def read_table(
+    path: Path, *, check: bool = True, nbytes: int | None = None, way_out: str = WAY_OUT
+) -> pa.Table:
     """A table, its columns in a memory map of the file.
 
     Parameters
@@ -387,6 +398,8 @@ def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.
         Its file.
     check : bool, default True
         Whether its checksum is looked at.
+    nbytes : int, optional
+        Its length, if a record says it.
     way_out : str, optional
         Ends the message if it is damaged: a sentence without the full stop.
 
@@ -401,6 +414,7 @@ def read_table(path: Path, *, check: bool = True, way_out: str = WAY_OUT) -> pa.
     with _reading(path, way_out):
         with pa.memory_map(os.fspath(path)) as source:
             data = source.read_buffer()
+        check_size(path, data.size, nbytes, way_out)
         if named is None:
             what = "does not carry a checksum in its name, as tables of ackcore do"
             raise corrupt(path, what, way_out)
@@ -428,7 +442,7 @@ class TableCache:
     root : Path
         What their names start from.
     check : bool, default True
-        Whether checksums are looked at.
+        Whether lengths and checksums are looked at.
     """
 
     def __init__(self, root: Path, *, check: bool = True):
@@ -436,6 +450,16 @@ class TableCache:
         self._check = check
         self._verified: set[str] = set()
         self._mapped: dict[str, pa.Table] = {}
+        #: The lengths of files, as they were written or as a record says.
+        self._sizes: dict[str, int] = {}
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Have files refused that have not the lengths which a record says."""
+        self._sizes.update(sizes)
+
+    def sizes(self, files: Iterable[str]) -> dict[str, int]:
+        """Return the lengths of files for a record, of those that are known."""
+        return {file: self._sizes[file] for file in sorted(files) if file in self._sizes}
 
     def read(self, file: str, keep: bool = True) -> pa.Table:
         """Return a table; without ``keep`` its pages may leave memory when that goes.
@@ -454,7 +478,8 @@ class TableCache:
         return table
 
     def _load(self, file: str, check: bool) -> pa.Table:
-        return read_table(self.root / file, check=check)
+        nbytes = self._sizes.get(file) if self._check else None
+        return read_table(self.root / file, check=check, nbytes=nbytes)
 
     def checked(self, file: str, nbytes: int) -> Place:
         """Return where a file is that is no table, once it has its length and its checksum.
@@ -481,7 +506,8 @@ class TableCache:
 
     def size(self, file: str) -> int:
         """Return how many bytes a table has."""
-        return (self.root / file).stat().st_size
+        known = self._sizes.get(file)
+        return (self.root / file).stat().st_size if known is None else known
 
     def directory_of(self, number: int) -> str:
         """Return where the tables of a micro-batch go, from the root; it is there."""
@@ -493,7 +519,7 @@ class TableCache:
     ) -> str:
         """Write a table, and return its file from the root."""
         file = f"{directory}/{write_batches(self.root / directory, name, schema, batches)}"
-        self.wrote(file)
+        self.wrote(file, (self.root / file).stat().st_size)
         return file
 
     def write_table(self, directory: str, name: str, table: pa.Table) -> str:
@@ -501,11 +527,28 @@ class TableCache:
         batches = rebatched(table.to_batches(), len(table))
         return self.write(directory, name, table.schema, batches)
 
-    def adopt_soon(self, paths: Iterable[Place], directory: str) -> None:
-        """Say which tables `adopt` will be called for, where it is sooner done for all at once."""
+    def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
+        """Say what `adopt` will be called with, where it is sooner done for all at once."""
 
-    def adopt(self, path: Place, directory: str) -> str:
-        """Move a table that tasks wrote below the root, unless it is there; return its file."""
+    def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
+        """Move a file that tasks wrote below the root, unless it is there; return its name there.
+
+        Parameters
+        ----------
+        path : path
+            Where it is.
+        directory : str
+            Where it is to be, from the root.
+        nbytes : int or None
+            Its length, as its task told it.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it has another one.
+        StateError
+            If it is not there, or cannot be moved.
+        """
         file = f"{directory}/{os.path.basename(path)}"
         target = self.root / file
         with writing(target):
@@ -515,7 +558,9 @@ class TableCache:
             except FileNotFoundError:
                 if not target.exists():
                     raise
-        self.wrote(file)
+            size = target.stat().st_size
+        check_size(target, size, nbytes, RUN_AGAIN)
+        self.wrote(file, size)
         return file
 
     def sync(self, directory: str) -> None:
@@ -523,9 +568,10 @@ class TableCache:
         with writing(self.root / directory):
             sync_directory(self.root / directory)
 
-    def wrote(self, file: str) -> None:
-        """Skip the check of a file that has just been written."""
+    def wrote(self, file: str, nbytes: int) -> None:
+        """Skip the check of the content of a file that has just been written, and has a length."""
         self._verified.add(file)
+        self._sizes[file] = nbytes
 
     def sweep(self, number: int, named: Collection[str]) -> None:
         """Remove what no record names after micro-batch ``number``; here it goes with records."""
@@ -533,4 +579,5 @@ class TableCache:
     def keep(self, files: Collection[str]) -> None:
         """Forget all other files."""
         self._verified.intersection_update(files)
+        self._sizes = {file: nbytes for file, nbytes in self._sizes.items() if file in files}
         self._mapped = {file: table for file, table in self._mapped.items() if file in files}

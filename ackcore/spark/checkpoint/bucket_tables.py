@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache, check_data, table_in, write_batches
+from ackcore.spark.base.checksummed import (
+    RUN_AGAIN,
+    TableCache,
+    check_data,
+    check_size,
+    table_in,
+    write_batches,
+)
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.files import adopt_object
@@ -48,12 +55,12 @@ class BucketTables(TableCache):
         self._epoch = epoch
         #: What is there, by key, as far as it is known; None before the first look.
         self._there: set[str] | None = None
-        self._sizes: dict[str, int] = {}
 
     def _load(self, file: str, check: bool) -> pa.Table:
         data = self._store.read(f"{_BELOW}/{file}")
         if data is None:
             raise corrupt(self.place(file), "is missing, though a record names it")
+        check_size(self.place(file), data.size, self._sizes.get(file))
         self._sizes[file] = data.size
         # Whoever wrote or checked it before: these bytes are others.
         return table_in(data, self.place(file))
@@ -69,10 +76,7 @@ class BucketTables(TableCache):
         data = self._store.read(f"{_BELOW}/{file}")
         if data is None:
             raise corrupt(self.place(file), "is missing, though a record names it")
-        if data.size != nbytes:
-            raise corrupt(
-                self.place(file), f"is damaged: it has {data.size} bytes, and had {nbytes}"
-            )
+        check_size(self.place(file), data.size, nbytes)
         check_data(data, self.place(file))
         self._verified.add(file)
         return pa.BufferReader(data)
@@ -98,33 +102,33 @@ class BucketTables(TableCache):
         with tempfile.TemporaryDirectory(prefix="ackcore-") as local:
             written = Path(local, write_batches(Path(local), name, schema, batches, synced=False))
             file = f"{directory}/{written.name}"
-            self._sizes[file] = written.stat().st_size
-            if self._sizes[file] <= _SMALL:
+            nbytes = written.stat().st_size
+            if nbytes <= _SMALL:
                 # It is looked at right away: that takes no trip.
                 data = pa.py_buffer(written.read_bytes())
                 self._mapped[file] = table_in(data, self.place(file), check=False)
             self._store.put_file(f"{_BELOW}/{file}", written)
         if self._there is not None:
             self._there.add(f"{_BELOW}/{file}")
-        self.wrote(file)
+        self.wrote(file, nbytes)
         return file
 
-    def adopt_soon(self, paths: Iterable[Place], directory: str) -> None:
+    def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
         """As `TableCache.adopt_soon`: they are copied beside each other."""
-        every = list(dict.fromkeys(paths))
-        if len(every) > 1:
+        if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
-                list(beside.map(lambda path: self.adopt(path, directory), every))
+                list(beside.map(lambda path: self.adopt(path, directory, files[path]), files))
 
-    def adopt(self, path: Place, directory: str) -> str:
+    def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
         """As `TableCache.adopt`, by a copy within the bucket: the run's own goes with the run."""
         file = f"{directory}/{os.path.basename(path)}"
         if file in self._sizes:
             return file  # by this driver, and its name tells its bytes
-        self._sizes[file] = adopt_object(path, self._store, f"{_BELOW}/{file}")
+        size = adopt_object(path, self._store, f"{_BELOW}/{file}")
+        check_size(path, size, nbytes, RUN_AGAIN)
         if self._there is not None:
             self._there.add(f"{_BELOW}/{file}")
-        self.wrote(file)
+        self.wrote(file, size)
         return file
 
     def sync(self, directory: str) -> None:
@@ -148,7 +152,6 @@ class BucketTables(TableCache):
         if old:
             self._store.delete(sorted(old))
             self._there -= old
-        self._sizes = {file: size for file, size in self._sizes.items() if file in named}
 
 
 def _number_in(key: str) -> int:

@@ -96,9 +96,9 @@ class DeadLettersFile:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDead:
-    """What becomes a `DeadFile`, or a `DeadLettersFile` if it has ``nbytes``, when it is on record.
+    """What becomes a `DeadFile`, or a `DeadLettersFile` if it has ``letters``, once on record.
 
-    Tasks wrote it.
+    Tasks wrote it, and told how many bytes it has.
     """
 
     path: Place
@@ -106,14 +106,16 @@ class WrittenDead:
     start: int = 0
     no_room: int | None = None
     nbytes: int | None = None
+    letters: bool = False
 
     def __len__(self) -> int:
         return self.rows
 
     def kept(self, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
         """Move it to where the checkpoint has it."""
-        file = cache.adopt(self.path, directory)
-        if self.nbytes is not None:
+        file = cache.adopt(self.path, directory, self.nbytes)
+        if self.letters:
+            assert self.nbytes is not None
             return DeadLettersFile(cache, file, self.rows, self.nbytes)
         return DeadFile(cache, file, self.rows, self.start, self.no_room)
 
@@ -168,7 +170,8 @@ class Dead(Mapping[str, pa.Table]):
         """Write what is not on record, and return all as JSON can hold it."""
         found: dict[str, Any] = {}
         every = (part for some in self.parts.values() for part in some)
-        cache.adopt_soon((part.path for part in every if isinstance(part, WrittenDead)), directory)
+        written = (part for part in every if isinstance(part, WrittenDead))
+        cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
         for spout, some in self.parts.items():
             for part in some:
                 kept: DeadFile | DeadLettersFile

@@ -98,6 +98,7 @@ class BatchDecision:
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
         """Read what `write` returned; tables are read at the first access."""
+        cache.expect(body.get("table_bytes", {}))
         roots = Tables.of(cache, body["nonacked"])
         return cls(
             number=body["number"],
@@ -151,19 +152,22 @@ class BatchDecision:
         if len(roots):
             file = cache.write_table(directory, "nonacked", roots)
             named["nonacked"] = TableFile(file, len(roots))._asdict()
-        body = {
+        body: dict[str, Any] = {
             "dead": dead.write(cache, directory),
             "nonacked": named,
             "waiting": self.waiting.write(cache, directory).body(),
         }
+        lists = (*body["dead"].values(), *body["waiting"].values(), named.values())
+        files = {each["file"] for some in lists for each in some if "nbytes" not in each}
         cache.sync(directory)  # the names of files that tasks wrote
         return {
             **body,
+            # Beside what is named, as is ``bytes``: an ackcore of before takes nothing new there.
+            "table_bytes": cache.sizes(files),
             "number": self.number,
             "now_ms": now_ms,
             "work": self.work,
             "files": [list(file[:-1]) for file in self.files],
-            # Beside them: an ackcore of before takes four of each.
             "bytes": [file.nbytes for file in self.files],
             "counts": dict(self.counts),
             "totals": dict(self.totals),

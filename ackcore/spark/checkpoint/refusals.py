@@ -57,6 +57,7 @@ class Refusals:
         """Return the answers on record for a micro-batch, in their order."""
         found: list[Refusal] = []
         while (body := self._records.read(_name(number, len(found)))) is not None:
+            self._cache.expect(body.get("table_bytes", {}))
             rows = self._cache.read(body["rows"]["file"])
             found.append(Refusal(body["sink"], body["written"], rows))
         return found
@@ -70,7 +71,12 @@ class Refusals:
             If another driver has taken over, or has recorded one.
         """
         file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
-        body = {"sink": refusal.sink, "written": refusal.written, "rows": file._asdict()}
+        body = {
+            "sink": refusal.sink,
+            "written": refusal.written,
+            "rows": file._asdict(),
+            "table_bytes": self._cache.sizes([file.file]),
+        }
         self._records.write(_name(number, place), body, once=True)
 
     def close(
@@ -101,6 +107,7 @@ class Refusals:
         }
         body = {
             "dead": {spout: file._asdict() for spout, file in files.items()},
+            "table_bytes": self._cache.sizes(file.file for file in files.values()),
             "counts": dict(counts),
             "totals": dict(totals),
         }
@@ -111,6 +118,7 @@ class Refusals:
         body = self._records.read(_closed(decision.number))
         if body is None:
             return decision
+        self._cache.expect(body.get("table_bytes", {}))
         return replace(
             decision,
             refused=Tables.of(self._cache, body["dead"]),

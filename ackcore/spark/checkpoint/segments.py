@@ -95,13 +95,14 @@ class WrittenSegment:
     next_due_ms: int
     oldest_ms: int
     untried: int = 0
+    nbytes: int | None = None  # as its task told it
 
     def __len__(self) -> int:
         return self.rows
 
     def kept(self, cache: TableCache, directory: str) -> Segment:
         """Move it to where the checkpoint has it."""
-        file = cache.adopt(self.path, directory)
+        file = cache.adopt(self.path, directory, self.nbytes)
         oldest = self.oldest_ms
         return Segment(cache, file, self.rows, self.next_due_ms, oldest, untried=self.untried)
 

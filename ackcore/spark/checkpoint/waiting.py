@@ -211,8 +211,8 @@ class Waiting(Mapping[str, pa.Table]):
         """
         parts: dict[str, list[Part]] = {}
         every = (part for some in self.parts.values() for part in some)
-        written = (part.path for part in every if isinstance(part, WrittenSegment))
-        cache.adopt_soon(written, directory)
+        written = (part for part in every if isinstance(part, WrittenSegment))
+        cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
         for spout, some in self.parts.items():
             known = [
                 part.kept(cache, directory) if isinstance(part, WrittenSegment) else part

@@ -31,7 +31,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import checksum_in, digest_of
+from ackcore.spark.base.checksummed import check_size, checksum_in, digest_of
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letters import schema_of, write_letters
@@ -292,8 +292,7 @@ class BucketLetters:
         epoch = self._index.read()["epoch"]
         key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
         size = adopt_object(new.source, self.store, key)
-        if size != new.nbytes:
-            raise corrupt(new.source, f"is damaged: it has {size} bytes, and had {new.nbytes}")
+        check_size(new.source, size, new.nbytes)
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:

@@ -405,12 +405,18 @@ def _written(failures: WrittenFailures) -> dict[str, _Lost]:
                 file.rows,
                 file.next_due_ms,
                 file.oldest_ms,
+                nbytes=file.nbytes,
             )
             for file in files
             if not file.dead
         ]
         dies = [
-            WrittenDead(os.path.join(failures.directory, file.name), file.rows, nbytes=file.nbytes)
+            WrittenDead(
+                os.path.join(failures.directory, file.name),
+                file.rows,
+                nbytes=file.nbytes,
+                letters=True,
+            )
             # Small ones side by side: the dead-letter store has them in one file.
             for file in sorted(files, key=lambda file: -file.nbytes)
             if file.dead
@@ -430,7 +436,8 @@ def _cut(
     """Return what waits of records for which there is only so much room, and what is dead."""
     kept = min(len(part), room)
     if isinstance(part, WrittenSegment):
-        return replace(part, rows=kept), WrittenDead(part.path, len(part) - kept, kept, most)
+        rest = WrittenDead(part.path, len(part) - kept, kept, most, part.nbytes)
+        return replace(part, rows=kept), rest
     return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
 
 

@@ -30,6 +30,8 @@ from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 _log = logging.getLogger("ackcore")
 
 _RECORD = "pinned.json"
+#: What is on record of each file.
+_TOLD = ("rows", "bytes")
 
 
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
@@ -62,17 +64,19 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
 
 def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
     """Return the files of each input, None for partitions without rows."""
-    # At first the files were beside the record, and their rows were not counted.
+    # At first the files were beside the record, and neither rows nor bytes were counted.
     place = os.path.join(directory, record.get("directory", ""))
-    return [
-        [
-            None if name is None else RowFile(os.path.join(place, name), rows)
-            for name, rows in zip(
-                one["files"], one.get("rows", [None] * len(one["files"])), strict=True
-            )
-        ]
-        for one in record["inputs"]
-    ]
+    found: list[list[RowFile | None]] = []
+    for one in record["inputs"]:
+        names = one["files"]
+        told = (one.get(of, [None] * len(names)) for of in _TOLD)
+        found.append(
+            [
+                None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
+                for name, rows, nbytes in zip(names, *told, strict=True)
+            ]
+        )
+    return found
 
 
 def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame]:
@@ -98,11 +102,13 @@ def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[Inpu
     place = os.path.join(directory, token)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
-        write = one.map_in_arrow(_Write(place), "partition int, name string, rows bigint")
+        columns = "partition int, name string, rows bigint, bytes bigint"
+        write = one.map_in_arrow(_Write(place), columns)
         # A record's place, and what it is called by it, goes by its partition.
         found = sorted(write.collect())
-        names, rows = [name for _, name, _ in found], [n for _, _, n in found]
-        record.append({"reads": reads, "files": names, "rows": rows})
+        names = [name for _, name, _, _ in found]
+        rows, nbytes = [n for _, _, n, _ in found], [n for _, _, _, n in found]
+        record.append({"reads": reads, "files": names, "rows": rows, "bytes": nbytes})
     # Files of attempts that do not count are named nowhere.
     kept.replace({"directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
@@ -138,8 +144,10 @@ class _Write:
             file.write(batch)
         columns = [pa.array([context.partitionId()], pa.int32())]
         name, rows = (None, 0) if file is None else file.finish()[:2]
-        columns += [pa.array([name], pa.string()), pa.array([rows], pa.int64())]
-        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows"])
+        nbytes = 0 if file is None else file.nbytes
+        columns += [pa.array([name], pa.string())]
+        columns += [pa.array([rows], pa.int64()), pa.array([nbytes], pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", *_TOLD])
 
 
 class _Read:
