@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _log = logging.getLogger("ackcore")
 _NAME, _OLDER = "progress.jsonl", "progress.1.jsonl"
 #: A line has some 600 bytes.
 _FULL_BYTES = 1 << 20
+#: So much is read at a time: a hundred lines.
+_BLOCK_BYTES = 1 << 16
 
 
 class ProgressLog:
@@ -62,6 +64,9 @@ class ProgressLog:
 def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
     """Return the lines of the last micro-batches, the newest one last.
 
+    Of the files no more is read than that takes, however long they are: who shows how a query goes
+    asks for it twice a second.
+
     Parameters
     ----------
     root : Path
@@ -71,18 +76,31 @@ def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
     """
     found: dict[int, dict[str, Any]] = {}
     # The newer one first: what it had when it became the older one is then found there, too.
-    texts = [_read(root / name) for name in (_NAME, _OLDER)]
-    for line in b"\n".join(reversed(texts)).splitlines():
-        try:
-            one = json.loads(line)
-            found[int(one["batch_id"])] = one
-        except (ValueError, TypeError, KeyError):
-            continue
+    for path in (root / _NAME, root / _OLDER):
+        for lines in _blocks_of_lines(path):
+            if len(found) >= most:
+                break
+            for line in reversed(lines):
+                try:
+                    one = json.loads(line)
+                    found.setdefault(int(one["batch_id"]), one)
+                except (ValueError, TypeError, KeyError):
+                    continue
     return [found[number] for number in sorted(found)[-most:]] if most > 0 else []
 
 
-def _read(path: Path) -> bytes:
+def _blocks_of_lines(path: Path) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, some at a time, from its end to its beginning."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            at, cut = file.seek(0, os.SEEK_END), b""
+            while at > 0:
+                begin = max(0, at - _BLOCK_BYTES)
+                file.seek(begin)
+                # Where this begins within a line, the next block has the rest of it.
+                cut, *lines = (file.read(at - begin) + cut).split(b"\n")
+                at = begin
+                yield lines
+            yield [cut]
     except OSError:
-        return b""
+        return
