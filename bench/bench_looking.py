@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -81,16 +82,21 @@ def bench_many_micro_batches_with_deaths(merged, quick, report_ratio, tmp_path, 
 
 
 def write_dead_letters(path: Path, letters: int, batches: int = 20) -> None:
-    """Make a checkpoint with dead letters of so many micro-batches."""
+    """Make a checkpoint with dead letters of 1 kB, and a reason of its own each."""
+    rng = np.random.default_rng(7)
+    text = np.array([f"{word:09} " for word in range(1000)], "U10")
     source = pa.schema([("line", pa.string())])
     topology = TOPOLOGY
     with State.open(path, topology, sources={"lines": source}, kind="batch") as state:
         store = DeadLetters.open(path, state.deployment_key, None, {"lines": source})
         for number in range(batches):
             n = letters // batches
-            reason = Reason("split", "ValueError", "no such line").encode()
+            reasons = [
+                Reason("split", "ValueError", f"no such line: {row}").encode() for row in range(n)
+            ]
+            texts = text[rng.integers(0, len(text), (n, 100))].view("U1000")[:, 0]
             columns = [[f"{number}-{row}" for row in range(n)], *([k] * n for k in (5, 0, 7, 9))]
-            columns += [[reason] * n, [0] * n, ["a line of some words"] * n]
+            columns += [reasons, [0] * n, texts]
             dead = pa.table(columns, schema=pa.schema([*TRACKING, *source]))
             store.write(number, {"lines": dead})
             state.write_plan(state.make_plan(number, number))
