@@ -49,6 +49,26 @@ def test_a_crashing_record_is_found_and_rejected(world):
     assert reasons == {("KilledWorker", "killed its worker")}
 
 
+@pytest.mark.parametrize("world", ["bucket"], indirect=True)
+def test_a_crashing_record_is_found_where_lists_lag(world, s3):
+    """Of the attempt that Spark names the marker is read by its key."""
+
+    def behaves(line, attempt):
+        if line == "poison":
+            raise RuntimeError(
+                "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent "
+                "failure: Lost task 0.0 in stage 3.0 (TID 7) (host executor 1): ExecutorLostFailure"
+            )
+        return None
+
+    s3.lagging = True
+    world.behaves = behaves
+    progress, books = world.process(0, ["a", "poison", "b"])
+    assert world.parked == ["poison"]
+    assert (progress.dead, books.acked, books.balanced) == (1, 2, True)
+    assert progress.runs == 6
+
+
 def there(place):
     """Whether anything is at a place."""
     if not is_bucket(place):
@@ -181,5 +201,5 @@ def test_the_task_that_failed_is_read_off_the_error():
         "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, most recent "
         "failure: Lost task 1.3 in stage 3.0 (TID 17) (host executor 1): ExecutorLostFailure"
     )
-    assert failed_attempt(RuntimeError(said)) == 17
+    assert failed_attempt(RuntimeError(said)) == (1, 17)
     assert failed_attempt(RuntimeError("no")) is None

@@ -273,13 +273,15 @@ class Runs:
         _log.warning(
             "micro-batch %d crashed, crash %d: %s", plan.number, plan.crashes + 1, one_line(error)
         )
-        markers = crashed(work)
+        failed = failed_attempt(error)
+        named = () if failed is None else failed.at_levels(self._layout.depth)
+        markers = crashed(work, named=named)
         if not plan.careful:
             # Only a record that was alone in flight is certain; for more, runs have to be careful.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]
-        plan = update_suspects(plan, markers, failed_attempt(error))
+        plan = update_suspects(plan, markers, None if failed is None else failed.id)
         return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(

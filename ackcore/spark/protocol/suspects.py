@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import killed_worker
@@ -35,13 +36,27 @@ _log = logging.getLogger("ackcore")
 #: How often to look for attempts that crashed while a run is under way.
 _LOOK_S = 0.5
 
-_LOST = re.compile(r"most recent failure: Lost task \S+ in stage \S+ \(TID (\d+)\)")
+_LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TID (\d+)\)")
 
 
-def failed_attempt(error: BaseException) -> int | None:
-    """Return Spark's number of the task attempt that a job gave up at, None if it is not named."""
+class FailedAttempt(NamedTuple):
+    """The task attempt that a job gave up at: its place in its stage, and Spark's number of it."""
+
+    place: int
+    id: int
+
+    def at_levels(self, depth: int) -> list[TaskAttempt]:
+        """Return what it may be, of which Spark does not tell the level.
+
+        Its place is its partition, unless Spark had only some of a stage's tasks run again.
+        """
+        return [TaskAttempt(level, self.place, self.id) for level in range(1, depth + 1)]
+
+
+def failed_attempt(error: BaseException) -> FailedAttempt | None:
+    """Return the task attempt that a job gave up at, None if it is not named."""
     found = _LOST.search(str(error))
-    return None if found is None else int(found[1])
+    return None if found is None else FailedAttempt(int(found[1]), int(found[2]))
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
@@ -65,8 +80,8 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
     markers : sequence of Marker
         Of the attempts that crashed, in the order of tasks and attempts.
     attempt : int or None
-        `failed_attempt`: the one at which the run was given up.  The last attempts at other tasks
-        were cancelled with it, and their processes may have been killed for that.
+        The ``id`` of `failed_attempt`, at which the run was given up.  The last attempts at other
+        tasks were cancelled with it, and their processes may have been killed for that.
     """
     last = {marker.attempt.task: marker for marker in markers}
     told = any(marker.attempt.id == attempt for marker in last.values())

@@ -8,8 +8,8 @@ A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
 * A put whose answer was lost is found out: it returns if what is there is byte for byte what was to
   be put, and raises `StoreConflict` if not.  So who must know whether it was *his* put that came
   about writes something random into what he puts.
-* A `list` may lag: it may lack what was just put, and hold what was just deleted.  Nothing that
-  counts may be learned by one.
+* A `list` may lag: it may lack what was just put, and hold what was just deleted.  Nothing may
+  depend on what one lacks, or has still.
 """
 
 from __future__ import annotations

@@ -143,7 +143,9 @@ def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
     return MarkerFile(work, attempt)
 
 
-def crashed(work: Place, task: tuple[int, int] | None = None) -> list[Marker]:
+def crashed(
+    work: Place, task: tuple[int, int] | None = None, named: Iterable[TaskAttempt] = ()
+) -> list[Marker]:
     """Return the markers of a run's attempts that crashed, in the order of tasks and attempts.
 
     Parameters
@@ -152,8 +154,11 @@ def crashed(work: Place, task: tuple[int, int] | None = None) -> list[Marker]:
         The run's directory.
     task : (int, int), optional
         Level and partition: of this task only.
+    named : iterable of TaskAttempt, optional
+        Attempts that are looked at though a list, which may lag in a bucket, has no marker of them.
     """
-    found = (_read(work, attempt) for attempt in attempts(work) if task in (None, attempt.task))
+    tried = sorted({*attempts(work), *named})
+    found = (_read(work, attempt) for attempt in tried if task in (None, attempt.task))
     return [marker for marker in found if marker is not None]
 
 

@@ -7,6 +7,10 @@ that of an attempt which crashed, or lives: Spark tries a task again after the f
 and the driver looks when a run has failed.  A task that lives on then may be taken for one that
 crashed with what it has; to be rejected a record must be alone in two such attempts.
 
+Of the attempt at which Spark gave up a job the driver reads the marker by its key, which Spark's
+error tells.  Those of others are found by a list; where that lags, isolation takes more attempts
+and runs, and comes to the same.
+
 What ends a call that takes too long leaves its traceback on the machine that it ran on.  Where a
 later attempt, or the driver, is another machine, the record died as one that kills its worker.
 """
