@@ -45,6 +45,8 @@ _PIECE = 1 << 20
 #: Of a large file so much is in the page cache, whose pages serve for what comes next: a page that
 #: was not used for long takes longer to be had than to be filled and written.
 _CACHED = 1 << 23
+#: And no more than so much of it waits for the disk.
+_UNSYNCED = 1 << 26
 
 
 def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
@@ -176,7 +178,8 @@ class _Hashed:
         self._file = file
         self._checksum = checksum
         self._passing = passing and hasattr(os, "posix_fadvise")
-        self._cached = 0
+        self._cached = self._unsynced = 0
+        self._passed_on = False
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -184,17 +187,29 @@ class _Hashed:
         self._checksum.update(view)
         self._file.write(view)
         self._cached += view.nbytes
+        self._unsynced += view.nbytes
         if self._passing and self._cached >= _CACHED:
-            self.pass_on()
+            self._pass_on()
+            if self._unsynced >= _UNSYNCED:
+                self.sync()
         return view.nbytes
 
-    def pass_on(self) -> None:
-        """Have what was written on the disk, and no more in memory."""
+    def sync(self) -> None:
+        """Have what was written on the disk; of a large file no more stays in memory."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._passing and self._cached >= _CACHED:
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            self._cached = 0
+        self._unsynced = 0
+        if self._passed_on:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Start writing to the disk what was written, and drop from memory what is there.
+
+        The task does not wait for it: what is not on the disk yet is dropped the next time.
+        """
+        self._file.flush()
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self._cached, self._passed_on = 0, True
 
 
 def _checksum_of(path: Path, digits: int) -> str:
@@ -286,7 +301,7 @@ class NamedByChecksum:
         """Give it its name, which is returned; nothing is written after that."""
         with self.writing():
             if self._synced:
-                self._hashed.pass_on()
+                self._hashed.sync()
             self._file.close()
             name = f"{self._name}.{self._checksum.hex()}.{self._ending}" + ".staged" * staged
             os.replace(self._temporary, self._directory / name)
