@@ -217,6 +217,17 @@ def test_what_waits_is_sorted_by_when_it_is_due(simulate, monkeypatch, sorted_by
     assert [len(rows) for rows in written(done)] == [30, 0]
 
 
+def test_what_is_put_together_is_never_too_much_for_a_column(simulate, monkeypatch):
+    """Short of what makes a file there may be a batch of 2 GiB more."""
+    monkeypatch.setattr(failed_writer, "_TOGETHER_BYTES", 1)
+    values = [n * 3 + 2 for n in range(30)]
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
+    assert written(done) == read_again(simulation, done, failed, values)
+    assert [file.rows for file in done.written.files] == [5] * 6
+
+
 def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
     """So nobody can tell in the run when it is over."""
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ackcore.arrow import rebatched, take_rows
+from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.reason_columns import ReasonTexts
@@ -26,6 +26,8 @@ from ackcore.spark.tasks.source_records import SourceRecords
 #: A task writes a file of what waits of one spout when it has so much of it: more than makes a
 #: file too large to be merged.
 _FILE_BYTES = 5 << 23
+#: It becomes one batch of rows before, and of those there may be 2 GiB in a column.
+_TOGETHER_BYTES = 1 << 30
 #: What is put in order at a time.
 _SORTED_BYTES = 1 << 22
 #: Of the dead so much is in memory, and becomes a row group; and so much goes into one file, which
@@ -174,6 +176,9 @@ class FailedWriter:
         self._replayed[spout] += int(np.count_nonzero(replayed))
         self._found.setdefault(spout, []).append(lost.select([ROOT_ID, PLACE]))
         if len(waits):
+            kept = self._waiting.get(spout)
+            if kept is not None and kept.nbytes + waits.nbytes > _TOGETHER_BYTES:
+                self._write_waiting(spout)
             kept = self._waiting.setdefault(spout, _Kept())
             kept.add(waits)
             if kept.nbytes >= _FILE_BYTES:
@@ -226,19 +231,10 @@ class FailedWriter:
 def _by_due(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield rows sorted by when they are due, so few at a time that one memory serves them all.
 
-    To sort them as a whole would take as much memory again, twice: memory that a worker has not
-    used before costs it more than what is done with it.
+    They are one batch before: to pick each piece out of several, and then to put it in order, costs
+    twice as much.
     """
     order = np.argsort(rows[DUE_MS].to_numpy(), kind="stable")
-    batches = rows.to_batches()
-    starts = np.cumsum([0, *map(len, batches)])
+    whole = one_batch(rows.to_batches())
     for part in np.array_split(order, min(len(order), -(-rows.nbytes // _SORTED_BYTES))):
-        owners = np.searchsorted(starts, part, "right") - 1
-        found = [
-            take_rows(batch, part[owners == n] - starts[n])
-            for n, batch in enumerate(batches)
-            if (owners == n).any()
-        ]
-        place = np.empty(len(part), np.int64)
-        place[np.argsort(owners, kind="stable")] = np.arange(len(part))
-        yield take_rows(pa.concat_batches(found), place)
+        yield take_rows(whole, part)
