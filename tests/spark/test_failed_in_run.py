@@ -70,6 +70,20 @@ class FailsLater(Bolt):
             self.collector.fail(tuple, Reject("at last"))
 
 
+class FailsWithTheNext(Bolt):
+    """Fails each tuple, but those with a 1 only when the next one comes."""
+
+    def prepare(self, context):
+        self.open = []
+
+    def execute(self, tuple):
+        self.open.append(tuple)
+        if tuple["value"] != 1:
+            for one in self.open:
+                self.collector.fail(one, Reject("no"))
+            self.open.clear()
+
+
 @st.composite
 def narrow(draw):
     """A spout and bolts without an exchange, many of which fail."""
@@ -236,6 +250,22 @@ def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
     assert len(done.failed) == 10
 
 
+def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
+    """All of a batch failed once each, as it came: nothing is sorted, looked up or filtered."""
+
+    def never(*_):
+        raise AssertionError("there is nothing to look for")
+
+    values = [n * 3 for n in range(30)]
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
+    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    monkeypatch.setattr(failed_in_run, "earliest", never)
+    monkeypatch.setattr(failed_in_run, "among", never)
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    assert written(done) == read_again(simulation, done, failed, values)
+    assert not len(done.failed)
+
+
 def test_what_fails_again_when_it_was_written_is_read_again(simulate):
     """The second reason may go before the first one: here it is final."""
     simulation = simulate(once({"twice": FailsTwice(), "later": FailsLater()}, chunk_rows=4))
@@ -250,6 +280,18 @@ def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
     done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
     assert len(done.failed) == 30
     assert done.written is None
+
+
+def test_what_fails_beside_what_is_written_is_read_again(simulate):
+    """The last record of each task's first batch fails with those of the second."""
+    values = [int(n % 15 == 4) for n in range(30)]
+    simulation = simulate(once({"late": FailsWithTheNext()}))
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    failed = unwritten(simulate, once({"late": FailsWithTheNext()}), values)
+    assert len(done.failed) == 2
+    assert len(done.written.root_ids()) == 28
+    roots = sorted([*done.failed["root_id"].to_pylist(), *done.written.root_ids()])
+    assert roots == failed["root_id"].to_pylist()
 
 
 @pytest.mark.parametrize(("few", "tasks"), [(14, 2), (15, 0)])

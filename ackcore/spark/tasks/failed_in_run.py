@@ -50,6 +50,8 @@ class FailedInRun:
         self._writer = FailedWriter(rules, self._directory, number, f"-{partition}")
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
+        #: Reasons of roots that are all written.
+        self._written: list[pa.Table] = []
 
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
         """Write those of some records that failed.
@@ -63,21 +65,31 @@ class FailedInRun:
         failures : list of pyarrow.Table
             Reasons, of roots of any records, that came up since this was called before.
         """
+        places, said = self._said(roots, failures)
+        # Such a wait begins when the run has ended, and nobody here knows when that is.
+        told = said.after_ms() == 0
+        if told.all():
+            if len(places) == sum(map(len, failures)):
+                self._written += failures
+        else:
+            said, places = said.taken(np.flatnonzero(told)), places[told]
+        if not len(places):
+            return
+        self._roots.append(roots[places])
+        self._writer.write(some, records_at(some, roots, places, self._number), said)
+
+    def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, ReasonTexts]:
+        """Return the places of the roots that failed, and why; keep which others there are."""
+        if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
+            # All of an outage, each once, and as they came: nothing is to be looked for.
+            return np.arange(len(roots)), ReasonTexts.of_column(failures[0]["text"])
         reasons = earliest(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
         places = np.flatnonzero(among(roots, failed))
         at = np.searchsorted(failed, roots[places])
         if len(at) < len(failed):
             self._others.append(np.delete(failed, at))
-        said = ReasonTexts.of_column(reasons["text"]).taken(at)
-        # Such a wait begins when the run has ended, and nobody here knows when that is.
-        told = said.after_ms() == 0
-        if not told.all():
-            said, places = said.taken(np.flatnonzero(told)), places[told]
-        if not len(places):
-            return
-        self._roots.append(roots[places])
-        self._writer.write(some, records_at(some, roots, places, self._number), said)
+        return places, ReasonTexts.of_column(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> dict[str, Any] | None:
         """Return what was written, None if nothing of it counts.
@@ -106,6 +118,10 @@ class FailedInRun:
 
     def others(self, failures: list[pa.Table]) -> list[pa.Table]:
         """Return those of the reasons whose roots were not written."""
+        written = {id(one) for one in self._written}
+        failures = [one for one in failures if id(one) not in written]
+        if not failures:
+            return []
         there = np.sort(np.concatenate(self._roots))
         left = (one.filter(pa.array(~among(one["root_id"].to_numpy(), there))) for one in failures)
         return [one for one in left if len(one)]
