@@ -118,7 +118,9 @@ def send(servers: str, topic: str, lines: int) -> dict[str, int]:
 
         producer.produce(topic, line(n), partition=n % PARTITIONS, on_delivery=sent)
         producer.poll(0)
-    producer.flush(TIMEOUT_S)
+    unsent = producer.flush(TIMEOUT_S)
+    if unsent:
+        raise RuntimeError(f"{unsent} of {lines} lines were not sent within {TIMEOUT_S:.0f} s")
     return ids
 
 
@@ -156,10 +158,12 @@ def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Foun
     )
 
 
-def crash(servers: str, topic: str, directory: Path, kills: int) -> int:
-    """Run the topology in children, kill the first ones, and let the last one end."""
-    command = [sys.executable, "-m", "ackcore.examples.kafka_lines", "--topic", topic]
-    command += ["--bootstrap-servers", servers, "--directory", str(directory)]
+def crash(command: Sequence[str], directory: Path, kills: int) -> int:
+    """Run a command in children, kill the first ones, and let the last one end.
+
+    One that ends before it is killed is a failure, too: the books of a run that nobody killed
+    prove nothing.
+    """
     # What a killed Spark leaves goes with the directory.
     environment = {**os.environ, "TMPDIR": str(directory)}
     for kill in range(kills + 1):
@@ -172,6 +176,9 @@ def crash(servers: str, topic: str, directory: Path, kills: int) -> int:
                     child.kill()
                     break
         if child.returncode != -signal.SIGKILL:
+            if kill < kills and not child.returncode:
+                print(f"it was done after {kill} of {kills} kills: give it more --lines")
+                return 1
             return child.returncode
         print(f"kill -9, number {kill + 1}")
     return 1
@@ -194,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             topic = f"lines-{secrets.token_hex(4)}"
             ids = send(servers, topic, given.lines)
             print(f"{len(ids)} lines sent to {topic}")
-            status = crash(servers, topic, Path(place), given.kills)
+            command = [sys.executable, "-m", "ackcore.examples.kafka_lines", "--topic", topic]
+            command += ["--bootstrap-servers", servers, "--directory", place]
+            status = crash(command, Path(place), given.kills)
             if status:
                 return status
             found = look(servers, topic, Path(place), ids)
