@@ -167,22 +167,23 @@ def interleaved() -> Callable[..., dict[str, list[float]]]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, object, object]:
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Skip a bench whose peer, compiler or header is not there, and say what is missing."""
-    return (yield from skipping())
+    return (yield from skipping(pyfuncitem.config))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Generator[None, object, object]:
     """The same for what a bench is set up with."""
-    return (yield from skipping())
+    return (yield from skipping(request.config))
 
 
-def skipping() -> Generator[None, object, object]:
-    """Turn `Unavailable` into a skip."""
+def skipping(config: pytest.Config) -> Generator[None, object, object]:
+    """Turn `Unavailable` into a skip, which the summary names."""
     try:
         return (yield)
     except Unavailable as error:
+        config.stash[MISSING][str(error)] = None
         pytest.skip(str(error))
 
 
@@ -198,19 +199,19 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the ratios of this run, and on what they were measured."""
-    rows = config.stash[RATIOS]
-    if not rows:
+    rows, missing = config.stash[RATIOS], config.stash[MISSING]
+    if not rows and not missing:
         return
     terminalreporter.section("ratios: median of the rounds, lowest .. highest")
     terminalreporter.line(machine())
     quick = config.getoption("quick")
     if quick:
         terminalreporter.line("--quick: too few rounds and too small sizes to judge a bound by")
-    width = max(len(row.name) for row in rows)
+    width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         terminalreporter.line(row.line(width, quick))
-    for missing in config.stash[MISSING]:
-        terminalreporter.line(f"left out: {missing}")
+    for what in missing:
+        terminalreporter.line(f"left out: {what}")
 
 
 def machine() -> str:
