@@ -22,9 +22,11 @@ from ackcore.cli.status import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
+from ackcore.spark.inspect.reasons import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
     Logged,
+    Status,
     read_activity,
     read_batches,
     read_status,
@@ -208,7 +210,7 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
             )
         with Live(console=console(), screen=True) if watch else bar or nullcontext() as live:
             task = bar.add_task(described(None), total=None) if bar else None
-            quiet, ended = Quiet(time.monotonic()), False
+            quiet, dead, ended = Quiet(time.monotonic()), DeadCounter(), False
             while not ended:
                 ended = done.wait(_LOOK_S)
                 for each in _batches(checkpoint):
@@ -227,8 +229,9 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                     if line is not None and not bar.console.is_terminal and not ended:
                         bar.console.print(cell(line), soft_wrap=True)
                 if isinstance(live, Live):
-                    with suppress(FileNotFoundError):
-                        live.update(rendered(read_status(checkpoint)))
+                    status = _status(checkpoint, dead)
+                    if status is not None:
+                        live.update(rendered(status))
 
     thread = Thread(target=look, name="ackcore-shown", daemon=True)
     thread.start()
@@ -249,6 +252,13 @@ def _batches(checkpoint: str) -> tuple[Logged, ...]:
 def _activity(checkpoint: str) -> Activity | None:
     try:
         return read_activity(checkpoint)
+    except (StateError, OSError):
+        return None
+
+
+def _status(checkpoint: str, dead: DeadCounter) -> Status | None:
+    try:
+        return read_status(checkpoint, dead=dead)
     except (StateError, OSError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, span_of, table, time_of
-from ackcore.spark.inspect.reasons import AGES_MS, ReasonCount
+from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter, ReasonCount
 from ackcore.spark.inspect.status import Logged, Status, read_status
 
 #: So many reasons are shown.
@@ -31,21 +32,31 @@ def status(
     ],
     batches: Annotated[int, typer.Option(min=0, help="How many micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with --watch one a line.")
+    ] = False,
 ) -> None:
     """Books, what waits, the last micro-batches, lag and dead letters; the query is not disturbed.
 
     Exits with 1 if the books do not balance, else with 3 if a file of dead letters cannot be read.
     """
-    shown = read_status(checkpoint, batches=batches)
+    dead = DeadCounter()
+
+    def look() -> Status:
+        return read_status(checkpoint, batches=batches, dead=dead)
+
+    shown = look()
     if as_json:
         print_json(shown.to_json())
+        while watch:
+            sys.stdout.flush()  # who reads it may be behind a pipe
+            time.sleep(1)
+            print_json(look().to_json())
     elif watch:
         with Live(rendered(shown), console=console(), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(1)
-                shown = read_status(checkpoint, batches=batches)
-                live.update(rendered(shown), refresh=True)
+                live.update(rendered(look()), refresh=True)
     else:
         console().print(rendered(shown))
     if not shown.books.balanced:

@@ -13,8 +13,11 @@ from xml.etree import ElementTree
 import pytest
 import typer
 from pyspark import cloudpickle
+from screens import recorded
 
+from ackcore.cli import run as cli_run
 from ackcore.cli.topologies import load_topology
+from ackcore.spark.base.errors import StateError
 from ackcore.topology.drawing import draw
 
 
@@ -53,6 +56,42 @@ def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
     assert (batch["batch_id"], batch["records"], batch["acked"], batch["dead"]) == (0, 3, 2, 1)
     assert "1 of 3 records died" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
+    screen = recorded(monkeypatch, cli_run)
+    on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c")
+    text = screen.file.getvalue()
+    assert "starting" in text or "micro-batch 0 runs" in text  # beside the bar
+    assert "\x1b[?25l" in text  # no cursor while the bar is there
+    assert text.index("micro-batch 0: ") < text.index("books after 1 micro-batches")
+    assert "dead letters: 1, of which 0 were sent again" in text
+
+
+def test_a_run_that_is_watched_shows_its_status_though_a_look_fails(
+    on_this_spark, tmp_path, monkeypatch
+):
+    """The run itself says what is wrong, and the next look may not fail."""
+    screen, counters = recorded(monkeypatch, cli_run), []
+
+    def read_status(path, *, dead=None, **rest):
+        counters.append(dead)
+        if len(counters) == 1:
+            raise StateError("it changed 100 times while it was being read")
+        return real(path, dead=dead, **rest)
+
+    real = cli_run.read_status
+    monkeypatch.setattr(cli_run, "read_status", read_status)
+    monkeypatch.setattr(cli_run, "_LOOK_S", 0.01)
+    on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c", "--watch")
+    *looks, last = counters
+    assert len(looks) > 1
+    assert len(set(looks)) == 1
+    assert looks[0] is not None  # what was counted once is not read again
+    assert last is None
+    text = screen.file.getvalue()
+    watched = text[text.index("\x1b[?1049h") : text.rindex("\x1b[?1049l")]
+    assert "books after" in watched
 
 
 @pytest.mark.spark

@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
 from checkpoints import OPEN, run_one
+from screens import recorded
 
+from ackcore.cli import status
+from ackcore.spark.inspect import reasons
 from ackcore.spark.protocol.progress import Account, Books
 
 
@@ -46,6 +50,41 @@ def test_a_running_query_is_told(ackcore, tmp_path):
         said = ackcore("status", tmp_path / "c").stdout
     assert "a batch, running, pid" in said
     assert "micro-batch 0 runs, planned" in said
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Ends a `--watch` after five looks; returns the files of dead letters that were read."""
+    pauses, read = iter(range(4)), []
+    real = reasons.read_letters
+
+    def sleep(seconds):
+        if next(pauses, None) is None:
+            raise KeyboardInterrupt
+
+    def read_letters(path, *rest):
+        read.append(path)
+        return real(path, *rest)
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    monkeypatch.setattr(reasons, "read_letters", read_letters)
+    return read
+
+
+def test_who_watches_reads_each_file_of_dead_letters_once(ackcore, checkpoint, looks, monkeypatch):
+    screen = recorded(monkeypatch, status)
+    ackcore("status", checkpoint, "--watch", code=130)
+    assert len(looks) == len(set(looks)) > 0
+    text = screen.file.getvalue()
+    assert text.count("dead letters: 7, of which 0 were sent again") >= 5
+    assert "\x1b[?1049h" in text  # on the terminal's other screen, which is left again
+    assert text.rindex("\x1b[?1049l") > text.rindex("dead letters: 7")
+
+
+def test_who_watches_may_have_json(ackcore, checkpoint, looks, lines):
+    found = lines(ackcore("status", checkpoint, "--watch", "--json", code=130))
+    assert [each["dead"]["letters"] for each in found] == [7] * 5
+    assert len(looks) == len(set(looks)) > 0
 
 
 def test_errors_are_one_line(ackcore, tmp_path):
