@@ -96,6 +96,16 @@ def test_an_ack_below_what_is_committable_changes_nothing(tracker):
     assert tracker.stats == OffsetStats(0, 1, 0, 2)
 
 
+def test_a_commit_leaves_nothing_of_what_is_below_it(tracker):
+    """Storm's commit prunes, and says how much; what is done below here is gone by then."""
+    assert [tracker.acked(offset) for offset in (100, 101, 102, 104)] == [1, 1, 1, 1]
+    state = tracker.state()
+    assert (state.committable, state.end, tracker.pending) == (103, 105, 6)
+    assert [tracker.acked(offset) for offset in (100, 102)] == [0, 0]
+    assert tracker.emitted(np.arange(100, 103)) == 0
+    assert tracker.state().hole_starts.tolist() == state.hole_starts.tolist() == [103]
+
+
 def test_double_acks_are_tolerated(tracker):
     assert tracker.acked(int64s(103, 103, 105, 103)) == 2
     assert tracker.acked(103) == 0

@@ -434,12 +434,20 @@ def topology_of(spark, config):
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"
     )
-    path = config.get("sink_path", f"{directory}/sink")
-    sink, refuse = config.get("sink"), config.get("refuse")
-    writer = to_parquet(path) if sink is None else Sink(path, marks, **sink)
+    writer, refuse = sink_of(config), config.get("refuse")
     builder.sink("count", writer if refuse is None else Picky(writer, refuse))
     settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
+
+
+def sink_of(config):
+    """Where rows go: a topic, files, or files by a sink that fails."""
+    if "to_kafka" in config:
+        from ackcore.spark.sinks.kafka import to_kafka  # noqa: PLC0415
+
+        return to_kafka(**config["to_kafka"])
+    path, sink = config.get("sink_path", f"{config['directory']}/sink"), config.get("sink")
+    return to_parquet(path) if sink is None else Sink(path, f"{config['directory']}/marks", **sink)
 
 
 class Slowly:

@@ -8,6 +8,7 @@ from contextvars import Context
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -26,11 +27,12 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.kafka.groups import ToldGroup
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.protocol import batch
-from ackcore.topology import TopologyBuilder
+from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
 BROKER = pytest.mark.broker
+YEAR_MS = 366 * 86_400_000
 
 
 def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
@@ -80,6 +82,48 @@ def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
     assert run_batch(topology(spout, kept), spark, tmp_path / "other").acked == 5
     assert kept.texts == ["1", "2", "3", "4", "5"]
     assert kafka.committed(group, topic)[0] == 5
+
+
+class Split(BasicBolt):
+    """Emits each word of a record: nothing of one that has none."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in (tuple["value"] or b"").decode().split():
+            collector.emit((word,))
+
+
+class Refuse(BasicBolt):
+    """Fails ``bad``."""
+
+    outputs = Split.outputs
+
+    def execute(self, tuple, collector):
+        if tuple["word"] == "bad":
+            raise ValueError("cannot take bad")
+        collector.emit((tuple["word"],))
+
+
+def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
+    spark, mock_kafka, tmp_path, running
+):
+    """Nothing was, of some, and of another one tuple of three fails, behind an exchange."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"", b"a b", None, b"c bad d", b"e", b""])
+    builder = TopologyBuilder()
+    builder.spout("lines", source(mock_kafka, "t"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.bolt("refuse", Refuse()).fields("split", "word")
+    builder.sink("refuse", lambda frame, number: None)
+    it = builder.build(backoff_ms=YEAR_MS, max_backoff_ms=YEAR_MS, parallelism=2)
+    on = running(it, spark, tmp_path / "checkpoint")
+    assert wait_until(lambda: mock_kafka.committed("g", "t")[0] > 0, "the commit")
+    found = decode_metadata("t", 0, *mock_kafka.committed("g", "t")).state
+    assert (found.committable, found.end) == (3, 6)
+    assert found.hole_starts.tolist() == [3]
+    assert found.hole_ends.tolist() == [4]
+    assert (on.books.acked, on.books.waiting) == (5, 1)
 
 
 def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):
