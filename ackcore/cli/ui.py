@@ -40,11 +40,12 @@ def ui(
     ] = False,
 ) -> None:
     """Serve a page with books, throughput, what waits, latency, the topology and dead letters."""
-    token = None
+    token = new = None
     if allow_replay:
-        token = os.environ.get("ACKCORE_UI_TOKEN") or secrets.token_urlsafe(24)
+        token = os.environ.get("ACKCORE_UI_TOKEN")
+        if not token:
+            token = new = secrets.token_urlsafe(24)
     with Server(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
-        new = token if "ACKCORE_UI_TOKEN" not in os.environ else None
         if as_json:
             print_json({"url": server.url, "token": new})
             sys.stdout.flush()  # it waits from now on, and who reads may be behind a pipe

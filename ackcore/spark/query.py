@@ -497,7 +497,14 @@ class Query:
         self._stream.listeners.add(listener)
         return server
 
-    def serve(self, port: int = 0, *, host: str = "127.0.0.1", token: str | None = None) -> Any:
+    def serve(
+        self,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        hosts: Sequence[str] = (),
+    ) -> Any:
         """Serve a page that shows how it stands (``ackcore[ui]``), from a thread of this process.
 
         Parameters
@@ -505,9 +512,12 @@ class Query:
         port : int, default 0
             A free one if 0.
         host : str, default "127.0.0.1"
-            Where it listens; with another, others may read all that is dead.
+            Where it listens; with another, others may read all that is dead.  ``"0.0.0.0"`` for all
+            addresses of this machine, by each of which it may then be asked for.
         token : str, optional
             Who has it may send dead letters again; nobody may if not given.
+        hosts : sequence of str
+            Further names that browsers ask for, such as that of this machine.
 
         Returns
         -------
@@ -519,14 +529,14 @@ class Query:
         ImportError
             If ``ackcore[ui]`` is not installed.
         TypeError, ValueError
-            If the port is no number from 0 to 65535.
+            If the port is no number from 0 to 65535, or the token is empty.
         OSError
             If it cannot listen there: the port is in use, or the host is none of this machine.
             The query goes on.
         """
         # From above: it is there only where its extra is installed.
         server = import_module("ackcore.ui.server")
-        return server.Server([self._checkpoint], host=host, port=port, token=token)
+        return server.Server([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until it ends.

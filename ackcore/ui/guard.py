@@ -2,13 +2,15 @@
 
 A server on localhost is within reach of every page that a browser shows: one may send requests to
 it, and, by a name that comes to resolve to 127.0.0.1, read the answers.  So the Host header must be
-one of ours, and what changes something must come from our own page, with a token.
+one of ours, and what changes something must come from our own page, with a token.  An address in it
+cannot come to resolve to another: a server that listens at all of its machine's takes any.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Collection
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,11 +37,14 @@ class Guard:
     app : ASGI application
         What is behind it.
     hosts : collection of str
-        Names that the server is known under, without the port.
+        Names that the server is known under, without the port; an address of IPv6 in brackets.
+    any_address : bool, default False
+        Whether it is known under any address as well.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]):
+    def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
         self._app = app
+        self._any_address = any_address
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +68,8 @@ class Guard:
 
     def _problem(self, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")
-        if _name_of(host) not in self._hosts:
+        name = _name_of(host)
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
             return "this server is not known under the name that was asked for"
         if method in ("GET", "HEAD"):
             return None
@@ -81,6 +87,34 @@ def _name_of(host: str) -> str:
     """Return a Host header without its port."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).lower()
+
+
+def _is_address(name: str) -> bool:
+    bracketed = name.startswith("[") and name.endswith("]")
+    try:
+        # Of IPv6 it is in brackets, and of IPv4 it is not.
+        return (ip_address(name[1:-1] if bracketed else name).version == 6) == bracketed
+    except ValueError:
+        return False
+
+
+def check_token(token: object) -> None:
+    """Refuse a token that anybody has.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither None nor a text, or an empty one.
+    """
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise TypeError(f"token must be a str or None, got {type(token).__name__}")
+    if not token.strip():
+        raise ValueError(
+            f"token must not be empty, got {token!r}, with which anybody could send dead letters "
+            "again; name a secret one, or None, and nobody may"
+        )
 
 
 def token_is(given: Any, token: str) -> bool:

@@ -33,9 +33,11 @@ from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, st
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import Status, read_status
 from ackcore.topology.drawing import draw
-from ackcore.ui.guard import Guard, token_is
+from ackcore.ui.guard import Guard, check_token, token_is
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+#: Who listens at one of these does so at each address of this machine.
+_ALL = ("", "0.0.0.0", "::")
 _EVERY_S = 2.0
 _BATCHES = 120
 _MOST_LETTERS = 500
@@ -84,6 +86,7 @@ def make_app(
     *,
     token: str | None = None,
     hosts: Sequence[str] = (),
+    any_address: bool = False,
 ) -> Starlette:
     """Return the application.
 
@@ -95,12 +98,19 @@ def make_app(
         Who has it may send dead letters again; nobody may if not given.
     hosts : sequence of str
         Names that the server is known under, beside those of this machine for itself.
+    any_address : bool, default False
+        Whether it may be asked for by any address, as one that listens at all of them is.
 
     Raises
     ------
+    TypeError, ValueError
+        If the token is no text, or is empty; if the hosts are one text, no list of them.
     FileNotFoundError
         If one of them is no checkpoint.
     """
+    check_token(token)
+    if isinstance(hosts, str):
+        raise TypeError(f"hosts must be a list of names, got {hosts!r}; put it in brackets")
     watched = [Watched(path) for path in checkpoints]
 
     def asked(request: Request) -> Watched:
@@ -175,7 +185,7 @@ def make_app(
             Route("/api/{n:int}/replay", replayed, methods=["POST"]),
             Route("/{name:str}", file),
         ],
-        middleware=[Middleware(Guard, hosts=(*_LOCAL, *hosts))],
+        middleware=[Middleware(Guard, hosts=(*_LOCAL, *hosts), any_address=any_address)],
         exception_handlers={
             IndexError: absent,
             StateError: failed,
@@ -217,7 +227,8 @@ class Server:
     checkpoints : sequence of path
         What is shown.
     host : str, default "127.0.0.1"
-        Where it listens.
+        Where it listens; ``"0.0.0.0"`` for all addresses of this machine, by each of which it may
+        then be asked for.
     port : int, default 0
         On which port; a free one if 0.
     token : str, optional
@@ -228,7 +239,7 @@ class Server:
     Raises
     ------
     TypeError, ValueError
-        If the port is no number from 0 to 65535.
+        If the port is no number from 0 to 65535, or the token is empty.
     FileNotFoundError
         If there is no checkpoint at a path.
     OSError
@@ -244,7 +255,13 @@ class Server:
         token: str | None = None,
         hosts: Sequence[str] = (),
     ):
-        app = make_app(checkpoints, token=token, hosts=(host, *hosts))
+        name = f"[{host}]" if ":" in host else host
+        app = make_app(
+            checkpoints,
+            token=token,
+            hosts=hosts if isinstance(hosts, str) else (name, *hosts),
+            any_address=host in _ALL,
+        )
         # The answers are small, and the server must not outlive what it shows for long.
         config = uvicorn.Config(
             app,
@@ -267,7 +284,6 @@ class Server:
             raise
         self._socket.listen()  # who asks before the thread runs, waits
         self._server = uvicorn.Server(config)
-        name = f"[{host}]" if ":" in host else host
         #: Where the page is.
         self.url = f"http://{name}:{self._socket.getsockname()[1]}/"
         self._thread = threading.Thread(target=self._run, name="ackcore-ui", daemon=True)

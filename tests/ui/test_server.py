@@ -14,7 +14,11 @@ from xml.etree import ElementTree
 
 import pytest
 from checkpoints import with_dead_letters
+from typer.testing import CliRunner
 
+from ackcore.cli import ui
+from ackcore.cli.app import app_of
+from ackcore.cli.entry import COMMANDS
 from ackcore.spark.query import Query
 from ackcore.ui.server import Server
 
@@ -81,6 +85,61 @@ def test_another_name_for_this_server_is_refused(server, host):
     port = server.url.rsplit(":", 1)[1].strip("/")
     for known in (f"localhost:{port}", f"127.0.0.1:{port}", "LOCALHOST", f"[::1]:{port}"):
         assert ask(server.url, "api/0/status", Host=known)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "at", "known", "unknown"),
+    [
+        ("0.0.0.0", "127.0.0.1", ["10.1.2.3", "0.0.0.0:80", "[fe80::1]:80", "db7"], ["[10.1.2.3]"]),
+        ("::", "[::1]", ["10.1.2.3:80", "[2001:db8::1]", "[::]:80", "db7:80"], ["2001:db8::1"]),
+        ("::1", "[::1]", ["[::1]:80", "localhost", "db7"], ["10.1.2.3", "[2001:db8::1]"]),
+        ("127.0.0.2", "127.0.0.2", ["127.0.0.2:80", "db7"], ["10.1.2.3"]),
+    ],
+)
+def test_it_is_asked_for_by_the_addresses_at_which_it_listens(checkpoint, host, at, known, unknown):
+    with Query(None, checkpoint).serve(host=host, hosts=["DB7"]) as server:
+        url = f"http://{at}:{server.url.rsplit(':', 1)[1]}"
+        assert ask(url, "api/0/status")[0] == 200
+        for name in known:
+            assert ask(url, "api/0/status", Host=name)[0] == 200
+        for name in (*unknown, "evil.example", "1.2.3.4.evil.example", "[::1].evil.example:80"):
+            assert ask(url, "api/0/status", Host=name)[0] == 403
+
+
+def test_one_name_is_no_list_of_them(checkpoint):
+    with pytest.raises(TypeError, match="hosts must be a list of names, got 'db7'"):
+        Server([checkpoint], hosts="db7")
+
+
+@pytest.mark.parametrize(("token", "error"), [("", ValueError), (" ", ValueError), (7, TypeError)])
+def test_a_token_that_anybody_has_is_refused(checkpoint, token, error):
+    with pytest.raises(error, match="token must"):
+        Query(None, checkpoint).serve(token=token)
+
+
+@pytest.mark.parametrize("set_to", [None, "", "mine"])
+def test_a_new_token_is_printed_and_ones_own_is_not(checkpoint, monkeypatch, set_to):
+    monkeypatch.delenv("ACKCORE_UI_TOKEN", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("ACKCORE_UI_TOKEN", set_to)
+    made = []
+
+    class Kept(Server):
+        def __init__(self, checkpoints, **options):
+            super().__init__(checkpoints, **options)
+            made.append(options["token"])
+
+        def wait(self):
+            """It ends at once."""
+
+    monkeypatch.setattr(ui, "Server", Kept)
+    words = ["ui", str(checkpoint), "--port", "0", "--allow-replay", "--json"]
+    done = CliRunner().invoke(app_of(COMMANDS), words)
+    assert done.exit_code == 0, done.output
+    (token,) = made
+    assert token
+    assert (token == "mine") == (set_to == "mine")
+    assert json.loads(done.stdout)["token"] == (None if set_to == "mine" else token)
 
 
 LETTERS = {"letters": ["lines/0/0", "lines/1/2"]}
