@@ -33,6 +33,7 @@ from ackcore.kafka.consumer import Consumer, ConsumerStats
 from ackcore.kafka.dead_letters import DeadLetterLoop
 from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.group import KafkaGroup
+from ackcore.kafka.letter_replay import SentBack, replay_letters
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
@@ -64,10 +65,12 @@ __all__ = [
     "RangeReader",
     "ReadFailed",
     "ReadTimedOut",
+    "SentBack",
     "TooManyDead",
     "TopicPartition",
     "UnknownTopics",
     "Watermarks",
     "read_range",
+    "replay_letters",
     "split_range",
 ]

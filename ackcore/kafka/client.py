@@ -12,7 +12,7 @@ from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.producing import SIZES
-from ackcore.kafka.records import Failure, Headers, KafkaRecord
+from ackcore.kafka.records import UNREADABLE_HEADERS, Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Value
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
     try:
         headers = message.headers() or []  # type: ignore[assignment]
     except (SystemError, UnicodeDecodeError):  # the first is what confluent-kafka makes of it
-        failure = Failure("UnreadableHeaders", "the name of a header is not UTF-8")
+        failure = Failure(UNREADABLE_HEADERS, "the name of a header is not UTF-8")
     record = KafkaRecord(
         *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None
     )

@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 REASON, TOPIC, PARTITION = "ackcore-reason", "ackcore-topic", "ackcore-partition"
 OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths"
 TIMESTAMP = "ackcore-timestamp"
-_OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
+#: What a letter is given anew each time.
+OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
 #: A record that died so often goes round in a circle: something sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
@@ -83,7 +84,7 @@ def headers_of(letter: DeadLetter) -> Headers:
         (TOPIC, record.topic.encode()),
         *((name, b"%d" % number) for name, number in numbers.items() if number is not None),
     ]
-    return [*(each for each in record.headers if each[0] not in _OURS), *ours]
+    return [*(each for each in record.headers if each[0] not in OURS), *ours]
 
 
 def _cut(reason: str) -> bytes:

@@ -205,6 +205,7 @@ class Deliveries:
         value: bytes | str | None,
         key: bytes | str | None = None,
         headers: Headers | None = None,
+        partition: int | None = None,
     ) -> None:
         """Hand over a message; it is delivered once `flush` has returned.
 
@@ -216,6 +217,8 @@ class Deliveries:
             Text goes as UTF-8.
         headers : iterable of (str, bytes or None), optional
             In this order.
+        partition : int, optional
+            By the key if not given.
 
         Raises
         ------
@@ -226,6 +229,8 @@ class Deliveries:
         if self._sent % _EVERY == 0:
             self._look(0)
         about: dict[str, Any] = {} if headers is None else {"headers": headers}
+        if partition is not None:
+            about["partition"] = partition
         while True:
             try:
                 self.producer.produce(topic, value, key, **about)

@@ -8,6 +8,10 @@ from typing import NamedTuple
 Headers = list[tuple[str, bytes | None]]
 
 
+#: The kind of failure of a record whose headers cannot be read, and so are not in its letter.
+UNREADABLE_HEADERS = "UnreadableHeaders"
+
+
 class KafkaRecord(NamedTuple):
     """A record as it came, and which delivery of it this is."""
 

@@ -1,0 +1,109 @@
+"""A consumer's dead letters go back to where their records came from, once each."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from consumer_books import Books, consuming, take
+from servers import wait_until
+
+from ackcore.dispatch import Reject
+from ackcore.kafka import replay_letters
+from ackcore.kafka.letter_replay import _letter
+from ackcore.kafka.producing import DeliveryError, Transactions
+
+
+@pytest.fixture
+def books(kafka_broker, tmp_path):
+    return Books(kafka_broker, tmp_path, partitions=2)
+
+
+def die(books, n):
+    """All that comes is rejected, and is a letter then."""
+    before = len(books.server.consume(books.dead_topic))
+    with consuming(books) as consumer:
+        taken = take(consumer, n)
+        for record in taken:
+            consumer.fail(record, Reject("no"))
+        wait_until(lambda: consumer.stats().counts.dead == n, "they are dead")
+    assert len(books.server.consume(books.dead_topic)) == before + n
+    return taken
+
+
+def send(books, **arguments):
+    return replay_letters(
+        books.dead_topic, bootstrap_servers=books.server.bootstrap_servers, **arguments
+    )
+
+
+def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(books, caplog):
+    came = {"value": b"v", "key": b"k", "headers": [("h", b"1"), ("n", None)]}
+    books.server.produce(books.topic, [came, b"plain"], 1)
+    die(books, 2)
+    books.server.produce(books.dead_topic, [b"no letter"])
+    assert send(books) == (2, 1)
+    assert f"1 messages of topic '{books.dead_topic}' are left" in caplog.text
+    assert send(books) == (0, 0)
+    headed, plain = die(books, 2)
+    assert {headed.partition, plain.partition} == {1}
+    assert (headed.value, headed.key) == (b"v", b"k")
+    assert headed.headers == [*came["headers"], ("ackcore-deaths", b"1")]
+    assert plain.headers == [("ackcore-deaths", b"1")]
+    *_, one, _ = books.server.consume(books.dead_topic)
+    assert dict(one.headers())["ackcore-deaths"] == b"2"
+    assert send(books, max_deaths=2) == (0, 2)
+    assert send(books) == (0, 0)
+
+
+@pytest.mark.parametrize("dies_at", ["prepare", "commit"])
+def test_one_that_dies_in_between_sends_nothing_twice(books, monkeypatch, dies_at):
+    books.server.produce(books.topic, [b"a", b"b"], 1)
+    die(books, 2)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, dies_at, dies)
+        with pytest.raises(KeyboardInterrupt):
+            send(books)
+    assert len(books.server.consume(books.topic, 1)) == 2
+    assert send(books) == (2, 0)
+    values = [one.value() for one in books.server.consume(books.topic, 1)]
+    assert values == [b"a", b"b", b"a", b"b"]
+
+
+def test_a_letter_whose_partition_is_not_there_is_an_error(books):
+    headers = {"topic": books.topic, "partition": "7", "attempts": "1", "reason": "x: y"}
+    headed = [(f"ackcore-{name}", value.encode()) for name, value in headers.items()]
+    books.server.produce(books.dead_topic, [{"value": b"v", "headers": headed}])
+    with pytest.raises(DeliveryError, match=f"{books.topic}.*partition"):
+        send(books)
+
+
+def test_what_stands_for_no_record_is_left():
+    def letter(**changes):
+        told = {"topic": b"t", "partition": b"1", "attempts": b"2", "reason": b"ValueError: no"}
+        named = {f"ackcore-{name}": value for name, value in (told | changes).items()}
+        return _letter([("h", b"1"), *named.items()])
+
+    assert letter() == ("t", 1, [("h", b"1")], 0)
+    assert letter(deaths=b"3") == ("t", 1, [("h", b"1"), ("ackcore-deaths", b"3")], 3)
+    for left in (
+        {"attempts": b"0", "reason": b"LostUpstream: offsets 1 to 9 were deleted"},
+        {"reason": b"UnreadableHeaders: the name of a header is not UTF-8"},
+        {"batch": b"deployment/lines/0", "row": b"3"},
+        {"partition": b"x"},
+        {"partition": None},
+    ):
+        assert letter(**left) is None, left
+    assert _letter([]) is None
+    for arguments, error in (
+        ({"topic": ""}, "topic must be the name of a topic"),
+        ({"max_deaths": 0}, "max_deaths must be at least 1"),
+        ({"options": {"acks": 1}}, "options must not have 'acks'"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            replay_letters(**{"topic": "t", "bootstrap_servers": "x", **arguments})
