@@ -69,7 +69,8 @@ class KafkaSpout:
     deserializer : callable, optional
         Makes a value of the bytes of one: ``json.loads``, say; one of confluent-kafka's gets its
         ``SerializationContext`` as well.  A record for which it raises is a failed tuple, kept as
-        it came.  Nulls stay null.  If it has a method ``prepare`` each task calls that first.
+        it came.  Nulls stay null.  If it has a method ``prepare`` each task calls that first, as
+        for a client of a schema registry, which cannot be pickled.
     value_type : pyarrow.DataType, optional
         What it returns; to be given with it.
     options : mapping, optional

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 
 import numpy as np
@@ -12,6 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka.serialization import (
+    Deserializer,
+    IntegerDeserializer,
+    IntegerSerializer,
+    MessageField,
+    SerializationContext,
+)
+from pyspark import cloudpickle
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaSpout
@@ -218,6 +228,81 @@ def test_a_deserializer_is_prepared_once_it_can_be():
     for _ in range(2):
         assert decode(records(b"12"))[0].column("value").to_pylist() == [2]
     assert slow.prepared == 2
+
+
+class Noted(Deserializer):
+    """One of confluent-kafka's kind, which is told where a value is from."""
+
+    def __call__(self, value, ctx=None):
+        return f"{ctx.topic} {ctx.field} {ctx.headers} {value.decode()}"
+
+
+def test_a_deserializer_of_confluent_kafkas_is_told_where_a_value_is_from():
+    batch = records(b"a", b"b")
+    headers = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None]
+    place = batch.schema.get_field_index("headers")
+    batch = batch.set_column(
+        place, batch.schema.field(place), pa.array(headers, batch.schema.field(place).type)
+    )
+    found, failed = ValueDecoder("s", Noted(), pa.string())(batch)
+    assert found.column("value").to_pylist() == [
+        "t value [('h', b'1'), ('h', None)] a",
+        "t value [] b",
+    ]
+    assert not failed
+
+
+def test_deserializers_that_confluent_kafka_brings_are_called_as_they_are_to_be():
+    values = IntegerSerializer()(7), b"\0"
+    batch, failed = ValueDecoder("s", IntegerDeserializer(), pa.int64())(records(*values))
+    assert batch.column("value").to_pylist() == [7, None]
+    assert {row: reason.type for row, reason in failed.items()} == {1: "SerializationError"}
+
+
+SCHEMA = '{"title": "order", "type": "object", "properties": {"id": {"type": "integer"}}}'
+
+
+class FromRegistry(Deserializer):
+    """As docs/connectors.md has it: what a client of a registry is made of is pickled, not that."""
+
+    def __init__(self, registry):
+        self.registry = registry
+
+    def prepare(self):
+        from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
+        from confluent_kafka.schema_registry.json_schema import JSONDeserializer  # noqa: PLC0415
+
+        self.client = SchemaRegistryClient.new_client(self.registry)
+        self.read = JSONDeserializer(None, schema_registry_client=self.client)
+
+    def __call__(self, value, ctx=None):
+        return self.read(value, ctx)
+
+
+def test_values_of_a_schema_registry_are_read():
+    for name in ("authlib", "httpx", "jsonschema"):
+        pytest.importorskip(name, reason="confluent-kafka[schemaregistry,json] is not installed")
+    from confluent_kafka.schema_registry import Schema  # noqa: PLC0415
+    from confluent_kafka.schema_registry.json_schema import JSONSerializer  # noqa: PLC0415
+
+    spout = KafkaSpout(
+        "t",
+        bootstrap_servers="nowhere:1",
+        deserializer=FromRegistry({"url": "mock://tests"}),
+        value_type=pa.struct([("id", pa.int64())]),
+    )
+    spout = pickle.loads(cloudpickle.dumps(spout))
+    decode = ValueDecoder("s", spout.deserializer, spout.value_type)
+    decode(records(None))  # it is prepared
+    client = spout.deserializer.client
+    client.register_schema("t-value", Schema(SCHEMA, "JSON"))
+    sent = JSONSerializer(SCHEMA, client)({"id": 3}, SerializationContext("t", MessageField.VALUE))
+    batch, failed = decode(records(sent, b"no magic byte", sent[:5] + b'{"id": "text"}'))
+    assert batch.column("value").to_pylist() == [{"id": 3}, None, None]
+    assert {row: reason.type for row, reason in failed.items()} == {
+        1: "SerializationError",
+        2: "SerializationError",
+    }
 
 
 def test_refused_offsets_fail_where_they_are():
