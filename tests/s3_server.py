@@ -102,6 +102,7 @@ SLOW_DOWN = "503 SlowDown"
 ERROR = "500 InternalError"
 ERROR_AFTER = "500 InternalError, after it went through"
 DENIED = "403 AccessDenied"
+NO_UPLOAD = "404 NoSuchUpload"
 
 
 class FaultProxy:
@@ -180,7 +181,11 @@ class FaultProxy:
             protocol_version = "HTTP/1.1"
 
             def _do(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                length = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(length)
+                if len(body) < length:
+                    self.close_connection = True  # given up amid it; the server would wait for more
+                    return
                 request = Request(self.command, self.path)
                 proxy.requests.append(request)
                 if proxy.before is not None:
@@ -202,8 +207,8 @@ class FaultProxy:
                 self.send_response_only(status)
                 for name, value in headers:
                     self.send_header(name, value)
-                length = {name.lower(): value for name, value in headers}.get("content-length")
-                if length is None or self.command != "HEAD":
+                told = {name.lower(): value for name, value in headers}.get("content-length")
+                if told is None or self.command != "HEAD":
                     self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 if self.command != "HEAD":
@@ -231,6 +236,7 @@ _ANSWERS = {
     ERROR: _error(500, "InternalError"),
     ERROR_AFTER: _error(500, "InternalError"),
     DENIED: _error(403, "AccessDenied"),
+    NO_UPLOAD: _error(404, "NoSuchUpload"),
 }
 
 
