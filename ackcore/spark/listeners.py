@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.letters import as_letters
+from ackcore.spark.base.letters import GROUP_BYTES, as_letters
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.protocol.batch import Engine
 from ackcore.spark.protocol.progress import Books, Progress
@@ -35,7 +36,10 @@ class QueryListener:
         """Take in what a micro-batch did, and the books after it."""
 
     def on_dead(self, batch_id: int, letters: Mapping[str, pa.Table]) -> None:
-        """Take in the letters of the records that died in a micro-batch, if any did.
+        """Take in letters of records that died in a micro-batch, if any did.
+
+        Where many did it is called again and again, each time with others of them, some 32 MB.
+        They are read only for listeners that have this method, not this one's.
 
         Parameters
         ----------
@@ -105,14 +109,17 @@ class Listeners:
         if not self._all:
             return
         self._tell("on_progress", progress, books)
-        dead = {} if decision is None else decision.all_dead
-        if dead:
-            number = progress.batch_id
-            self._tell(
-                "on_dead",
+        if decision is not None and decision.all_dead and self._hearing("on_dead"):
+            self._tell_of_dead(progress.batch_id, decision.all_dead)
+
+    def _tell_of_dead(self, number: int, dead: Dead) -> None:
+        try:
+            for letters in _some_at_a_time(dead, number):
+                self._tell("on_dead", number, letters)
+        except Exception:
+            _log.exception(
+                "the letters of micro-batch %d could not be read for on_dead; the query goes on",
                 number,
-                # Made where somebody asks for them.
-                of=lambda: {spout: as_letters(rows, number) for spout, rows in dead.items()},
             )
 
     @contextmanager
@@ -129,12 +136,33 @@ class Listeners:
         """Tell of the end."""
         self._tell("on_end", error, books)
 
-    def _tell(self, name: str, *about: Any, of: Callable[[], Any] | None = None) -> None:
+    def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
+        """Return the listeners that have a method which does something, and that."""
+        found = []
         for listener in self._all:
             method = getattr(listener, name, None)
-            if not callable(method):
-                continue
+            inherited = getattr(method, "__func__", None) is getattr(QueryListener, name)
+            if callable(method) and not inherited:
+                found.append((listener, method))
+        return found
+
+    def _tell(self, name: str, *about: Any) -> None:
+        for listener, method in self._hearing(name):
             try:
-                method(*about) if of is None else method(*about, of())
+                method(*about)
             except Exception:
                 _log.exception("%s of listener %r raised; the query goes on", name, listener)
+
+
+def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
+    """Yield all letters, as many at once as a row group of them has."""
+    held: dict[str, list[pa.Table]] = {}
+    nbytes = 0
+    for spout in dead:
+        for piece in dead.pieces(spout):
+            if held and nbytes + piece.nbytes > GROUP_BYTES:
+                yield {name: pa.concat_tables(some) for name, some in held.items()}
+                held, nbytes = {}, 0
+            held.setdefault(spout, []).append(as_letters(piece, number))
+            nbytes += piece.nbytes
+    yield {name: pa.concat_tables(some) for name, some in held.items()}

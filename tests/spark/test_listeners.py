@@ -8,7 +8,12 @@ from streams import LINE, Split, word_count
 
 from ackcore import testing
 from ackcore.spark import QueryListener, TooManyDead, run_batch
+from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.listeners import Listeners
+from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.topology.tuples import Reason
 
 LINES = pa.schema([("line", pa.string())])
 
@@ -90,6 +95,76 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog):
     ]
     assert len(said) == len(raising.progress) + len(ran.dead) + 1
     assert "a listener of no use" in caplog.text
+
+
+def dead_rows(*ids):
+    """Records that died, as a micro-batch has them."""
+    one = dict.fromkeys(TRACKING.names, 0)
+    text = Reason("split", "Reject", "no").encode()
+    found = [{**one, MESSAGE_ID: str(n), REASON: text, "line": "x"} for n in ids]
+    return pa.Table.from_pylist(found, pa.schema([*TRACKING, *LINES]))
+
+
+class _Decision:
+    def __init__(self, dead):
+        self.all_dead = dead
+
+
+def test_letters_are_read_only_for_who_is_told_of_them(monkeypatch, caplog):
+    def read(*about, **rest):
+        raise AssertionError("letters were read")
+
+    monkeypatch.setattr(Dead, "pieces", read)
+    monkeypatch.setattr(Dead, "__getitem__", read)
+
+    class OnProgress(QueryListener):
+        def on_progress(self, progress, books):
+            seen.append(progress.batch_id)
+
+    seen = []
+    decision = _Decision(Dead({"lines": [dead_rows(1)]}))
+    Listeners([OnProgress()]).done(Progress(7), Books(), decision)
+    assert seen == [7]
+    assert not caplog.records
+
+
+def test_many_letters_are_told_some_at_a_time(monkeypatch, caplog):
+    monkeypatch.setattr("ackcore.spark.listeners.GROUP_BYTES", dead_rows(1, 2).nbytes + 1)
+    dead = Dead(
+        {
+            "lines": [dead_rows(1), dead_rows(2), dead_rows(3, 4), dead_rows(5, 6, 7)],
+            "more": [dead_rows(8)],
+        }
+    )
+    told, errors = [], []
+
+    class OnDead:
+        def on_dead(self, batch_id, letters):
+            told.append(
+                {spout: table["message_id"].to_pylist() for spout, table in letters.items()}
+            )
+            assert batch_id == 7
+            errors.append(letters["lines"]["error_type"][0].as_py() if "lines" in letters else None)
+
+    Listeners([OnDead()]).done(Progress(7), Books(), _Decision(dead))
+    assert told == [
+        {"lines": ["1", "2"]},
+        {"lines": ["3", "4"]},
+        {"lines": ["5", "6", "7"]},
+        {"more": ["8"]},
+    ]
+    assert errors[0] == "Reject"
+    assert not caplog.records
+
+
+def test_letters_that_cannot_be_read_end_nothing(monkeypatch, caplog):
+    def read(*about, **rest):
+        raise CheckpointCorrupt("dead-lines is missing")
+
+    monkeypatch.setattr(Dead, "pieces", read)
+    decision = _Decision(Dead({"lines": [dead_rows(1)]}))
+    Listeners([Told()]).done(Progress(7), Books(), decision)
+    assert "the letters of micro-batch 7 could not be read" in caplog.text
 
 
 def test_the_error_that_a_run_ends_with_is_told():
