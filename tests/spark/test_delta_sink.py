@@ -322,7 +322,7 @@ for number in range(2):
 
 
 def run_job(path, files, points):
-    job = JOB.format(path=str(path), files=[tuple(file) for file in files])
+    job = JOB.format(path=str(path), files=[file[:2] for file in files])
     environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
     return subprocess.Popen([sys.executable, "-c", job], env=environment)
 

@@ -298,7 +298,7 @@ def test_each_row_is_there_once_whenever_the_driver_is_killed(kafka_broker, file
         tests=str(tmp_path),
         topic=topic,
         servers=kafka_broker.bootstrap_servers,
-        files=[tuple(file) for file in files],
+        files=[file[:2] for file in files],
     )
 
     def run(failpoints):

@@ -14,6 +14,7 @@ import threading
 from contextlib import closing
 from contextvars import Context
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -291,7 +292,7 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
     assert {at: repr(error) for at, error in again.items()} == {
         at: repr(error) for at, error in told.items()
     }
-    known = accepted([first, second._replace(refused=(2, 3, 4, 5, 6, 7))])
+    known = accepted([first, second._replace(refused=np.arange(2, 8))])
     assert list(refused(one.write_accepted(known))) == [(1, 8)]
     assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
 
@@ -468,7 +469,7 @@ def test_each_row_is_there_once_whenever_the_driver_is_killed(postgres, files):
     execute(postgres, "CREATE TABLE words (word text, n bigint)")
 
     def run(points):
-        job = JOB.format(dsn=postgres, files=[tuple(file) for file in files])
+        job = JOB.format(dsn=postgres, files=[file[:2] for file in files])
         environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
         return subprocess.run([sys.executable, "-c", job], env=environment, timeout=60).returncode
 

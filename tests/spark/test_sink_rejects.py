@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import pickle
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from accepted_rows import accepted as rows_accepted
 from test_sinks import WORDS, row_file
 
 from ackcore.spark import SinkRejects
+from ackcore.spark.checkpoint.refusals import Refusal
+from ackcore.spark.protocol.refusals import refused_rows, without_refused
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted, read_with_places
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 
 def test_rows_are_named_by_values_or_by_places():
     found = SinkRejects(pa.table({"id": [1, 2]}), "too long")
-    assert (len(found), found.places, found.reasons) == (2, None, ["too long"] * 2)
+    assert (len(found), found.places, found.reasons) == (2, None, ["too long"])
+    assert found.reason_of.tolist() == [0, 0]
     assert str(found) == "2 rows are refused: too long"
     error = ValueError("no")
     found = SinkRejects.at([0, 3], np.array([7, 1], np.int32), ["no", error])
     assert [column.tolist() for column in found.places] == [[0, 3], [7, 1]]
     assert found.reasons == ["no", error]
+    assert found.reason_of.tolist() == [0, 1]
     assert isinstance(found, Exception)
     assert SinkRejects.at([], [], "no")  # a refusal of nothing is one, too
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [["x", "y", "x"], pa.array(["x", "y", "x"]), pa.chunked_array([["x"], ["y", "x"]])],
+    ids=["list", "array", "chunks"],
+)
+def test_a_reason_is_kept_once(reasons):
+    found = SinkRejects(pa.table({"id": [1, 2, 3]}), reasons)
+    assert (found.reasons, found.reason_of.tolist()) == (["x", "y"], [0, 1, 0])
+
+
+def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
+    """Neither their places nor their reasons are Python objects, of which each row has some."""
+    n = 200_000
+    rows = pa.table([pa.array(range(n)), pa.array([0] * n)], names=["n", ROOT])
+    schema = pa.schema([("n", pa.int64()), pa.field(ROOT, pa.int64())])
+    file = RowFileWriter(str(tmp_path), schema, 0, 0)
+    for batch in rows.to_batches():
+        file.write(batch)
+    name, count, _ = file.finish()
+    accepted = rows_accepted([AcceptedFile(str(tmp_path / name), count)], nonacked=())
+    reasons = pa.array(["odd", "even"]).take(pa.array(np.arange(n) % 2))
+    values = pa.table({"n": np.arange(n)})
+    tracemalloc.start()
+    try:
+        found = refused_rows(SinkRejects(values, reasons), accepted)
+        left = without_refused(accepted, [Refusal("count", False, found)])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # What Python has of them, numpy's columns among it: 8 bytes each, and several.
+    assert most < 90 * n
+    assert len(pickle.dumps(left)) < 9 * n
+    assert list(read_accepted(left.files[0], left.nonacked)) == []
+    assert pc.count_distinct(found["reason"]).as_py() == 2
 
 
 @pytest.mark.parametrize(
@@ -29,6 +75,11 @@ def test_rows_are_named_by_values_or_by_places():
         (lambda: SinkRejects([1], "no"), "rows must be a table, .* got list"),
         (lambda: SinkRejects(pa.table({"id": [1]}), 3), "a reason must be .* got int"),
         (lambda: SinkRejects(pa.table({"id": [1]}), [3]), "a reason must be a text .* got int"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), pa.array([3])), "a reason must .* got int64"),
+        (
+            lambda: SinkRejects(pa.table({"id": [1]}), pa.array([None], "str")),
+            "a null among string",
+        ),
         (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons .* for 1 rows"),
         (lambda: SinkRejects.at([0.5], [1], "no"), "files must be integers"),
         (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
@@ -43,8 +94,9 @@ def test_places_are_those_in_the_file(tmp_path):
     rows = [(word, n, n) for n, word in enumerate("abcdefg")]
     file = row_file(tmp_path, rows)
     nonacked = np.array([1, 5])
+    assert len(AcceptedFile(file.path, file.rows).refused) == 0
     for refused, left in [((), "acdeg"), ((0,), "cdeg"), ((0, 1, 3, 6), "ce")]:
-        some = AcceptedFile(file.path, file.rows, refused)
+        some = AcceptedFile(file.path, file.rows, np.array(refused, np.int64))
         found = list(read_with_places(some, nonacked))
         places = np.concatenate([at for _, at in found])
         words = [word for batch, _ in found for word in batch["word"].to_pylist()]

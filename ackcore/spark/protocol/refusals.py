@@ -32,7 +32,7 @@ def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted
     return replace(
         accepted,
         files=tuple(
-            file._replace(refused=tuple(np.sort(places[files == i]).tolist()))
+            file._replace(refused=np.sort(places[files == i]))
             for i, file in enumerate(accepted.files)
         ),
     )
@@ -52,8 +52,9 @@ def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
         If it names what it was not given: such a row would be neither written nor dead.
     """
     found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
-    texts = np.array([_reason(accepted.sink, one) for one in rejects.reasons], object)
-    return found.append_column(REFUSED.field("reason"), pa.array(texts[at], pa.string()))
+    texts = pa.array([_reason(accepted.sink, one) for one in rejects.reasons], pa.string())
+    reasons = texts.take(pa.array(rejects.reason_of[at]))
+    return found.append_column(REFUSED.field("reason"), reasons)
 
 
 def _reason(sink: str, said: str | BaseException) -> str:
@@ -62,7 +63,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
 
 
 def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
-    """Return the rows, and for each the number of its reason."""
+    """Return the rows, and for each which of the rows in `rejects` it is."""
     assert rejects.places is not None
     files, places = rejects.places
     found, reasons = [_NONE], [np.empty(0, np.int64)]
@@ -156,7 +157,8 @@ def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Tabl
     roots = pc.list_flatten(rows["roots"]).to_numpy()
     at = pc.list_parent_indices(rows["roots"].combine_chunks()).to_numpy()
     roots, first = np.unique(roots, return_index=True)
-    owner = pa.array([spouts[0] if len(spouts) == 1 else None] * len(roots), pa.string())
+    name = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
+    owner = pa.repeat(name, len(roots))
     texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
     columns = [pa.array(roots, pa.int64()), owner.dictionary_encode(), texts.dictionary_encode()]
     return pa.table(columns, schema=FAILED)
@@ -242,7 +244,7 @@ def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
         if not blames_a_row(sink, error):
             return None
         rows.append(row)
-        errors.append(error)
+        errors.append(error.with_traceback(None))  # whose frames hold this part of the batch
     if not rows or not is_up():
         return None
     return SinkRejects.at(files[rows], places[rows], errors)

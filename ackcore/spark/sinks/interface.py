@@ -47,6 +47,9 @@ from ackcore.spark.tasks.row_files import RowFile, acked_rows, read_rows, read_s
 _log = logging.getLogger("ackcore")
 
 
+_NO_PLACES: Int64s = np.empty(0, np.int64)
+
+
 class AcceptedFile(NamedTuple):
     """A file with rows for a sink, to be read by `read_accepted`.
 
@@ -56,7 +59,7 @@ class AcceptedFile(NamedTuple):
         An Arrow IPC stream file, that driver and executors can read; a URL if it is in a bucket.
     rows : int or None
         In the file, those included that do not count; None if it was not recorded.
-    refused : tuple of int, default ()
+    refused : numpy.ndarray of int64, optional
         Rows that the sink has refused, by their places in the file; sorted.
     within : tuple of int, optional
         The first place that counts, and the one behind the last, if not all do: of a part of a
@@ -67,7 +70,7 @@ class AcceptedFile(NamedTuple):
 
     path: str
     rows: int | None
-    refused: tuple[int, ...] = ()
+    refused: Int64s = _NO_PLACES
     within: tuple[int, int] | None = None
     nbytes: int | None = None
 
@@ -129,15 +132,20 @@ class Accepted:
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell these rows from others, as the files' names do."""
         files = [
-            [os.path.basename(file.path), file.rows, *filter(None, (file.refused, file.within))]
+            [
+                os.path.basename(file.path),
+                file.rows,
+                *([_digest(file.refused.tobytes())] if len(file.refused) else []),
+                *([] if file.within is None else [file.within]),
+            ]
             for file in self.files
         ]
         said = json.dumps(files).encode() + self.nonacked.tobytes()
-        return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
+        return _digest(said)
 
     def content(self) -> str:
         """Return `fingerprint` of the rows, whether or not some of them are known as refused."""
-        plain = tuple(file._replace(refused=()) for file in self.files)
+        plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()
 
     def foreign(self, where: str, last: int, way_out: str) -> CheckpointForeign:
@@ -189,6 +197,10 @@ class Accepted:
                         yield as_spark_types(rows, target)
 
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
+
+
+def _digest(said: bytes) -> str:
+    return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
 
 
 #: Objects that the driver reads beside each other.
@@ -259,7 +271,6 @@ def read_with_roots(
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return
-    refused = np.array(file.refused, np.int64)
     first = 0
     for batch in read_rows(file.of_rows()):
         if first >= stop:
@@ -270,7 +281,8 @@ def read_with_roots(
         low, high = max(0, start - first), min(len(batch), stop - first)
         batch, first = batch.slice(low, high - low), first + low
         keep = acked_rows(batch, nonacked)
-        here = refused[(refused >= first) & (refused < first + len(batch))] - first
+        at, end = np.searchsorted(file.refused, [first, first + len(batch)])
+        here = file.refused[at:end] - first
         if len(here):
             keep = np.ones(len(batch), np.bool_) if keep is None else keep
             keep[here] = False

@@ -324,8 +324,8 @@ def _placed(accepted: Accepted, refused: dict[int, psycopg.Error]) -> list[Refus
 
 def _rejects(accepted: Accepted, refused: list[Refused]) -> SinkRejects | None:
     """Name refused rows, but for those that the sink was not given since they are on record."""
-    known = {(number, place) for number, f in enumerate(accepted.files) for place in f.refused}
-    new = [one for one in refused if (one.file, one.place) not in known]
+    known = [file.refused for file in accepted.files]
+    new = [one for one in refused if not np.isin(one.place, known[one.file])]
     if not new:
         return None
     return SinkRejects.at(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ackcore._records import Int64s
+from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 
 #: One for all rows, or one for each: a text, or the exception that a row was refused with.
-Reasons = str | BaseException | Sequence[str | BaseException]
+Reasons: TypeAlias = (
+    str | BaseException | Sequence[str | BaseException] | pa.Array | pa.ChunkedArray
+)
 
 
 class InvalidRejects(TypeError, ValueError):
@@ -96,7 +98,7 @@ class SinkRejects(Exception):
     rows : pyarrow.Table, pyarrow.RecordBatch or DataFrame
         Some of the stream's columns, such as a key, with the values that are refused: every row of
         the micro-batch that has the values of one of these rows.
-    reasons : str, exception, or sequence of them
+    reasons : str, exception, sequence of them, or column of texts
         Why: one for all, or one for each of `rows`.
 
     Raises
@@ -110,6 +112,9 @@ class SinkRejects(Exception):
     values: pa.Table | None
     #: By their places: the numbers of files in `Accepted.files`, and of rows in these.
     places: tuple[Int64s, Int64s] | None
+    #: Each reason once, and of each row the number of its own.
+    reasons: list[str | BaseException]
+    reason_of: Int32s
 
     def __init__(
         self, rows: pa.Table | pa.RecordBatch | DataFrame, reasons: Reasons, *, _places: Any = None
@@ -117,7 +122,7 @@ class SinkRejects(Exception):
         self.places, self.values = _places, None
         if self.places is None:
             self.values = _table(rows)
-        self.reasons = _reasons(reasons, len(self))
+        self.reasons, self.reason_of = _reasons(reasons, len(self))
         super().__init__(f"{len(self)} rows are refused{_told(self.reasons)}")
 
     @classmethod
@@ -130,7 +135,7 @@ class SinkRejects(Exception):
             The number in `Accepted.files` of each refused row's file.
         rows : array_like of int
             The place of each in its file, as `read_with_places` gives it.
-        reasons : str, exception, or sequence of them
+        reasons : str, exception, sequence of them, or column of texts
             Why: one for all, or one for each.
         """
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
@@ -171,19 +176,51 @@ def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
     return found.astype(np.int64)
 
 
-def _reasons(reasons: Reasons, n: int) -> list[str | BaseException]:
-    several = isinstance(reasons, Sequence) and not isinstance(reasons, str)
-    found = list(reasons) if several else [reasons] * n  # type: ignore[arg-type]
-    for one in found:
-        if not isinstance(one, str | BaseException):
-            raise InvalidRejects(
-                f"a reason must be a text or an exception, got {type(one).__name__}"
-            )
-    if len(found) != n:
+def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:
+    """Return each reason once, and of each row the number of its own."""
+    if isinstance(reasons, str | BaseException):
+        return [reasons], np.zeros(n, np.int32)
+    if isinstance(reasons, pa.Array | pa.ChunkedArray):
+        found, of = _of_column(reasons)
+    elif isinstance(reasons, Sequence):
+        found, of = _of_sequence(reasons)
+    else:
+        raise _no_reason(type(reasons).__name__)
+    if len(of) != n:
         raise InvalidRejects(
-            f"{len(found)} reasons are given for {n} rows; give one for each, or one for all"
+            f"{len(of)} reasons are given for {n} rows; give one for each, or one for all"
         )
-    return found  # type: ignore[return-value]
+    return found, of
+
+
+def _of_column(reasons: pa.Array | pa.ChunkedArray) -> tuple[list[str | BaseException], Int32s]:
+    is_text = pa.types.is_string(reasons.type) or pa.types.is_large_string(reasons.type)
+    if not is_text or reasons.null_count:
+        raise _no_reason(f"a null among {reasons.type}" if is_text else str(reasons.type))
+    encoded = reasons.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int32)
+
+
+def _of_sequence(
+    reasons: Sequence[str | BaseException],
+) -> tuple[list[str | BaseException], Int32s]:
+    numbers: dict[object, int] = {}
+    found: list[str | BaseException] = []
+    of = np.empty(len(reasons), np.int32)
+    for i, one in enumerate(reasons):
+        if not isinstance(one, str | BaseException):
+            raise _no_reason(type(one).__name__)
+        # Exceptions are told apart: their texts are made by users' code, when they are read.
+        of[i] = numbers.setdefault(one if isinstance(one, str) else id(one), len(found))
+        if of[i] == len(found):
+            found.append(one)
+    return found, of
+
+
+def _no_reason(got: str) -> InvalidRejects:
+    return InvalidRejects(f"a reason must be a text or an exception, got {got}")
 
 
 def _told(reasons: list[str | BaseException]) -> str:
