@@ -16,6 +16,7 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from accepted_rows import WORDS, accepted, row_file, two_files
@@ -218,7 +219,7 @@ def refused_one_by_one(database, directory, keys):
     assert sorted(zip(files.tolist(), places.tolist(), strict=True)) == [(1, 1), (1, 3)]
     assert all(error.sqlstate.startswith("23") for error in raised.value.reasons)
     assert database.rows() == []
-    again = database.accepted([first, second._replace(refused=(1, 3))])
+    again = database.accepted([first, second._replace(refused=np.array([1, 3]))])
     for _ in range(2):
         sink.write_accepted(again)
     assert database.rows() == [("a", 1), ("c", 3), ("z", 1)]
@@ -369,7 +370,7 @@ with spark_session("local[2]") as (session, _):
 @pytest.mark.faults
 def test_each_row_is_there_once_whenever_the_driver_is_killed(files, tmp_path):
     """With its JVM, and the database within that: it is recovered by the next one."""
-    job = JOB.format(url=f"jdbc:derby:{tmp_path}/db", files=[tuple(file) for file in files])
+    job = JOB.format(url=f"jdbc:derby:{tmp_path}/db", files=[file[:2] for file in files])
     steps = (("in-transaction:0", ["make"]), ("in-sink:0", []), ("in-transaction:1", []), ("", []))
     for points, more in steps:
         environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
@@ -450,9 +451,8 @@ def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, m
 # -- on PostgreSQL ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres_spark(live_spark):
-    """A session of its own, with the driver: the one of the other tests makes room for it."""
+def jars_of_postgres():
+    """Return Spark's setting of the driver's jars, or skip the test."""
     pytest.importorskip("confluent_kafka")  # by what downloads jars
     broker = importlib.import_module("broker")
     pom = Path(__file__).parent / "jdbc-pom.xml"
@@ -460,8 +460,14 @@ def postgres_spark(live_spark):
         found = broker.downloaded(pom, pom.parents[2] / "build" / "jdbc", "PostgreSQL's driver")
     except broker.Unavailable as error:
         pytest.skip(str(error))
+    return ",".join(map(str, found.glob("*.jar")))
+
+
+@pytest.fixture(scope="module")
+def postgres_spark(live_spark):
+    """A session of its own, with the driver: the one of the other tests makes room for it."""
+    conf = {"spark.jars": jars_of_postgres()}
     live_spark.close()
-    conf = {"spark.jars": ",".join(map(str, found.glob("*.jar")))}
     with spark_session("local[2,4]", conf) as (session, _):
         yield session
 

@@ -7,31 +7,12 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from worlds import LINES, World
+from worlds import LINES, Writing
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.delta import to_delta
 from ackcore.spark.sinks.iceberg import to_iceberg
 from ackcore.spark.sinks.postgres import to_postgres
-
-
-class Writing(World):
-    """A world whose sink is a real one."""
-
-    def __init__(self, path, writer):
-        self.writer = writer
-        super().__init__(path)
-
-    def _sink(self, builder):
-        builder.sink("upper", self.writer)
-
-    def driver(self):
-        state, engine = super().driver()
-        deployment = f"{state.deployment_key:016x}"
-        for how in ("check", "claim"):
-            of = (LINES,) if how == "check" else (deployment, str(self.path))
-            getattr(self.writer, how, lambda *of: None)("upper", *of)
-        return state, engine
 
 
 @pytest.fixture

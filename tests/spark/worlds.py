@@ -78,6 +78,7 @@ class World:
     stopping: bool = False
     lost: int = 0
     raised: dict = field(default_factory=dict)
+    spark: object = None  # of sinks that ask for one
 
     def __post_init__(self):
         builder = TopologyBuilder()
@@ -232,7 +233,7 @@ class World:
         )
         engine = Engine(
             self.topology,
-            None,
+            self.spark,
             state,
             self.write_dead_letters,
             clock=lambda: self.now_ms,
@@ -265,6 +266,25 @@ class World:
     @property
     def parked(self):
         return sorted(line for lines in self.dead.values() for line in lines)
+
+
+class Writing(World):
+    """A world whose sink is a real one."""
+
+    def __init__(self, path, writer, *of):
+        self.writer = writer
+        super().__init__(path, *of)
+
+    def _sink(self, builder):
+        builder.sink("upper", self.writer)
+
+    def driver(self):
+        state, engine = super().driver()
+        deployment = f"{state.deployment_key:016x}"
+        for how in ("check", "claim"):
+            of = (LINES,) if how == "check" else (deployment, str(self.path))
+            getattr(self.writer, how, lambda *of: None)("upper", *of)
+        return state, engine
 
 
 def fails(*lines, times=1, final=False):
