@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -29,6 +31,20 @@ def two_files(directory):
         row_file(directory, [("a", 1, 10), ("b", 2, 11), ("c", 3, None)]),
         row_file(directory, [("d", 4, 10), ("a", 5, 12)], 1),
     )
+
+
+def written_without_refused(sink, files):
+    """Write; return why rows are refused, by their places, having written the others then."""
+    with pytest.raises(SinkRejects) as raised:
+        sink.write_accepted(accepted(files))
+    of, at = raised.value.places
+    why = [raised.value.reasons[number] for number in raised.value.reason_of]
+    known = [
+        file._replace(refused=at[np.flatnonzero(of == number)]) for number, file in enumerate(files)
+    ]
+    for _ in range(2):
+        sink.write_accepted(accepted(known))
+    return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
 
 
 def accepted(files, batch_id=0, nonacked=(11,), **changes):

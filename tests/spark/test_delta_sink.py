@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 pytest.importorskip("deltalake")
 
 import deltalake
-from accepted_rows import WORDS, accepted, row_file, two_files
+from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,6 +29,7 @@ from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks import columns
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -182,6 +183,31 @@ def test_merges_are_those_of_a_dict(path, tmp_path, batches):
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_that_the_columns_do_not_take_are_refused(path, tmp_path, keys):
+    """And the others written: once, though the micro-batch is repeated."""
+    narrow = pa.schema([pa.field("word", pa.string(), nullable=False), ("n", pa.int32())])
+    deltalake.DeltaTable.create(str(path), schema=narrow)
+    sink = started(path, keys=keys)
+    some = [("a", 1, None), (None, 2, None), ("b", 1 << 40, None), ("c", None, None)]
+    more = [("d", -(1 << 40), 11), ("e", 1 << 33, 10), (None, 1 << 33, 10)]
+    files = [row_file(tmp_path, some), row_file(tmp_path, more, 1)]
+    assert written_without_refused(sink, files) == {
+        (0, 1): "column 'word' takes no null",
+        (0, 2): "the value of column 'n' does not fit into int32",
+        (1, 1): "the value of column 'n' does not fit into int32",
+        (1, 2): "column 'word' takes no null",
+    }
+    assert rows(path) == [("a", 1), ("c", None)]
+
+
+def test_rows_are_read_once_where_none_can_be_refused(path, files, monkeypatch):
+    sink = started(path)
+    monkeypatch.setattr(columns, "read_with_places", None)
+    sink.write_accepted(accepted(files))
+    assert len(rows(path)) == 4
 
 
 def test_a_table_that_went_away_fails_the_sink_until_it_is_back(path, files):

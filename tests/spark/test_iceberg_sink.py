@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")  # of the catalog
 
-from accepted_rows import WORDS, accepted, row_file, two_files
+from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from small_disk import SmallDisk
@@ -91,6 +91,21 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_nulls_in_a_required_column_are_refused(lake, tmp_path, keys):
+    """And the others written: once, though the micro-batch is repeated."""
+    catalog = load_catalog(**lake)
+    catalog.drop_table("shop.words")
+    word = pa.field("word", pa.string(), nullable=False)
+    catalog.create_table("shop.words", pa.schema([word, WORDS.field("n")]))
+    catalog.close()
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    some = [("a", 1, None), (None, 2, None), (None, 2, 11), ("c", None, None)]
+    files = [row_file(tmp_path, some)]
+    assert written_without_refused(sink, files) == {(0, 1): "column 'word' takes no null"}
+    assert rows(lake) == [("a", 1), ("c", None)]
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

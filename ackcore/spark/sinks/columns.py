@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.sinks.interface import Accepted, read_with_places
+from ackcore.spark.sinks.rejects import SinkRejects
 
 _ROW = "_ackcore_row"
 
@@ -72,3 +76,71 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     for key in keys:
         keep |= rows[key].is_null().to_numpy()
     return rows.filter(pa.array(keep))
+
+
+def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
+    """Raise `SinkRejects` for rows that have values which a table's columns do not take.
+
+    These are nulls where there must be none, and values that would be changed by being cast.  The
+    rows are read for it only where a column may have such.
+
+    Parameters
+    ----------
+    accepted : Accepted
+        The rows.
+    columns : pyarrow.Schema
+        The table's columns; those that the stream does not have do not matter.
+    """
+    stream = accepted.schema()
+    fields = [
+        field
+        for field in columns
+        if field.name in stream.names
+        and not (field.nullable and field.type == stream.field(field.name).type)
+    ]
+    files: list[npt.NDArray[np.int64]] = []
+    places, reasons = list(files), []
+    for i, file in enumerate(accepted.files if fields else ()):
+        for rows, there in read_with_places(file, accepted.nonacked):
+            why = _misfits(rows, fields)
+            bad = np.flatnonzero(why.is_valid().to_numpy(False))
+            files.append(np.full(len(bad), i, np.int64))
+            places.append(there[bad])
+            reasons.append(why.drop_null())
+    if sum(map(len, reasons)):
+        raise SinkRejects.at(
+            np.concatenate(files), np.concatenate(places), pa.chunked_array(reasons, pa.string())
+        )
+
+
+def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.StringArray:
+    """Return of each row what is wrong with it; null if nothing is."""
+    why = pa.nulls(len(rows), pa.string())
+    for field in fields:
+        column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
+        if not field.nullable and column.null_count:
+            said = f"column {field.name!r} takes no null"
+            why = pc.coalesce(why, pc.if_else(column.is_null(), said, pa.scalar(None, pa.string())))
+        for at in _unfit(column, field.type, 0, len(rows)):
+            wrong[at] = True
+        if wrong.any():
+            said = f"the value of column {field.name!r} does not fit into {field.type}"
+            why = pc.coalesce(why, pc.if_else(pa.array(wrong), said, pa.scalar(None, pa.string())))
+    return why
+
+
+def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
+    """Yield the places, from one to another, of values that cannot be cast as they are."""
+    parts = [(start, stop)]
+    while parts:
+        start, stop = parts.pop()
+        try:
+            column.slice(start, stop - start).cast(kind)
+        except pa.ArrowNotImplementedError:
+            return  # no row is at fault
+        except pa.ArrowInvalid:
+            if stop - start == 1:
+                yield start
+            else:
+                middle = (start + stop) // 2
+                parts += [(middle, stop), (start, middle)]

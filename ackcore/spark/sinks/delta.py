@@ -16,6 +16,7 @@ from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,
     named_keys,
+    refuse_misfits,
     spark_schema,
     with_columns,
 )
@@ -146,6 +147,8 @@ class DeltaSink:
 
         Raises
         ------
+        SinkRejects
+            If rows have nulls or values that the table's columns do not take; nothing is written.
         SinkUnavailable
             If the table is gone or cannot be written.
         deltalake.exceptions.DeltaError
@@ -176,6 +179,7 @@ class DeltaSink:
         what = f"sink {accepted.sink!r}"
         columns = _columns(table)
         with_columns(what, f"table {self.path}", accepted.schema().names, columns.names)
+        refuse_misfits(accepted, columns)
         lake = _deltalake()
         properties = lake.CommitProperties(
             custom_metadata={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,
     named_keys,
+    refuse_misfits,
     spark_schema,
     with_columns,
 )
@@ -150,6 +151,8 @@ class IcebergSink:
 
         Raises
         ------
+        SinkRejects
+            If rows have nulls in required columns; nothing is written then.
         SinkUnavailable
             If the catalog is away, or the table is gone.
         pyiceberg.exceptions.CommitFailedException
@@ -181,7 +184,10 @@ class IcebergSink:
         # property: of two drivers each would add the rows. In memory only; nothing is set there.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         check_fence()
+        required = {field.name for field in table.schema().fields if field.required}
+        refuse_misfits(accepted, _requiring(accepted.schema(), required))
         rows = _rows(accepted)
+        rows = rows.cast(_requiring(rows.schema, required))
         if not len(rows):
             return
         about = {
@@ -254,6 +260,11 @@ def _is_of_catalog(error: Exception) -> bool:
     kinds = (RESTError, NoSuchTableError, NoSuchNamespaceError, WaitingForLockException, OSError)
     # Of a catalog in a database, whose library may not be there.
     return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
+
+
+def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
+    """Return a schema in which some columns have no nulls, as pyiceberg wants to see it."""
+    return pa.schema([field.with_nullable(field.name not in names) for field in schema])
 
 
 def _rows(accepted: Accepted) -> pa.Table:
