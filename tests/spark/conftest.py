@@ -134,6 +134,21 @@ def folder(spark, tmp_path):
 
 
 @pytest.fixture
+def plans_made(spark, monkeypatch):
+    """What Spark says of the plan of each frame that Python maps."""
+    plans = []
+    original = type(spark.range(1)).mapInArrow
+
+    def map_in_arrow(frame, *args, **kwargs):
+        made = original(frame, *args, **kwargs)
+        plans.append(made._jdf.queryExecution().toString())
+        return made
+
+    monkeypatch.setattr(type(spark.range(1)), "mapInArrow", map_in_arrow)
+    return plans
+
+
+@pytest.fixture
 def running():
     """Queries that are stopped in the end."""
     queries = []

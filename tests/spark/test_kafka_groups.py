@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+import mock_broker
 import test_kafka_spout as spouts
 from servers import wait_until
 from test_kafka_spout import Kept, source, topology
@@ -235,6 +236,30 @@ def test_a_driver_that_was_taken_over_from_moves_its_group_no_more(
         run()
     assert mock_kafka.committed("g", "t")[0] == 3
     assert (books[0].acked, books[0].balanced) == (3, True)
+
+
+def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
+    spark, mock_kafka, tmp_path, running, caplog
+):
+    """Neither the query nor what it reads; the lag says that the group was not told."""
+    mock_kafka.create_topic("t")
+    kept = Kept()
+    on = running(topology(source(mock_kafka, "t"), kept), spark, tmp_path / "checkpoint")
+    mock_kafka.produce("t", [b"a"])
+    on.process_all_available()
+    mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
+    for n in range(2):
+        mock_kafka.produce("t", [b"%d" % n])
+        on.process_all_available()
+        assert on.progress.lag == {"lines": n + 1}
+    assert kept.texts == ["0", "1", "a"]
+    assert mock_kafka.committed("g", "t")[0] == 1
+    assert caplog.text.count("cannot be committed to group g") == 1
+    mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
+    mock_kafka.produce("t", [b"b"])
+    on.process_all_available()
+    assert on.progress.lag == {"lines": 0}
+    assert mock_kafka.committed("g", "t")[0] == 4
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):

@@ -195,24 +195,15 @@ def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(
 
 
 def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
-    spark, mock_kafka, sink, checkpoint, monkeypatch, caplog
+    spark, mock_kafka, sink, checkpoint, monkeypatch, caplog, plans_made
 ):
     monkeypatch.setattr(kafka, "_DRIVER_ROWS", 0)  # by tasks, of which there is a plan
-    plans = []
-    original = type(spark.range(1)).mapInArrow
-
-    def map_in_arrow(frame, *args, **kwargs):
-        made = original(frame, *args, **kwargs)
-        plans.append(made._jdf.queryExecution().toString())
-        return made
-
-    monkeypatch.setattr(type(spark.range(1)), "mapInArrow", map_in_arrow)
     out = sink(mock_kafka, mock_kafka.new_topic(), options={"sasl.password": "hunter2"})
     mock_kafka.fail_requests(mock_broker.PRODUCE, *[29] * 50)
     with caplog.at_level(logging.DEBUG), pytest.raises(SinkError) as raised:
         run_batch(word_count(spark, out), spark, checkpoint)
-    assert any("MapInArrow" in plan for plan in plans)
-    said = [str(raised.value), repr(raised.value.__cause__), caplog.text, *plans]
+    assert any("MapInArrow" in plan for plan in plans_made)
+    said = [str(raised.value), repr(raised.value.__cause__), caplog.text, *plans_made]
     assert not [text for text in said if "hunter2" in text]
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     assert files

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import time
 
+import mock_broker
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -20,7 +22,7 @@ from confluent_kafka import Producer
 
 from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
-from ackcore.spark import CheckpointForeign, dead_letters, replay, run_batch, start
+from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.kafka import reading
 from ackcore.spark.kafka.offsets import OffsetsRefused
@@ -341,6 +343,26 @@ def test_records_of_a_topic_made_anew_are_not_taken_for_those_that_were_planned(
     assert (letter.error_type, letter.payload.value) == ("LostUpstream", None)
     assert "offsets 0 to 2 of t-0" in letter.error_message
     assert mock_kafka.committed("g", "t")[0] == 5
+
+
+def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
+    spark, mock_kafka, checkpoint, kept, caplog, plans_made
+):
+    """Though what the spout reads is refused."""
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a"])
+    mock_kafka.fail_requests(mock_broker.FETCH, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
+    it = topology(
+        source(mock_kafka, "t", options={"sasl.password": "hunter2"}), kept, run_attempts=1
+    )
+    with caplog.at_level(logging.DEBUG), pytest.raises(RunFailed, match="authoriz") as raised:
+        run_batch(it, spark, checkpoint)
+    assert any("MapInArrow" in plan for plan in plans_made)
+    said = [str(raised.value), repr(raised.value.__cause__), caplog.text, *plans_made]
+    assert not [text for text in said if "hunter2" in text]
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    assert plans(checkpoint)
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
 
 
 # ------------------------------------------------------------------------------------------ start

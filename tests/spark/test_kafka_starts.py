@@ -391,6 +391,25 @@ def test_a_partition_without_a_leader_holds_nothing_up(of):
     assert taken(it.plan(second, 1, bounded=True)) == [(1, 5, 9)]
 
 
+@pytest.mark.parametrize("change", ["no answer", "another leader"])
+def test_partitions_are_looked_for_at_once_where_something_has_changed(of, change):
+    """And not only when `refresh_s` has passed."""
+    cluster = Cluster((0, 5), (0, 5))
+    cluster.epochs = {("t", 0): 3}
+    it = of(cluster, refresh_s=3600)
+    it.commit(it.plan(None, 1, bounded=True), [])
+    cluster.marks["t", 2] = (0, 5)
+    assert not it.has_new()
+    if change == "no answer":
+        cluster.mute = {1}
+    else:
+        cluster.epochs = {("t", 0): 4}
+    it.has_new()
+    cluster.mute = set()
+    it.has_new()
+    assert it.partitions == [("t", 0), ("t", 1), ("t", 2)]
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [({}, "group"), ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "timestamp")],

@@ -76,6 +76,8 @@ class SpoutOffsets:
         #: The ids of their topics, and when all that is to be asked again.
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
+        #: Of the leaders of partitions, where they tell.
+        self._epochs: dict[Key, int] = {}
         self._was_read = False
         self._group = (
             None if spout.group_id is None else ToldGroup(name, spout.group_id, deployment)
@@ -151,6 +153,10 @@ class SpoutOffsets:
             self._refresh_at = 0.0  # a topic may be gone, or a leader have changed
             if all_of_them or not answers.found:
                 raise _unanswered("where partitions begin and end", answers.failed)
+        epochs = {each: one.epoch for each, one in answers.found.items() if one.epoch is not None}
+        if any(self._epochs.get(each, epoch) != epoch for each, epoch in epochs.items()):
+            self._refresh_at = 0.0  # whoever moves partitions may have made some
+        self._epochs.update(epochs)
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
