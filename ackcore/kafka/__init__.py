@@ -1,7 +1,8 @@
 """Kafka, by confluent-kafka: ``ackcore[kafka]``.
 
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
-without a group; `Consumer` is a member of a group that commits exactly what is done; `Cluster`
+without a group; `Consumer` is a member of a group that commits exactly what is done, and
+`replay_letters` sends its dead letters back; `Cluster`
 knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
 a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark,
 and `KafkaGroup` is told what is done of one of Spark's own.
@@ -34,6 +35,7 @@ from ackcore.kafka.dead_letters import DeadLetterLoop
 from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.group import KafkaGroup
 from ackcore.kafka.letter_replay import SentBack, replay_letters
+from ackcore.kafka.producing import DeliveryError
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
@@ -52,6 +54,7 @@ __all__ = [
     "ConsumerError",
     "ConsumerStats",
     "DeadLetterLoop",
+    "DeliveryError",
     "Failure",
     "KafkaGroup",
     "KafkaRecord",
