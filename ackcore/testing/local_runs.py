@@ -69,7 +69,9 @@ _KEY = 0x5EED
 _MEMORY = Path("/dev/shm")
 
 
-def _as_they_are(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame]:
+def _as_they_are(
+    inputs: Sequence[InputFrame], directory: Place, epoch: int = 0
+) -> list[InputFrame]:
     return list(inputs)
 
 

@@ -11,10 +11,13 @@ import pytest
 from checkpoints import OPEN, TOPOLOGY, Topology, decision, ids, records, roots, run_one
 from s3_server import ERROR_AFTER, LOST
 
+from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.checkpoint import head as heads
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
+from ackcore.spark.checkpoint.requests import POINTER
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 
@@ -215,6 +218,13 @@ def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
                 assert state._records.epoch == number + 1
                 assert state._records.read(f"batches/{number}.plan")["epoch"] == number + 1
                 assert state._records.read("batches/0.done")["epoch"] == 1
+                elsewhere = f"{place}-dead/{number}"
+                DeadLetters.open(place, state.deployment_key, elsewhere, None, state.records)
+                if place == bucket:
+                    pointer = state._records.read(POINTER)
+                else:
+                    pointer = read_record(place / "ackcore" / POINTER, POINTER)
+                assert (pointer["epoch"], pointer["path"]) == (number + 1, elsewhere)
     assert head_of(bucket)["open"] is False
 
 

@@ -100,7 +100,7 @@ def test_a_bound_that_was_raised_leaves_a_plan_as_it_is(tmp_path):
     state, _ = world.driver()
     with state:
         # Suspects are of rows that were kept, as a careful run does.
-        world.snapshot_inputs([], state.runs.snapshot(1))
+        world.snapshot_inputs([], state.runs.snapshot(1), 1)
     progress, _ = world.process(1)
     assert progress.retried == 2
     assert world.runs[0].suspects == (1,)

@@ -146,9 +146,10 @@ def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
 def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
     """It stands in the record, which before had none."""
     inputs = [InputFrame(restless, "lines")]
-    held = rows_of(snapshot_inputs(inputs, tmp_path))
+    held = rows_of(snapshot_inputs(inputs, tmp_path, 3))
     path = tmp_path / "pinned.json"
     body = read_record(path, "pinned.json")
+    assert body["epoch"] == 3
     (one,) = body["inputs"]
     sizes = [(tmp_path / body["directory"] / name).stat().st_size for name in one["files"]]
     assert one["bytes"] == sizes

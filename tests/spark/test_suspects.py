@@ -42,6 +42,7 @@ def test_a_crashing_record_is_found_and_rejected(world):
     key = last.key
     assert set(last.rejected) == {root_of(key, "lines", line, 0) for line in ("poison", "venom")}
     assert progress.runs == 9
+    assert world.snapshot_epochs == [1]
     state, _ = world.driver()
     with state:
         dead = state.decision(0).dead["lines"]

@@ -70,6 +70,7 @@ class World:
     shared_rows: list = field(default_factory=list)
     problems: list = field(default_factory=list)
     runs: list = field(default_factory=list)
+    snapshot_epochs: list = field(default_factory=list)
     written: dict = field(default_factory=dict)
     sink_fails: int = 0
     dead: dict = field(default_factory=dict)
@@ -137,7 +138,8 @@ class World:
             return None
         return [tuple(one) for one in json.loads(bytes(rows))]
 
-    def snapshot_inputs(self, inputs, directory):
+    def snapshot_inputs(self, inputs, directory, epoch):
+        self.snapshot_epochs.append(epoch)
         with making_in(directory) as place:
             (place / "rows.json").write_text(json.dumps(list(inputs)))
         return self.load_snapshot(inputs, directory)

@@ -260,7 +260,8 @@ def _remember(checkpoint: str, url: str | None, records: Records | None) -> None
     if url is None:
         remove(path)
     else:
-        write_record(path, POINTER, {"path": url})
+        epoch = {} if records is None else {"epoch": records.epoch}
+        write_record(path, POINTER, {**epoch, "path": url})
 
 
 def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:

@@ -57,7 +57,9 @@ class Jobs:
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
     fetch: OfRun[[pa.Table], Mapping[str, pa.Table]] = fetch
-    snapshot_inputs: Callable[[Sequence[InputFrame], Place], list[InputFrame]] = snapshot_inputs
+    snapshot_inputs: Callable[[Sequence[InputFrame], Place, int], list[InputFrame]] = (
+        snapshot_inputs
+    )
     load_snapshot: Callable[[Sequence[InputFrame], Place], list[InputFrame] | None] = load_snapshot
     find_keys: OfRun[[Mapping[str, Int64s]], Mapping[str, pa.Table]] = find_keys
     write_failed: OfRun[[pa.Table, Rules], WrittenFailures] | None = write_failed

@@ -261,7 +261,10 @@ class Runs:
                 # The rows that these are of were taken away.
                 plan = plan.without_suspects()
                 self._state.write_plan(plan)
-            rows = interruptible(self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory))
+            epoch = self._state.records.epoch
+            rows = interruptible(
+                self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory, epoch)
+            )
             try:
                 _check_same_rows(plan, offsets)
             except Disagreement:

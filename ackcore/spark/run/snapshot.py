@@ -79,7 +79,9 @@ def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile 
     return found
 
 
-def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame]:
+def snapshot_inputs(
+    inputs: Sequence[InputFrame], directory: Place, epoch: int = 0
+) -> list[InputFrame]:
     """Write the rows of inputs to files, and return inputs that read those.
 
     Parameters
@@ -88,6 +90,8 @@ def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[Inpu
         What is read, once.
     directory : path
         That driver and workers share; nothing of what is in it counts any more.
+    epoch : int, default 0
+        That of the driver, for the record.
 
     Raises
     ------
@@ -110,7 +114,7 @@ def snapshot_inputs(inputs: Sequence[InputFrame], directory: Place) -> list[Inpu
         rows, nbytes = [n for _, _, n, _ in found], [n for _, _, _, n in found]
         record.append({"reads": reads, "files": names, "rows": rows, "bytes": nbytes})
     # Files of attempts that do not count are named nowhere.
-    kept.replace({"directory": token, "inputs": record})
+    kept.replace({"epoch": epoch, "directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
     if held is None:
         raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
