@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,8 +138,10 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
     return found
 
 
-def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
-    """Read a file of letters.
+def read_letters(
+    path: FilePath, columns: list[str] | None = None, *, encoded: Sequence[str] = ()
+) -> pa.Table:
+    """Read a file of letters; columns of text that are ``encoded`` as dictionaries.
 
     Raises
     ------
@@ -148,7 +150,11 @@ def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
     """
     with _reading(path):
         return pq.read_table(
-            _opened(path), columns=columns, page_checksum_verification=True, partitioning=None
+            _opened(path),
+            columns=columns,
+            read_dictionary=list(encoded),
+            page_checksum_verification=True,
+            partitioning=None,
         )
 
 

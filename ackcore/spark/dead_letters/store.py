@@ -221,11 +221,15 @@ class DeadLetters:
         notes = notes_of(self.place)
         for spout, files in files_of(self.place).items():
             for file in files:
-                letters = read_letters(file.path, columns)
+                # Many die alike: as dictionaries they take no text each.
+                letters = read_letters(file.path, columns, encoded=columns).unify_dictionaries()
                 rows, gone = gone_rows(file.path, spout, notes)
                 times, _ = sent_rows(rows, spout, notes)
-                counted = letters.filter(pa.array((times == 0) & ~gone)).group_by(columns)
-                yield counted.aggregate([([], "count_all")]).rename_columns(DEATHS.names)
+                left = (times == 0) & ~gone
+                if not left.all():
+                    letters = letters.filter(pa.array(left))
+                counted = letters.group_by(columns).aggregate([([], "count_all")])
+                yield counted.rename_columns(DEATHS.names).cast(DEATHS)
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
