@@ -56,13 +56,18 @@ def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def rebatched(
-    batches: Iterable[pa.RecordBatch], rows: int, most_bytes: int = 1 << 28
+    batches: Iterable[pa.RecordBatch],
+    rows: int,
+    most_bytes: int = 1 << 28,
+    *,
+    copied: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Put batches together or take them apart, so that each has so many rows, but for the last.
 
     Of long rows there are fewer: as many as have ``most_bytes``, and one at least.  So rows are cut
     by position and by what they hold, however they came; and what they came in does not show in
-    their bytes, once serialized, as it does in those of a slice.
+    their bytes, once serialized, as it does in those of a slice.  What becomes Parquet has no such
+    bytes, and need not be ``copied``.
     """
     waiting: list[pa.RecordBatch] = []
     n = size = 0
@@ -82,7 +87,7 @@ def rebatched(
                 waiting.append(batch.slice(start, stop - start))
                 n += stop - start
                 size += int(ends[stop] - ends[start])
-                sliced |= stop - start < len(batch)
+                sliced |= copied and stop - start < len(batch)
             if stop < len(batch) or n == rows:
                 yield _together(waiting, sliced)
                 waiting, n, size, sliced = [], 0, 0, False

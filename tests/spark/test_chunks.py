@@ -93,6 +93,7 @@ def test_cuts_depend_on_the_rows_alone(texts, rows, most, cuts):
     alone = list(rebatched([batch], rows, most))
     assert [one.serialize() for one in found] == [one.serialize() for one in alone]
     assert [text for one in found for text in one.column(0).to_pylist()] == texts
+    assert list(rebatched(parts, rows, most, copied=False)) == found
     for one, after in itertools.zip_longest(found, found[1:]):
         size = bytes_before(one, len(one))
         assert len(one) <= rows

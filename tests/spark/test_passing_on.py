@@ -1,4 +1,4 @@
-"""A large file leaves the page cache as it is written, and is on the disk before it has its name."""
+"""A large file leaves the page cache as it is written, and is durable before it has its name."""
 
 from __future__ import annotations
 

@@ -41,7 +41,11 @@ LETTER = pa.schema(
     ]
 )
 #: Pages carry checksums, so that a flipped bit is an error and not another letter.
-_WRITING: dict[str, Any] = {"write_page_checksum": True, "compression": "zstd"}
+_WRITING: dict[str, Any] = {"write_page_checksum": True}
+_CODEC = "zstd"
+#: Payloads are compressed if so many bytes of them, here and there, come to a share of at most so
+#: much.  To save less takes longer than to write it.
+_SAMPLE_BYTES, _SAMPLES, _WORTH_IT = 1 << 18, 8, 0.75
 #: What goes into one row group, so that no more of a file is in memory.
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 25
 
@@ -108,6 +112,29 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
             writer.write_batch(batch)
 
 
-def letters_writer(file: BinaryIO | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return what writes letters, each batch as a row group."""
-    return pq.ParquetWriter(file, schema, **_WRITING)
+def letters_writer(
+    file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, packed: bool = True
+) -> pq.ParquetWriter:
+    """Return what writes letters, each batch as a row group; ``packed`` ones are compressed."""
+    return pq.ParquetWriter(file, schema, compression=_CODEC if packed else "none", **_WRITING)
+
+
+def shrinks(letters: pa.Table) -> bool:
+    """Whether payloads are worth compressing, as a sample of them has it: alike for alike letters.
+
+    Those that are compressed, encrypted or random already are not.
+    """
+    payload = letters.select(["payload"])
+    share = min(1.0, _SAMPLE_BYTES / max(1, payload.nbytes))
+    rows = max(1, int(len(payload) * share) // _SAMPLES)
+    # Each row once: what is there twice would be worth it.
+    starts = np.unique(np.linspace(0, len(payload) - rows, _SAMPLES).astype(np.int64))
+    parts = [payload.slice(start, rows) for start in starts.tolist()]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, payload.schema) as stream:
+        stream.write_table(pa.concat_tables(parts).combine_chunks())
+    sample = sink.getvalue()
+    # One row may be large.
+    size = min(sample.size, 2 * _SAMPLE_BYTES)
+    sample = sample.slice((sample.size - size) // 2, size)
+    return bool(len(pa.Codec(_CODEC).compress(sample)) <= _WORTH_IT * size)

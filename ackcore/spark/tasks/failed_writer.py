@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
-from ackcore.spark.base.letters import as_letters, letters_writer
+from ackcore.spark.base.letters import as_letters, letters_writer, shrinks
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.stores.files import Workshop
@@ -88,12 +88,13 @@ class _Letters:
         kept, self._kept = self._kept, _Kept()
         self._nbytes += kept.nbytes
         batches = (batch for table in kept.tables for batch in table.to_batches())
-        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES):
+        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES, copied=False):
             letters = as_letters(pa.Table.from_batches([batch]), self._number)
             self._rows += len(letters)
             if self._file is None or self._writer is None:
                 self._file = NamedByChecksum(self._place.path, self._name, "parquet", large=True)
-                self._writer = letters_writer(self._file.sink, letters.schema)
+                packed = shrinks(letters)
+                self._writer = letters_writer(self._file.sink, letters.schema, packed=packed)
             with self._file.writing():
                 self._writer.write_table(letters)
 
