@@ -60,6 +60,11 @@ class OpenTelemetryListener:
 
         return observe
 
+    def on_start(self, books: Any) -> None:
+        """Take in the start."""
+        with self._lock:
+            self._at.start(books)
+
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         with self._lock:

@@ -55,6 +55,11 @@ class PrometheusListener:
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
 
+    def on_start(self, books: Any) -> None:
+        """Take in the start."""
+        with self._lock:
+            self._at.start(books)
+
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         seconds = progress.duration_ms / 1000

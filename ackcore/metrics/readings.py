@@ -37,7 +37,12 @@ class Snapshot:
     active: bool = True
     trips: int = 0
     uncounted: int = 0
+    start_s: float = 0.0
     last_s: float = 0.0
+
+    def start(self, books: Any) -> None:
+        """Take in a start."""
+        self.books, self.active, self.start_s, self.last_s = books, True, time.time(), 0.0
 
     def take(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
@@ -163,10 +168,17 @@ READINGS: tuple[Reading, ...] = (
         lambda at: [({}, at.uncounted)],
     ),
     Reading(
+        "ackcore.start_time",
+        "gauge",
+        "s",
+        "When the query was started, in seconds since 1970.",
+        lambda at: [({}, at.start_s)] if at.start_s else [],
+    ),
+    Reading(
         "ackcore.batch.end_time",
         "gauge",
         "s",
-        "When the last micro-batch was done, in seconds since 1970.",
+        "When the last micro-batch since the start was done, in seconds since 1970.",
         lambda at: [({}, at.last_s)] if at.last_s else [],
     ),
     Reading(

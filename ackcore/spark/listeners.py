@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +19,12 @@ from ackcore.spark.base.letters import GROUP_BYTES, as_letters
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.spark.protocol.progress import Account, Books, Progress
+from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
-_METHODS = ("on_progress", "on_dead", "on_end")
+_METHODS = ("on_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
@@ -31,6 +33,9 @@ class QueryListener:
     An exception that one raises is logged, and changes nothing: neither the query, nor what other
     listeners are told.  One that takes long holds the next micro-batch up.
     """
+
+    def on_start(self, books: Books) -> None:
+        """Take in the start: the books so far, with an account of each tracked spout."""
 
     def on_progress(self, progress: Progress, books: Books) -> None:
         """Take in what a micro-batch did, and the books after it."""
@@ -84,11 +89,12 @@ class Listeners:
                 "put it in brackets"
             )
         self._all: list[Any] = []
+        self._accounts: dict[str, Account] = {}
         for one in listeners:
             self.add(one)
 
-    def add(self, listener: Any) -> None:
-        """Have one more told, from now on.
+    def add(self, listener: Any, books: Books | None = None) -> None:
+        """Have one more told, from now on; with the books of a query that runs, also of its start.
 
         Raises
         ------
@@ -102,7 +108,19 @@ class Listeners:
                 f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
                 "derive them from ackcore.spark.QueryListener"
             )
+        if books is not None:
+            self._tell_start([listener], books)
         self._all = [*self._all, listener]  # another thread may be telling those that are there
+
+    def started(self, topology: Topology, books: Books) -> None:
+        """Tell of the start."""
+        spouts = topology.spouts.items()
+        self._accounts = {name: Account() for name, spout in spouts if spout.tracked}
+        self._tell_start(self._all, books)
+
+    def _tell_start(self, listeners: Sequence[Any], books: Books) -> None:
+        known = replace(books, spouts={**self._accounts, **books.spouts})
+        self._tell("on_start", known, listeners=listeners)
 
     def done(self, progress: Progress, books: Books, decision: BatchDecision | None) -> None:
         """Tell of a micro-batch that is done."""
@@ -124,7 +142,8 @@ class Listeners:
 
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
-        """Tell of the end of what runs within, however it ends."""
+        """Tell of the start and of the end of what runs within, however it ends."""
+        self.started(engine.topology, engine.books)
         try:
             yield
         except BaseException as error:
@@ -136,18 +155,20 @@ class Listeners:
         """Tell of the end."""
         self._tell("on_end", error, books)
 
-    def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
+    def _hearing(
+        self, name: str, listeners: Sequence[Any] | None = None
+    ) -> list[tuple[Any, Callable[..., object]]]:
         """Return the listeners that have a method which does something, and that."""
         found = []
-        for listener in self._all:
+        for listener in self._all if listeners is None else listeners:
             method = getattr(listener, name, None)
             inherited = getattr(method, "__func__", None) is getattr(QueryListener, name)
             if callable(method) and not inherited:
                 found.append((listener, method))
         return found
 
-    def _tell(self, name: str, *about: Any) -> None:
-        for listener, method in self._hearing(name):
+    def _tell(self, name: str, *about: Any, listeners: Sequence[Any] | None = None) -> None:
+        for listener, method in self._hearing(name, listeners):
             try:
                 method(*about)
             except Exception:

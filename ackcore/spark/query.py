@@ -464,7 +464,7 @@ class Query:
         return read_pending(self._checkpoint, message_id, spout=spout)
 
     def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve metrics to Prometheus, from the next micro-batch on; needs ``ackcore[metrics]``.
+        """Serve metrics to Prometheus; needs ``ackcore[metrics]``.
 
         Parameters
         ----------
@@ -492,9 +492,9 @@ class Query:
 
         listener = PrometheusListener(os.path.basename(self._checkpoint))
         server = listener.serve(port, host)
+        self._stream.listeners.add(listener, self.books)
         if self.progress is not None:
             listener.on_progress(self.progress, self.books)
-        self._stream.listeners.add(listener)
         return server
 
     def serve(

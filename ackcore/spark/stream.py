@@ -183,6 +183,7 @@ class Stream:
             )
             if trigger:
                 self._writer = self._writer.trigger(**trigger)
+            listeners.started(topology, self.books)
             self.spark_query = self._begin()
         except BaseException:
             self._beats.close()

@@ -12,7 +12,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.protocol.progress import Books, Progress
+from ackcore.spark.protocol.progress import Account, Books, Progress
 from ackcore.topology.tuples import Reason
 
 LINES = pa.schema([("line", pa.string())])
@@ -177,8 +177,22 @@ def test_the_error_that_a_run_ends_with_is_told():
 
 
 class _Engine:
-    class books:
-        acked, dead = 7, 0
+    books = Books(1, {"lines": Account(records=7, acked=7)})
+    topology = topology()
+
+
+def test_the_start_is_told_with_an_account_of_each_spout_also_to_who_comes_later():
+    starts = []
+
+    class OnStart:
+        def on_start(self, books):
+            starts.append((books.batches, dict(books.spouts)))
+
+    listeners = Listeners([OnStart()])
+    listeners.started(topology(), Books())
+    assert starts == [(0, {"lines": Account()})]
+    listeners.add(OnStart(), Books(3))
+    assert starts[1:] == [(3, {"lines": Account()})]
 
 
 @pytest.mark.parametrize("listeners", [[Told], ["on_dead"], [None], Told(), "on_dead"])
