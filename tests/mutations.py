@@ -1,7 +1,7 @@
 """Put known bugs in, one by one, and see each caught by the test that is named for it.
 
     python tests/mutations.py [WORD ...]           those with one of the words in their name or file
-    python tests/mutations.py --core --seconds N   those caught without Spark, for so long or so
+    python tests/mutations.py --core --seconds N   not on Spark, no fault runs; for so long or so
 
 The bugs are in mutations.toml.  The tree is copied, the tests are seen to pass there, and then each
 mutation is applied to the copy, alone, the extension is built again if its sources changed, and the
@@ -29,6 +29,7 @@ LEFT_BEHIND = shutil.ignore_patterns(
     ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache"
 )
 TEST_TIMEOUT_S = 240
+_SLOW = ("tests/spark/", "tests/faults/")
 PASSED, FAILED_TESTS = 0, 1  # pytest's exit codes; the others say that nothing was tested
 
 
@@ -93,7 +94,8 @@ def run_tests(
     tree: Path, *tests: str, timeout_s: float = TEST_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """Run tests; a run that hangs has failed."""
-    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+    # No marker leaves out a test that is named: fault runs are.
+    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "")
     try:
         return run(tree, *pytest, *tests, timeout_s=timeout_s)
     except subprocess.TimeoutExpired as hung:
@@ -129,7 +131,7 @@ def main() -> int:
     chosen = [
         mutation
         for mutation in load()
-        if not options.core or not mutation.test.startswith("tests/spark/")
+        if not options.core or not mutation.test.startswith(_SLOW)
         if not options.words
         or any(word in f"{mutation.name} {mutation.file}" for word in options.words)
     ]

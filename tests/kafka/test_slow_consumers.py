@@ -1,0 +1,50 @@
+"""A consumer whose network is slow, or whose workers are, on librdkafka's mock cluster."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from consumer_books import Books, consuming, take, workers
+from servers import wait_until
+
+
+def test_a_slow_network_loses_nothing_and_does_nothing_twice(mock_kafka, tmp_path):
+    """F11: from here on each answer of all brokers takes half a second."""
+    books = Books(mock_kafka, tmp_path)
+    books.produce(1000)
+    with consuming(books) as consumer, workers(consumer, books):
+        wait_until(books.effects, "it works")
+        for broker in (1, 2, 3):
+            mock_kafka.broker_set_rtt(broker, 500)
+        books.produce(1000)
+        wait_until(lambda: consumer.stats().counts.acked == 2000, "all of it is done")
+        committed = consumer.stats().counts.committed
+        wait_until(lambda: consumer.stats().counts.committed > committed, "commits arrive")
+        for broker in (1, 2, 3):
+            mock_kafka.broker_set_rtt(broker, 0)
+        books.wait_for_the_end()
+        assert consumer.stats().counts.rejected == 0
+    books.check_complete()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it is asked of Linux")
+def test_memory_is_flat_however_much_goes_through_slow_workers(mock_kafka, tmp_path):
+    """F19, N9: it grows by less than an eighth of what is read behind the first 10 MB."""
+    books = Books(mock_kafka, tmp_path, partitions=2)
+    round_, used = [b"x" * 1000] * 1000, []
+    with consuming(books, max_in_flight=500) as consumer:
+        for _ in range(30):
+            for partition in range(2):
+                mock_kafka.produce(books.topic, round_, partition)
+            wait_until(
+                lambda: {p.paused for p in consumer.stats().partitions} == {"in flight"}, "full"
+            )
+            for _ in range(20):
+                assert consumer.ack_many(take(consumer, 100)) == 100
+            pages = Path("/proc/self/statm").read_text().split()[1]
+            used.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+        wait_until(lambda: [at for at, _ in books.committed()] == [30_000] * 2, "it is committed")
+    assert used[-1] - used[4] < 25 * 2 * 1_000_000 / 8, [n >> 20 for n in used]
