@@ -38,7 +38,7 @@ def s3():
         raise Unavailable(str(error)) from error
     finally:
         sys.path.pop(0)
-    proxy = s3_server.FaultProxy(server.port)
+    proxy = s3_server.FaultProxy(server)
     proxy.before = lambda request: time.sleep(TRIP_S)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_server.environment(proxy.endpoint).items():

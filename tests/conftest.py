@@ -398,15 +398,20 @@ def s3_server():
     yield from _s3_server_of("s3_server", "S3Server")
 
 
-@pytest.fixture
-def s3(s3_server, monkeypatch):
-    """A proxy before that server which fails as it is told; the environment leads to it."""
+def _proxy_before(server, monkeypatch):
+    """Yield a proxy that fails as it is told; the environment leads to it."""
     module = importlib.import_module("s3_server")
-    proxy = module.FaultProxy(s3_server.port)
+    proxy = module.FaultProxy(server)
     for name, value in module.environment(proxy.endpoint).items():
         monkeypatch.setenv(name, value)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """A proxy before that server."""
+    yield from _proxy_before(s3_server, monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -416,15 +421,15 @@ def s3_proxy():
 
 
 @pytest.fixture
-def second_bucket(s3_proxy, monkeypatch):
+def second_s3(s3_proxy, monkeypatch):
+    """A proxy before that one, which looks at a version and replaces it in two steps as well."""
+    yield from _proxy_before(s3_proxy, monkeypatch)
+
+
+@pytest.fixture
+def second_bucket(s3_proxy, second_s3):
     """The URL of a place in a bucket of this test's own, on the second server."""
-    module = importlib.import_module("s3_server")
-    # One request at a time: this one, too, looks at a version and replaces it in two steps.
-    proxy = module.FaultProxy(s3_proxy.port)
-    for name, value in module.environment(proxy.endpoint).items():
-        monkeypatch.setenv(name, value)
-    yield f"s3://{s3_proxy.new_bucket()}/some/place"
-    proxy.close()
+    return f"s3://{s3_proxy.new_bucket()}/some/place"
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _numbers = itertools.count()
 
@@ -118,15 +118,17 @@ class FaultProxy:
         Called with each request before it is forwarded.
     lagging : bool
         Whether a list is answered as it was the last time, or as empty.
+    server : S3Server or S3Proxy
+        What it is before.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, server: Any) -> None:
+        self.server = server
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
         self.lagging = False
         self._lists: dict[str, tuple[int, list[tuple[str, str]], bytes]] = {}
         self._faults: list[tuple[Which, str]] = []
-        self._port = port
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -160,7 +162,7 @@ class FaultProxy:
         if request.is_list and self.lagging:
             empty = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
             return self._lists.get(request.path, (200, [], empty))
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port)
         try:
             connection.request(request.method, request.path, body, headers)
             answer = connection.getresponse()

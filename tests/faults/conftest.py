@@ -24,7 +24,6 @@ import books  # noqa: E402
 import fault_job  # noqa: E402
 import places  # noqa: E402
 from processes import Processes  # noqa: E402
-from s3_server import environment  # noqa: E402
 
 #: Longer than any of these jobs takes, on a machine that does other things too.
 TIMEOUT_S = 900
@@ -241,16 +240,15 @@ def two_hosts(request, tmp_path):
 def job(request, tmp_path):
     """``job(records, place="disk", **config)`` puts a job into a directory or a bucket of its own.
 
-    What a driver hears of the bucket goes through the fixture `s3`.
+    The bucket is of either S3 server; what a driver hears of it goes through the fixture `s3`, or
+    `second_s3` of "s3proxy".
     """
 
     def job(records, name="job", place="disk", **config):
         where = None
-        if place == "bucket":
-            url = f"{request.getfixturevalue('bucket')}/{name}"
-            server, proxy = map(request.getfixturevalue, ("s3_server", "s3"))
-            reached = environment(proxy.endpoint)
-            where = places.Bucket(url, server.endpoint, reached, tmp_path / name)
+        if place != "disk":
+            proxy = request.getfixturevalue(places.PROXIES[place])
+            where = places.Bucket.before(proxy, tmp_path / name)
         return Job(tmp_path / name, records, place=where, **config)
 
     return job

@@ -12,6 +12,7 @@ import time
 
 import fault_job
 import pytest
+from places import PROXIES
 from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 from test_driver_dies import RULES, STEPS, alive, dead
 
@@ -24,9 +25,9 @@ MODES = pytest.mark.parametrize("mode", ["batch", "stream"])
 def bucket_job(job):
     """``bucket_job(mode)`` is a job of which some records fail once, or thrice, or for good."""
 
-    def bucket_job(mode, records=50, files=4, **more):
+    def bucket_job(mode, place="bucket", records=50, files=4, **more):
         given = {"message_id": "id", "rules": RULES, "settings": {"max_attempts": 5}, **more}
-        return job(fault_job.lines(records), files=files, place="bucket", mode=mode, **given)
+        return job(fault_job.lines(records), files=files, place=place, mode=mode, **given)
 
     return bucket_job
 
@@ -48,14 +49,17 @@ def test_a_driver_that_is_killed_at_every_step(bucket_job, mode):
     it.check(dead=dead, alive=alive)
 
 
-#: What every third request meets, or each of those that put the head.
+#: What every fifth request meets.
 OFTEN = [LOST, REFUSED, SLOW_DOWN, ERROR, ERROR_AFTER]
 
 
-@MODES
+@pytest.mark.parametrize(
+    ("place", "mode"), [("bucket", "batch"), ("bucket", "stream"), ("s3proxy", "stream")]
+)
 @pytest.mark.parametrize("how", OFTEN)
-def test_a_store_that_fails_every_few_requests(bucket_job, s3, how, mode):
-    it, met, numbers = bucket_job(mode), [], itertools.count()
+def test_a_store_that_fails_every_few_requests(request, bucket_job, how, place, mode):
+    s3 = request.getfixturevalue(PROXIES[place])
+    it, met, numbers = bucket_job(mode, place), [], itertools.count()
 
     def fails(request):
         if next(numbers) % 5 == 2:
@@ -101,21 +105,25 @@ def test_lists_lag_and_answers_are_slow(bucket_job, s3, mode):
 
 
 @MODES
-def test_a_store_that_does_not_answer_in_time(bucket_job, s3, mode):
+@pytest.mark.parametrize("what", ["head", "list"])
+def test_a_store_that_does_not_answer_in_time(bucket_job, s3, mode, what):
     """Longer than a client waits, which then asks again, though what it asked for was done."""
     it, held, done = bucket_job(mode), [], threading.Event()
 
     def hangs(request):
-        if is_head(request) and len(s3.requests) > 10 and not held:
-            held.append(request)
+        late = is_head(request) and len(s3.requests) > 10
+        if (request.is_list if what == "list" else late) and not held:
+            before = len(s3.requests)
+            held.append(before)
             done.wait(45)
+            held.append(request in s3.requests[before:])
 
     s3.before = hangs
     try:
         assert it.run().error is None
     finally:
         done.set()
-    assert held
+    assert held[1:] == [True]  # it was asked again in the meantime
     it.check(dead=dead, alive=alive)
 
 

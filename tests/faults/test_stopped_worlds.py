@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextvars import Context
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from places import Bucket, Disk
+from places import PROXIES, Bucket, Disk
 from processes import eventually, state_of
-from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN, environment
+from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 from test_driver_dies import STEPS as DRIVERS_STEPS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
@@ -42,9 +43,13 @@ def place(request, tmp_path):
     """Where all of it is."""
     if request.param == "disk":
         return Disk(tmp_path)
-    its = ("bucket", "s3_server") if request.param == "bucket" else ("second_bucket", "s3_proxy")
-    url, server = map(request.getfixturevalue, its)
-    return Bucket(url, server.endpoint, environment(os.environ["AWS_ENDPOINT_URL"]), tmp_path)
+    return Bucket.before(request.getfixturevalue(PROXIES[request.param]), tmp_path)
+
+
+@pytest.fixture
+def proxy(request, place):
+    """What is before the server of a place in a bucket."""
+    return request.getfixturevalue(PROXIES[request.node.callspec.params["place"]])
 
 
 class Driver:
@@ -154,25 +159,81 @@ def test_killed_at_every_step(place, driver):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+@pytest.mark.parametrize("place", ["bucket", "s3proxy"], indirect=True)
 @pytest.mark.parametrize("how", [LOST, REFUSED, SLOW_DOWN, ERROR, ERROR_AFTER])
-def test_a_store_that_fails_at_every_third_request(place, driver, s3, how):
+def test_a_store_that_fails_at_every_third_request(place, driver, proxy, how):
     """Under drivers one of which is killed, and one taken over from."""
     met = []
 
     def fails(request):
-        if len(s3.requests) % 3 == 0:
+        if len(proxy.requests) % 3 == 0:
             met.append(request)
-            s3.fail(how, lambda one: one is request)
+            proxy.fail(how, lambda one: one is request)
 
-    s3.before = fails
+    proxy.before = fails
     stopped = driver("first", "checked=stop")
     stopped.wait_until_it_stops()
     assert driver("second", "in-sink:1").ended() == -signal.SIGKILL
     assert driver("third").ended() == "the end"
     assert stopped.wake().startswith("CheckpointInUse: ")
-    s3.before = None
+    proxy.before = None
     assert len(met) > 10
     with PlacedWorld(place, "first").driver()[0] as state:
         assert state.last_done is not None
     check(place, run_here(place, "first"))
+
+
+@pytest.mark.parametrize("place", ["bucket", slow("s3proxy")], indirect=True)
+@pytest.mark.parametrize("every", [slow(1), 29])
+def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp_path, every):
+    """Between the last look and the request, too, which goes through when another is done."""
+
+    def run(n):
+        """Be overtaken before the n-th request, or never: the place, the requests until the
+        checkpoint was open and until the end, how it ended, and what the other one left.
+        """
+        here, asked, left, counts = Bucket.before(proxy, tmp_path / str(n)), [], [], []
+        world = PlacedWorld(here, "first")
+        opens = world.driver
+
+        def take_over(request):
+            if left:
+                return  # of the second one, or of the first after that
+            asked.append(request)
+            if len(asked) == n:
+                left.append(None)
+                books = run_here(here, "second")
+                left[:] = here.contents(), books
+
+        def driver():
+            opened = opens()
+            counts.append(len(asked))
+            return opened
+
+        world.driver, proxy.before, ended = driver, take_over, None
+        try:
+            Context().run(world.run_to_end)
+        except Exception as error:
+            ended = error
+        proxy.before = None
+        return here, (*counts, len(asked)), ended, left
+
+    _, (opened, requests), ended, _ = run(None)
+    assert ended is None
+    assert opened < 20
+    assert requests > 60
+    fenced = []
+    # One that is overtaken before it has the checkpoint takes over in its turn.
+    for n in range(opened + 1, requests + 1, every):
+        here, _, ended, (before, books) = run(n)
+        fenced.append(isinstance(ended, CheckpointInUse))
+        assert fenced[-1] or ended is None, (n, ended)
+        now = here.contents()
+        if ended is None:
+            # All that was left to do was to delete tables of micro-batches that are done.
+            assert now.items() <= before.items(), n
+            assert run_here(here, "third") == books, n
+        else:
+            assert now == before, n
+        check(here, books)
+    assert sum(fenced) > 0.8 * len(fenced)

@@ -42,9 +42,15 @@ def store(request, tmp_path):
     return ObjectStore(request.getfixturevalue(request.param), SOON)
 
 
+@pytest.fixture(params=["s3", pytest.param("second_s3", id="s3proxy", marks=pytest.mark.faults)])
+def proxy(request):
+    """What fails as it is told, before either S3 server."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
-def objects(bucket):
-    return ObjectStore(bucket, SOON)
+def objects(proxy):
+    return ObjectStore(f"s3://{proxy.server.new_bucket()}/some/place", SOON)
 
 
 # -- what all promise ------------------------------------------------------------------------------
@@ -249,19 +255,17 @@ def test_an_unreadable_file_is_an_error_and_not_absent(tmp_path):
 
 
 @pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
-def test_a_put_whose_answer_is_lost_is_found_out(objects, s3, how):
-    s3.fail(how, "PUT")
+def test_a_put_whose_answer_is_lost_is_found_out(objects, proxy, how):
+    proxy.fail(how, "PUT")
     first = objects.put("head", b"1", if_absent=True)
     assert objects.get("head") == (b"1", first)
-    s3.fail(how, "PUT")
+    proxy.fail(how, "PUT")
     second = objects.put("head", b"2", if_version=first)
     assert objects.get("head") == (b"2", second)
 
 
 @pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
-def test_a_put_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(
-    objects, s3, s3_server, how
-):
+def test_a_put_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(objects, proxy, how):
     """Whoever replaced it has built upon it: this one is out."""
     before = objects.put("head", b"0")
     puts = []
@@ -269,46 +273,46 @@ def test_a_put_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(
     def replaced_by_another(request):
         puts.append(request.method)
         if len(puts) == 2:  # whether that is the same once more, or the look
-            s3.before = None
+            proxy.before = None
             version = objects.get("head").version
             objects.put("head", b"another's", if_version=version)
 
-    s3.before = replaced_by_another
-    s3.fail(how, "PUT")
+    proxy.before = replaced_by_another
+    proxy.fail(how, "PUT")
     with pytest.raises(StoreConflict):
         objects.put("head", b"mine", if_version=before)
     assert objects.get("head").data == b"another's"
 
 
 @pytest.mark.parametrize("how", [REFUSED, ERROR, SLOW_DOWN])
-def test_what_did_not_go_through_is_sent_again(objects, s3, how):
-    s3.fail(how, lambda _: True, times=2)
+def test_what_did_not_go_through_is_sent_again(objects, proxy, how):
+    proxy.fail(how, lambda _: True, times=2)
     version = objects.put("head", b"1", if_absent=True)
-    s3.fail(how, "PUT", times=2)
+    proxy.fail(how, "PUT", times=2)
     version = objects.put("head", b"2", if_version=version)
-    s3.fail(how, "GET", times=2)
+    proxy.fail(how, "GET", times=2)
     assert objects.get("head") == (b"2", version)
-    s3.fail(how, "GET", times=2)
+    proxy.fail(how, "GET", times=2)
     assert objects.list() == [("head", 1)]
-    s3.fail(how, "POST", times=2)
+    proxy.fail(how, "POST", times=2)
     objects.delete(["head"])
     assert objects.list() == []
 
 
-def test_who_is_throttled_for_too_long_is_told_so(objects, s3):
-    s3.fail(SLOW_DOWN, lambda _: True, times=100)
+def test_who_is_throttled_for_too_long_is_told_so(objects, proxy):
+    proxy.fail(SLOW_DOWN, lambda _: True, times=100)
     with pytest.raises(
         StoreUnavailable, match=r"some/place/head could not be written: .*503 SlowDown"
     ):
         objects.put("head", b"1", if_absent=True)
-    assert len(s3.requests) > 3
+    assert len(proxy.requests) > 3
 
 
-def test_a_list_may_lag(objects, s3):
+def test_a_list_may_lag(objects, proxy):
     """The tests that ask whether anything depends on one have to know that the proxy can do it."""
     objects.put("a", b"")
     assert objects.list() == [("a", 0)]
-    s3.lagging = True
+    proxy.lagging = True
     objects.put("b", b"")
     objects.delete(["a"])
     assert objects.list() == [("a", 0)]
@@ -316,8 +320,8 @@ def test_a_list_may_lag(objects, s3):
     assert objects.get("b") is not None
 
 
-def test_who_may_not_write_is_told_so_without_a_secret(objects, s3):
-    s3.fail(DENIED, lambda _: True, times=100)
+def test_who_may_not_write_is_told_so_without_a_secret(objects, proxy):
+    proxy.fail(DENIED, lambda _: True, times=100)
     with pytest.raises(
         CheckpointReadOnly, match=r"cannot be written .*status 403 AccessDenied"
     ) as e:
@@ -330,25 +334,25 @@ def test_who_may_not_write_is_told_so_without_a_secret(objects, s3):
         assert "AKIA" not in str(error.value)
 
 
-def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3):
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
     store = ObjectStore("s3://no-such-bucket/x", SOON)
     with pytest.raises(StateError, match="no-such-bucket/x/a cannot be written: no such bucket"):
         store.put("a", b"")
 
 
-def test_large_objects_go_and_come_in_parts(objects, s3, tmp_path, monkeypatch):
+def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatch):
     monkeypatch.setattr("ackcore.spark.stores.objects._PIECE_BYTES", 5 << 20)
     content = b"0123456789abcdef" * (20 << 16)
     path = tmp_path / "large"
     path.write_bytes(content)
-    s3.fail(ERROR, lambda request: "partNumber=2" in request.path)
+    proxy.fail(ERROR, lambda request: "partNumber=2" in request.path)
     objects.put_file("large", path)
-    assert any("partNumber=3" in request.path for request in s3.requests)
+    assert any("partNumber=3" in request.path for request in proxy.requests)
     assert objects.read("large").equals(objects.read_range("large", 0, len(content)))
     assert bytes(objects.read("large")) == content
 
 
-def test_round_trips_are_counted(objects, s3, tmp_path):
+def test_round_trips_are_counted(objects, proxy, tmp_path):
     version = objects.put("head", b"1")
     objects.put("head", b"2", if_version=version)
     with suppress(StoreConflict):
@@ -360,7 +364,7 @@ def test_round_trips_are_counted(objects, s3, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"rows")
     objects.put_file("file", path)
-    assert objects.trips.total == len(s3.requests) == 9
+    assert objects.trips.total == len(proxy.requests) == 9
 
 
 def test_pages_of_a_list_are_all_read(objects, monkeypatch):
