@@ -101,4 +101,5 @@ def bench_micro_batch_in_a_bucket(spark, s3, quick, tmp_path, report_ratio):
         at_most=True,
         unit="s",
     )
-    report_ratio("requests of all its processes, the first and the last ones' too", requests)
+    name = "requests of all its processes a micro-batch, the first and the last ones' too"
+    report_ratio(name, requests, 12, at_most=True, unit="")
