@@ -10,6 +10,7 @@ from checkpoints import OPEN, records, run_one
 from streams import word_count
 
 from ackcore import testing
+from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.inspect.pending import read_pending
 from ackcore.spark.protocol.outcomes import with_outcomes
@@ -108,6 +109,20 @@ def test_a_checkpoint_says_what_a_record_waits_for(tmp_path):
         state.write_plan(state.make_plan(1, 1_001))
         now = [read_pending(path, f"id-{n}", spout="lines").running_in for n in range(3)]
         assert now == [1, 1, None]
+
+
+def test_what_a_micro_batch_leaves_for_the_next_one_does_not_run_in_it(tmp_path):
+    path = tmp_path / "c"
+    with OPEN(path) as state:
+        run_one(state, 0, {"lines": records(0, 3), "clicks": records(0, 3)})
+        state.write_plan(state.make_plan(1, 9_000, max_retries=3))
+        retries = state.split_due(state.plan(1)).due
+        for spout in ("lines", "clicks"):
+            taken = retries[spout][MESSAGE_ID].to_pylist() if spout in retries else []
+            for n in range(3):
+                pending = read_pending(path, f"id-{n}", spout=spout, clock=lambda: 9_500)
+                assert pending.running_in == (1 if f"id-{n}" in taken else None)
+        assert sum(map(len, retries.values())) == 3
 
 
 def test_what_a_record_waits_for(spark, tmp_path, running, folder):

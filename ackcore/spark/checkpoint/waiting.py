@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import TableCache
-from ackcore.spark.base.schemas import DUE_MS, TRACKING
+from ackcore.spark.base.schemas import DUE_MS, MESSAGE_ID, TRACKING
 from ackcore.spark.checkpoint.segments import (
     Segment,
     WrittenSegment,
@@ -170,15 +170,7 @@ class Waiting(Mapping[str, pa.Table]):
         """
         found = list(self._due_rows(now_ms))
         found += [_DueRows.of_request(spout, table, now_ms) for spout, table in requested]
-        if most is not None and sum(len(each.due_ms) for each in found) > most:
-            every = np.concatenate([each.due_ms for each in found])
-            first = np.zeros(len(every), np.bool_)
-            first[np.argsort(every, kind="stable")[:most]] = True
-            ends = np.cumsum([len(each.due_ms) for each in found])
-            found = [
-                replace(each, rows=each.rows[keep], due_ms=each.due_ms[keep])
-                for each, keep in zip(found, np.split(first, ends[:-1]), strict=True)
-            ]
+        found = _first_due(found, most)
         due: dict[str, list[pa.Table]] = {}
         touched: dict[str, _DueRows] = {}
         parts: dict[str, list[Part]] = {spout: [] for spout in self.parts}
@@ -196,6 +188,14 @@ class Waiting(Mapping[str, pa.Table]):
                 parts.setdefault(each.spout, []).append(each.left(fit))
         together = {spout: pa.concat_tables(map(all_nullable, some)) for spout, some in due.items()}
         return together, Waiting(parts)
+
+    def taken_ids(self, now_ms: int, most: int | None) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the message ids of the waiting rows that `split` takes, each part with its spout.
+
+        Requests are due at ``now_ms``: no such row is left out for one.
+        """
+        for each in _first_due(list(self._due_rows(now_ms)), most):
+            yield each.spout, each.table.select([MESSAGE_ID]).take(pa.array(each.rows))
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -336,3 +336,17 @@ def _stays(group: Sequence[Part]) -> bool:
     if len(group) > 1 or not isinstance(part, Segment):
         return False
     return part.rows < _SMALL or len(part) * (_DEAD + 1) > part.rows or not part.in_order
+
+
+def _first_due(found: list[_DueRows], most: int | None) -> list[_DueRows]:
+    """Return those that were due first, and of those of one time those that come first here."""
+    if most is None or sum(len(each.due_ms) for each in found) <= most:
+        return found
+    every = np.concatenate([each.due_ms for each in found])
+    first = np.zeros(len(every), np.bool_)
+    first[np.argsort(every, kind="stable")[:most]] = True
+    ends = np.cumsum([len(each.due_ms) for each in found])
+    return [
+        replace(each, rows=each.rows[keep], due_ms=each.due_ms[keep])
+        for each, keep in zip(found, np.split(first, ends[:-1]), strict=True)
+    ]

@@ -12,7 +12,7 @@ from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
-from ackcore.spark.inspect.status import UnderWay, read_waiting
+from ackcore.spark.inspect.status import read_waiting
 from ackcore.spark.protocol.progress import Progress
 from ackcore.topology.tuples import Reason
 
@@ -103,7 +103,7 @@ def read_pending(
             return table.slice(0, 0)
         return table.filter(pc.equal(table[MESSAGE_ID], message_id))
 
-    found, under_way = read_waiting(checkpoint, find)
+    found, taken = read_waiting(checkpoint, find)
     for name, rows in found.items():
         columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
         for _, attempt, due_ms, first_ms, text in zip(
@@ -119,7 +119,7 @@ def read_pending(
                 component=reason.component,
                 error_type=reason.type,
                 error_message=reason.message,
-                running_in=_running_in(under_way, due_ms),
+                running_in=taken.get(name),
                 traces=tuple(
                     trace
                     for line in checkpoint.refreshed().progress(_LOOKED_AT)
@@ -128,9 +128,3 @@ def read_pending(
                 ),
             )
     return None
-
-
-def _running_in(under_way: UnderWay | None, due_ms: int) -> int | None:
-    if under_way is None or under_way.decided or due_ms > under_way.planned_ms:
-        return None
-    return under_way.number

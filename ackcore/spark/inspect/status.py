@@ -54,6 +54,8 @@ class UnderWay:
         Whether it is on record what became of its records: sinks have their turn.
     crashes : int
         Runs of it in which a process died.
+    max_retries : int or None
+        How many records it runs again at most.
     """
 
     number: int
@@ -61,6 +63,7 @@ class UnderWay:
     due: int
     decided: bool
     crashes: int
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +256,11 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 
 def read_waiting(
     checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
-) -> tuple[dict[str, pa.Table], UnderWay | None]:
-    """Return what waits after the last micro-batch that is done, and the one that is under way.
+) -> tuple[dict[str, pa.Table], dict[str, int]]:
+    """Return what waits after the last micro-batch that is done, and which one has taken it.
+
+    The second is by spout, and has it where the micro-batch that is under way runs rows again that
+    ``find`` returns.
 
     Parameters
     ----------
@@ -334,12 +340,12 @@ def _read_activity(checkpoint: Checkpoint, now_ms: int) -> Activity | None:
 
 def _read_waiting(
     checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
-) -> tuple[dict[str, pa.Table], UnderWay | None]:
+) -> tuple[dict[str, pa.Table], dict[str, int]]:
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)
     last_done = max(dones, default=None)
     if last_done is None:
-        return {}, None
+        return {}, {}
     cache = checkpoint.tables(check=True)
     waiting = _decision(records, cache, last_done).waiting
     found: dict[str, pa.Table] = {}
@@ -348,7 +354,13 @@ def _read_waiting(
             rows = find(spout, table)
             if len(rows):
                 found.setdefault(spout, rows)
-    return found, _under_way(records, cache, max(plans, default=-1), last_done)
+    way = _under_way(records, cache, max(plans, default=-1), last_done)
+    taken: dict[str, int] = {}
+    if way is not None and not way.decided:
+        for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):
+            if spout in found and len(find(spout, ids)):
+                taken[spout] = way.number
+    return found, taken
 
 
 def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision:
@@ -376,4 +388,4 @@ def _under_way(
         return None
     plan = Plan.of(body)
     decided = records.read(f"state/{number}/manifest.json") is not None
-    return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes)
+    return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes, plan.max_retries)
