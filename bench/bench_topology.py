@@ -27,9 +27,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from ackcore.retry import Policy
 from ackcore.spark import run_batch, start
+from ackcore.spark.base.reasons import REASON_SCHEMA
+from ackcore.spark.tasks.failed_in_run import FailedInRun
+from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.topology.executors import executor_for
-from ackcore.topology.tuples import Identity
+from ackcore.topology.tuples import Identity, Reason
 from bench import topologies
 from bench.processes import cpu_s
 from bench.topologies import (
@@ -265,15 +271,26 @@ def bench_waiting(micro_batches, rounds, quick, report_ratio):
 # ---- an outage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fate", ["waits", "dies"])
-def bench_all_fail(spark, quick, rounds, new_path, tmp_path, interleaved, report_ratio, fate):
-    """A micro-batch of records of 1 kB that all fail, against one that all succeed."""
+@pytest.mark.parametrize(
+    ("settled", "fate"),
+    [(False, "waits"), (False, "dies"), (True, "waits")],
+    ids=["waits", "dies", "waits, settled"],
+)
+def bench_all_fail(
+    spark, quick, rounds, new_path, tmp_path, interleaved, report_ratio, settled, fate
+):
+    """A micro-batch of records of 1 kB that all fail, against one that all succeed.
+
+    With an exchange behind the bolt that fails them they are settled, and read again.
+    """
     rows = 100_000 if quick else 1_000_000
     topologies.write_long_lines(tmp_path, rows, 1000)
     grown: list[float] = []
 
     def run(failing: int) -> None:
         builder = passed_on(spark.read.parquet(str(tmp_path)), FailBelow(failing))
+        if settled:
+            builder.bolt("kept", FailBelow(0)).fields("bolt", "id")
         attempts = 1 if fate == "dies" else 5
         topology = builder.build(max_waiting=rows, max_attempts=attempts)
         with contextlib.suppress(Waits), resident() as megabytes:
@@ -291,9 +308,40 @@ def bench_all_fail(spark, quick, rounds, new_path, tmp_path, interleaved, report
     seconds = interleaved(contestants, rounds, time.perf_counter)
     taken = " / ".join(f"{statistics.median(seconds[each]):.2f}" for each in contestants)
     pairs = zip(seconds["succeed"], seconds["fail"], strict=True)
-    title = f"{rows:,} records of 1 kB, each {fate}"
+    title = f"{rows:,} records of 1 kB, each {fate}" + ", settled" * settled
     report_ratio(f"{title}: succeed / fail ({taken} s)", [a / b for a, b in pairs], 0.5)
     report_ratio(f"{title}: the driver's Python grows", grown[1:], 300, at_most=True, unit="MB")
+
+
+@pytest.mark.parametrize("fate", ["waits", "dies"])
+def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
+    """What records of 1 kB that fail cost their task, alone: its CPU time, no Spark."""
+    size, batches = 10_000, 2 if quick else 12
+    schema = pa.schema([("id", pa.int64()), ("line", pa.string())])
+    source = SpoutSpec("lines", 0, schema, (), True, False, False, 7)
+    rules = Rules(DAY_MS, DAY_MS, Policy(1 if fate == "dies" else 5), 1e12)
+    rng = np.random.default_rng(3)
+    given = []
+    for n in range(batches):
+        text = pa.py_buffer(rng.integers(32, 127, size * 1000, dtype=np.uint8))
+        ends = pa.py_buffer(np.arange(0, size * 1000 + 1, 1000, dtype=np.int32))
+        lines = pa.StringArray.from_buffers(size, ends, text)
+        batch = pa.record_batch([np.arange(size), lines], schema=schema)
+        given.append(SourceRecords(source, batch, 0, n * size))
+    said = pa.repeat(Reason("bolt", "Failed", "the service is away").encode(), size)
+    taken = []
+    for _ in range(rounds + 1):
+        start = time.process_time()
+        writer = FailedInRun(str(new_path()), 0, rules, 100, 0)
+        for some in given:
+            roots = source.roots(0, some.first, size)
+            reasons = pa.table([roots, np.zeros(size, np.int64), said], schema=REASON_SCHEMA)
+            writer.write(some, roots, [reasons])
+        written = writer.finish([])
+        taken.append((time.process_time() - start) / (size * batches) * 1e6)
+        assert sum(file.rows for file in written["files"]) == size * batches
+        assert {file.dead for file in written["files"]} == {fate == "dies"}
+    report_ratio(f"a record of 1 kB that {fate}, CPU time of its task", taken[1:], unit="us")
 
 
 class Waits(Exception):
