@@ -108,8 +108,14 @@ def _backend() -> Finding:
 def _package(module: str, least: tuple[int, ...], mend: str, *, needed: bool = True) -> Finding:
     name = module.replace("_", "-")
     try:
-        import_module(module)
-        found = version(name)
+        loaded = import_module(module)
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            # Of another distribution: pyspark is pyspark-client's, too, or a cluster's own.
+            found = str(getattr(loaded, "__version__", ""))
+            if not found:
+                raise
     except (ImportError, PackageNotFoundError) as error:
         return Finding(name, False if needed else None, f"not here: {error}", mend)
     numbers = tuple(int(part) for part in found.split(".")[: len(least)] if part.isdigit())
@@ -139,7 +145,7 @@ def _workers(master: str) -> str:
         answers = workers.ask(spark)
         workers.judge(answers)
     told = sorted({f"Python {each.python} with ackcore {each.version}" for each in answers})
-    return f"Spark {version('pyspark')}; workers: {', '.join(told)}"
+    return f"Spark {import_module('pyspark').__version__}; workers: {', '.join(told)}"
 
 
 #: File systems of which is known what their locks are worth on several hosts.

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from xml.etree import ElementTree
 
+import pyspark
 import pytest
 import typer
 from pyspark import cloudpickle
 from screens import recorded
 
+from ackcore.cli import doctor
 from ackcore.cli import run as cli_run
 from ackcore.cli.topologies import load_topology
 from ackcore.spark.base.errors import StateError
@@ -209,6 +212,21 @@ def test_the_doctor_tells_what_is_here(ackcore, tmp_path, lines):
     assert all(each["ok"] for each in found.values() if each["what"] != "confluent-kafka")
     assert list(tmp_path.iterdir()) == []
     assert "rename, link, lock" in ackcore("doctor", tmp_path, "--master", "none").stdout
+
+
+def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, monkeypatch, lines):
+    """Such as pyspark-client's: without it, a bucket was looked for among the files."""
+
+    def version(name):
+        if name == "pyspark":
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", version)
+    done = ackcore("doctor", tmp_path, "--master", "none", "--json")
+    (found,) = [each for each in lines(done) if each["what"] == "pyspark"]
+    assert (found["ok"], found["found"]) == (True, pyspark.__version__)
 
 
 def test_the_doctor_tells_what_mends_it(ackcore, tmp_path, monkeypatch):
