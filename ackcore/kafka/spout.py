@@ -40,7 +40,9 @@ class KafkaSpout:
         ``host:port`` of brokers, with commas between them.
     group_id : str, optional
         The consumer group whose offsets are committed; without one none are.  No other consumer
-        may be a member of it meanwhile.
+        may be a member of it meanwhile.  Two deployments that tell one group move it back and
+        forth: neither loses a record by that, as each goes by its checkpoint, but a third that
+        begins with the group leaves out what the last one to tell it has done.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
         Where a checkpoint begins that has no position yet: where the group has committed, with its
         holes and how often their records failed, and without that at the earliest record; at the

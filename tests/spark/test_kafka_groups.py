@@ -262,7 +262,7 @@ def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
     assert mock_kafka.committed("g", "t")[0] == 4
 
 
-def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running):
+def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running, caplog):
     """Each checkpoint knows what is done of it: the group has what was told it last."""
     topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
     both = [Kept(), Kept()]
@@ -283,4 +283,23 @@ def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, ru
         query.process_all_available()
         assert kept.texts == sorted(sent)
         assert query.books.balanced
+        query.stop()
     assert kafka_broker.committed(group, topic)[0] == 8
+    # A third goes on where the group is, and the others are told that it was there.
+    kafka_broker.produce(topic, [b"more"])
+    third = source(kafka_broker, topic, group_id=group, start="group")
+    assert run_batch(topology(third, Kept()), spark, tmp_path / "third").records == 1
+    assert kafka_broker.committed(group, topic)[0] == 9
+    caplog.clear()
+    again = running(
+        topology(source(kafka_broker, topic, group_id=group), both[0]),
+        spark,
+        tmp_path / "checkpoint0",
+    )
+    again.process_all_available()
+    assert both[0].texts == sorted([*sent, "more"])
+    assert f"group {group} has of {topic}-0 what another deployment told it" in caplog.text
+    again.stop()
+    caplog.clear()
+    running(topology(third, Kept()), spark, tmp_path / "new").process_all_available()
+    assert "another deployment" not in caplog.text

@@ -93,7 +93,8 @@ class CommitCache:
     """
 
     def __init__(self, deployment: int) -> None:
-        self._name = f"{deployment % 2**64:016x}"
+        #: The deployment as an origin has it.
+        self.name = f"{deployment % 2**64:016x}"
         self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
 
     def commits(
@@ -101,7 +102,7 @@ class CommitCache:
     ) -> dict[tuple[str, int], Commit]:
         """Return what `commit_of` does, by partition, of topics with these ids."""
         whose = {
-            topic: Origin.of(topic_ids.get(topic), self._name).deployment
+            topic: Origin.of(topic_ids.get(topic), self.name).deployment
             for topic in {topic for topic, _ in done}
         }
         found = {}

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from ackcore import OffsetState
 from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.origins import Origin
+from ackcore.offsets import decode_metadata
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.kafka.commits import CommitCache
 
@@ -66,10 +68,28 @@ class ToldGroup:
         self._spout = spout
         self._group_id = group_id
         self._cache = CommitCache(deployment)
+        self._origin = Origin.of(None, self._cache.name)
         #: What it was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
         self._complained = False
+
+    def tell_of_others(
+        self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
+    ) -> None:
+        """Warn if what the group has was told by another deployment, as far as that is known."""
+        with asking:
+            committed = cluster.committed(self._group_id, partitions).found
+        for (topic, partition), (offset, metadata) in committed.items():
+            told = Origin.read(decode_metadata(topic, partition, offset, metadata).deployment)
+            if told.name and told.name != self._origin.name:
+                _log.warning(
+                    "spout %s: group %s has of %s-%d what another deployment told it; while two "
+                    "tell one group they move its offsets back and forth, and who begins with it "
+                    "leaves out what the last one has done: give each a group of its own",
+                    *(self._spout, self._group_id, topic, partition),
+                )
+                return
 
     def tell(
         self,

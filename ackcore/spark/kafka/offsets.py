@@ -153,7 +153,9 @@ class SpoutOffsets:
             self._refresh_at = 0.0  # a topic may be gone, or a leader have changed
             if all_of_them or not answers.found:
                 raise _unanswered("where partitions begin and end", answers.failed)
-        epochs = {each: one.epoch for each, one in answers.found.items() if one.epoch is not None}
+        epochs: dict[Key, int] = {
+            each: one.epoch for each, one in answers.found.items() if one.epoch is not None
+        }
         if any(self._epochs.get(each, epoch) != epoch for each, epoch in epochs.items()):
             self._refresh_at = 0.0  # whoever moves partitions may have made some
         self._epochs.update(epochs)
@@ -457,6 +459,11 @@ class SpoutOffsets:
                 )
 
     # -- the group --------------------------------------------------------------------------------
+
+    def tell_of_others(self) -> None:
+        """Warn if another deployment has told the group since."""
+        if self._group is not None:
+            self._group.tell_of_others(self._cluster, self._asking, self.partitions)
 
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
         """Tell the group what is done after a micro-batch, but of topics made anew since.

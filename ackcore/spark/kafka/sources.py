@@ -95,6 +95,8 @@ class KafkaSources:
         plan = None if number is None else state.plan(number)
         decision = None if number is None else state.decision(number)
         if plan is not None and decision is not None:
+            for one in self._spouts.values():
+                one.tell_of_others()
             self.done(plan, decision)
 
     # -- for the engine ---------------------------------------------------------------------------
