@@ -59,19 +59,19 @@ def whole(answer, python_is_thin=False):
     assert answer["is_thin"] is python_is_thin
 
 
-def test_a_thin_client_runs_all_that_another_does(tmp_path):
+@pytest.fixture(params=["disk", "bucket"])
+def place(request):
+    """What a client is told of where checkpoint and sink are; what it starts has the rest."""
+    return [] if request.param == "disk" else [request.getfixturevalue("bucket")]
+
+
+def test_a_thin_client_runs_all_that_another_does(tmp_path, place):
     """PySpark's pyspark-client, without a JVM and without Py4J: `make test-thin-client`."""
     python = os.environ.get("ACKCORE_THIN_CLIENT")
     if python is None:
         pytest.skip("ACKCORE_THIN_CLIENT names no Python that has pyspark-client")
     with ConnectServer(tmp_path / "server") as server:
-        whole(answer_of(begin(server, tmp_path / "work", python)), python_is_thin=True)
-
-
-@pytest.fixture(params=["disk", "bucket"])
-def place(request):
-    """What a client is told of where checkpoint and sink are; what it starts has the rest."""
-    return [] if request.param == "disk" else [request.getfixturevalue("bucket")]
+        whole(answer_of(begin(server, tmp_path / "work", python, place)), python_is_thin=True)
 
 
 def was_cut_off(answer):
