@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -133,9 +133,9 @@ def _tried(what: str, look: Callable[[], str], mend: str) -> Finding:
 
 
 def _java() -> str:
-    import_module("ackcore.examples.quiet_spark").check_java()
+    said = import_module("ackcore.examples.quiet_spark").check_java()
     home = os.environ.get("JAVA_HOME")
-    return f"JAVA_HOME {home}" if home else str(shutil.which("java"))
+    return f"{said}, {f'JAVA_HOME {home}' if home else shutil.which('java')}"
 
 
 def _workers(master: str) -> str:
@@ -144,8 +144,26 @@ def _workers(master: str) -> str:
     with quiet_spark.spark_session(master) as (spark, _):
         answers = workers.ask(spark)
         workers.judge(answers)
+        libraries = _libraries(spark)
     told = sorted({f"Python {each.python} with ackcore {each.version}" for each in answers})
-    return f"Spark {import_module('pyspark').__version__}; workers: {', '.join(told)}"
+    return f"Spark {import_module('pyspark').__version__}; workers: {', '.join(told)}, {libraries}"
+
+
+def _libraries(spark: Any) -> str:
+    """Return which Spark and Arrow the workers have, each version that there is."""
+
+    def look(batches: Any) -> Any:
+        import pyarrow  # noqa: PLC0415 - the worker's
+        import pyspark  # noqa: PLC0415
+
+        for _ in batches:
+            pass
+        told = f"pyspark {pyspark.__version__}, pyarrow {pyarrow.__version__}"
+        yield pyarrow.RecordBatch.from_pydict({"told": [told]})
+
+    tasks = import_module("ackcore.spark.base.session").task_slots(spark)
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(look, "told string").distinct().collect()
+    return "; ".join(sorted(row[0] for row in rows))
 
 
 #: File systems of which is known what their locks are worth on several hosts.

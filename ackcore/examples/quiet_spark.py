@@ -45,8 +45,8 @@ class SparkError(RuntimeError):
     """Spark cannot run here, or has failed."""
 
 
-def check_java() -> None:
-    """Raise `SparkError` unless there is a Java that Spark runs on."""
+def check_java() -> str:
+    """Return what a Java that Spark runs on says of its version; raise `SparkError` without one."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     way_out = "install a JDK of version 17 or 21 and point JAVA_HOME to it"
@@ -62,6 +62,7 @@ def check_java() -> None:
     if version is None or int(version[1]) < 17:
         what = version[0] if version else "of no version that it tells"
         raise SparkError(f"Spark needs Java 17 or newer and {java} is {what}; {way_out}")
+    return version[0]
 
 
 @contextmanager

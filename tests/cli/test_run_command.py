@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pyspark
 import pytest
 import typer
@@ -227,6 +228,15 @@ def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, m
     done = ackcore("doctor", tmp_path, "--master", "none", "--json")
     (found,) = [each for each in lines(done) if each["what"] == "pyspark"]
     assert (found["ok"], found["found"]) == (True, pyspark.__version__)
+
+
+def test_the_doctor_asks_java_and_the_workers(on_this_spark, tmp_path, lines):
+    found = {each["what"]: each for each in lines(on_this_spark("doctor", tmp_path, "--json"))}
+    assert ' version "' in found["Java"]["found"]
+    said = found["Spark and its workers"]
+    assert said["ok"]
+    assert said["found"].startswith(f"Spark {pyspark.__version__}; workers: Python ")
+    assert f"pyspark {pyspark.__version__}, pyarrow {pa.__version__}" in said["found"]
 
 
 def test_the_doctor_tells_what_mends_it(ackcore, tmp_path, monkeypatch):
