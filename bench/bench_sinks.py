@@ -1,28 +1,35 @@
-"""`to_postgres` against a bare COPY of the same rows into the same table.
+"""`to_postgres` and `to_jdbc` against a bare COPY of the same rows into the same table.
 
 A million rows of (key, text, number, time), their keys in random order, into a table with a
 primary key; the rows lie in eight files, as a micro-batch leaves them. Both sides send the same
 CSV, made of Arrow by the same function, in one transaction; wall time, since most of it passes in
 the server. The table is made anew for each turn, so that a bare COPY, which cannot replace rows,
-can run at all; what it costs to replace every row stands beside it, without a bound.
+can run at all; what it costs to replace every row stands beside it, without a bound. `to_jdbc` has
+the same table by PostgreSQL's JDBC driver, which comes through Maven, and two tasks.
 """
 
 from __future__ import annotations
 
+import importlib
+import socket
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.spark import to_postgres
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import to_jdbc, to_postgres
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from bench.compiled import Unavailable
+
+psycopg = pytest.importorskip("psycopg")
 
 FILES, BATCH_ROWS = 8, 10_000
 SCHEMA = pa.schema(
@@ -50,7 +57,9 @@ def dsn():
     try:
         import postgres_server  # noqa: PLC0415
 
-        server = postgres_server.PostgresServer()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        server = postgres_server.PostgresServer(port)
     except (ImportError, RuntimeError) as error:
         raise Unavailable(str(error)) from error
     finally:
@@ -88,10 +97,62 @@ def accepted(rows, tmp_path_factory) -> Accepted:
 
 def bench_to_postgres_against_a_bare_copy(dsn, accepted, rows, quick, interleaved, report_ratio):
     """Upserts by a key into an empty table, then of all rows again; and rows appended."""
-    import psycopg  # noqa: PLC0415
-
     upsert, append = to_postgres(dsn, "rows", keys="id"), to_postgres(dsn, "rows")
-    number = iter(range(1 << 30))
+    contestants = {
+        "bare COPY": lambda: copy(dsn, accepted),
+        "appended": written_by(append, accepted),
+        "upsert": written_by(upsert, accepted),
+        "every row replaced": written_by(upsert, accepted),
+    }
+    fresh = fresh_by(dsn, upsert)
+    taken = interleaved(contestants, 1 if quick else 7, time.perf_counter, before=fresh)
+    report(report_ratio, "to_postgres", taken, dsn, rows)
+    upsert.close()
+    append.close()
+
+
+@pytest.fixture(scope="module")
+def jdbc_spark():
+    """A session with PostgreSQL's driver."""
+    tests = Path(__file__).parent.parent / "tests"
+    sys.path.insert(0, str(tests / "kafka"))
+    try:
+        broker = importlib.import_module("broker")
+        pom = tests / "spark" / "jdbc-pom.xml"
+        found = broker.downloaded(pom, tests.parent / "build" / "jdbc", "PostgreSQL's driver")
+    except (ImportError, RuntimeError) as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        sys.path.pop(0)
+    jars = ",".join(map(str, found.glob("*.jar")))
+    with spark_session("local[2]", {"spark.jars": jars}) as (session, _):
+        yield session
+
+
+def bench_to_jdbc_against_a_bare_copy(
+    dsn, jdbc_spark, accepted, rows, quick, interleaved, report_ratio
+):
+    """The same by JDBC: tasks fill a staging table, from which statements move the rows on."""
+    about = dict(part.split("=", 1) for part in dsn.split())
+    url = f"jdbc:postgresql://127.0.0.1:{about['port']}/{about['dbname']}"
+    url += "?reWriteBatchedInserts=true"
+    properties = {"user": about["user"], "driver": "org.postgresql.Driver", "batchsize": "10000"}
+    upsert = to_jdbc(url, "rows", keys="id", properties=properties)
+    append = to_jdbc(url, "rows", properties=properties)
+    here = replace(accepted, spark=jdbc_spark)
+    contestants = {
+        "bare COPY": lambda: copy(dsn, accepted),
+        "appended": written_by(append, here),
+        "upsert": written_by(upsert, here),
+        "every row replaced": written_by(upsert, here),
+    }
+    fresh = fresh_by(dsn, upsert)
+    taken = interleaved(contestants, 1 if quick else 5, time.perf_counter, before=fresh)
+    report(report_ratio, "to_jdbc", taken, dsn, rows)
+
+
+def fresh_by(dsn, sink):
+    """Return what makes the table anew before each turn but the one that replaces every row."""
 
     def fresh(name: str) -> None:
         with closing(psycopg.connect(dsn, autocommit=True)) as connection:
@@ -99,40 +160,38 @@ def bench_to_postgres_against_a_bare_copy(dsn, accepted, rows, quick, interleave
                 connection.execute("DROP TABLE IF EXISTS rows")
                 connection.execute(f"CREATE TABLE rows ({TABLE})")
             connection.execute("CHECKPOINT")
-        upsert.claim("out", "bench", "")
+        sink.claim("out", "bench", "")
 
-    def copy() -> None:
-        with closing(psycopg.connect(dsn)) as connection:
-            with connection.cursor().copy("COPY rows FROM STDIN (FORMAT csv)") as out:
-                for file in accepted.files:
-                    for batch in read_accepted(file, accepted.nonacked):
-                        out.write(as_csv(batch, [False] * 4))
-            connection.commit()
+    return fresh
 
-    def written_by(sink):
-        def write() -> None:
-            batch = Accepted(
-                *(getattr(accepted, name) for name in ("spark", "sink", "deployment")),
-                accepted.checkpoint,
-                next(number),
-                accepted.files,
-                accepted.nonacked,
-            )
-            assert sink.write_accepted(batch) is None
 
-        return write
+def copy(dsn: str, accepted: Accepted) -> None:
+    """Copy the rows, by one connection."""
+    with closing(psycopg.connect(dsn)) as connection:
+        with connection.cursor().copy("COPY rows FROM STDIN (FORMAT csv)") as out:
+            for file in accepted.files:
+                for batch in read_accepted(file, accepted.nonacked):
+                    out.write(as_csv(batch, [False] * 4))
+        connection.commit()
 
-    contestants = {
-        "bare COPY": copy,
-        "appended": written_by(append),
-        "upsert": written_by(upsert),
-        "every row replaced": written_by(upsert),
-    }
-    taken = interleaved(contestants, 1 if quick else 7, time.perf_counter, before=fresh)
+
+_numbers = iter(range(1 << 30))
+
+
+def written_by(sink, accepted):
+    """Return what has a sink write the rows, under a number of its own each time."""
+
+    def write() -> None:
+        batch = replace(accepted, batch_id=next(_numbers))
+        assert sink.write_accepted(batch) is None
+
+    return write
+
+
+def report(report_ratio, sink, taken, dsn, rows):
+    """See that all rows are there, and report how fast they went there."""
     with closing(psycopg.connect(dsn)) as connection:
         assert connection.execute("SELECT count(*) FROM rows").fetchone() == (rows,)
     for name, bound in (("appended", 0.7), ("upsert", 0.7), ("every row replaced", None)):
         pairs = zip(taken["bare COPY"], taken[name], strict=True)
-        report_ratio(f"to_postgres, {name}, against a bare COPY", [a / b for a, b in pairs], bound)
-    upsert.close()
-    append.close()
+        report_ratio(f"{sink}, {name}, against a bare COPY", [a / b for a, b in pairs], bound)

@@ -59,7 +59,9 @@ def _user() -> pwd.struct_passwd | None:
 class PostgresServer:
     """A server; `new_database` makes what a test works in."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
+        #: Of this host's; it listens at its socket alone if there is none.
+        self.port = port
         self._initdb, self._postgres = _program("initdb"), _program("postgres")
         self._as = _user()
         self._process: subprocess.Popen | None = None
@@ -94,7 +96,8 @@ class PostgresServer:
     def start(self) -> PostgresServer:
         """Start it, on what is in its folder, and return it when it answers."""
         settings = {
-            "listen_addresses": "",
+            "listen_addresses": "127.0.0.1" if self.port else "",
+            **({"port": self.port} if self.port else {}),
             "unix_socket_directories": self.directory,
             # A crash of the server alone loses nothing by that.
             "fsync": "off",
@@ -142,7 +145,8 @@ class PostgresServer:
 
     def dsn(self, database: str, user: str = "ackcore") -> str:
         """Return how to connect."""
-        return f"host={self.directory} dbname={database} user={user}"
+        port = f" port={self.port}" if self.port else ""
+        return f"host={self.directory} dbname={database} user={user}{port}"
 
     def new_database(self) -> str:
         """Make a database that no other test has, and return how to connect to it."""
