@@ -24,8 +24,8 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
 from ackcore.spark.tasks.source_records import SourceRecords
 
 #: A task writes a file of what waits of one spout when it has so much of it: more than makes a
-#: file too large to be merged.
-_FILE_BYTES = 5 << 23
+#: file too large to be merged, and little enough to be in memory that was in use before.
+_FILE_BYTES = 1 << 24
 #: It becomes one batch of rows before, and of those there may be 2 GiB in a column.
 _TOGETHER_BYTES = 1 << 30
 #: What is put in order at a time.
