@@ -29,6 +29,7 @@ from ackcore.topology.groupings import (
     PartialKey,
     Shuffle,
 )
+from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout, kind_of
 from ackcore.topology.settings import Settings, check_keywords
 
@@ -257,6 +258,7 @@ class TopologyBuilder:
         stream: str = DEFAULT_STREAM,
         name: str | None = None,
         isolate: bool | Sequence[type[Exception] | str] = False,
+        max_refused: int = MAX_REFUSED,
     ) -> None:
         """Declare a writer for the rows of a stream.
 
@@ -277,13 +279,16 @@ class TopologyBuilder:
             refused: it must replace or upsert what it wrote under that id, not skip an id that it
             knows.  A list names the errors that are a row's fault.  True means any, provided that
             something of the batch could be written meanwhile: else the sink is taken to be out.
+        max_refused : int, default 10_000
+            Rows of a micro-batch for which `isolate` looks, each by some calls of the writer.  More
+            end the query (`TooManyRefused`).
 
         Raises
         ------
         TypeError
             If an argument is of another type, or the writer cannot be called with parts of a batch.
         ValueError
-            If `isolate` names what is no exception.
+            If `isolate` names what is no exception, or `max_refused` is negative or given without.
         """
         _check_name(component, "component", "the name of what is written")
         _check_name(stream, "stream", "the name of a stream")
@@ -302,7 +307,13 @@ class TopologyBuilder:
                 f"method write(DataFrame, batch_id), got {type(writer).__name__}"
             )
         errors, alone = _isolated(isolate, writer, name)
-        self._sinks.append(Sink(name, component, stream, writer, errors, alone))
+        check_max_refused(max_refused)
+        if max_refused != MAX_REFUSED and not errors:
+            raise ValueError(
+                f"max_refused of sink {name!r} is for how many rows isolate looks, and there is no "
+                "isolate; of a database's table it is an argument of to_postgres() and to_jdbc()"
+            )
+        self._sinks.append(Sink(name, component, stream, writer, errors, alone, max_refused))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check everything, and return the topology.

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.groupings import Grouping
+from ackcore.topology.max_refused import MAX_REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class Sink:
     """A writer, and the stream that it is given.
 
     ``isolate`` has the classes of errors over which a batch is bisected, and ``isolate_alone`` says
-    whether a row is refused though nothing else could be written.
+    whether a row is refused though nothing else could be written; ``max_refused`` is how many rows
+    of a micro-batch are looked for so.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Sink:
     writer: Any
     isolate: tuple[type[Exception], ...] = ()
     isolate_alone: bool = False
+    max_refused: int = MAX_REFUSED
 
 
 @dataclass(frozen=True, eq=False)

@@ -281,12 +281,13 @@ class Raising(World):
 
     replaces = True
 
-    def __init__(self, path, settings=None, *, bad=(), isolate=True):
+    def __init__(self, path, settings=None, *, bad=(), isolate=True, **limit):
         self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
+        self.limit = limit
         super().__init__(path, settings or {})
 
     def _sink(self, builder):
-        builder.sink("upper", self, isolate=self.isolate)
+        builder.sink("upper", self, isolate=self.isolate, **self.limit)
 
     def write_accepted(self, accepted):
         lines = [
@@ -361,6 +362,38 @@ def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_pat
     world = Raising(tmp_path / "named", bad=["a", "b"], isolate=["ValueError"])
     _, books = world.process(0, lines)
     assert (books.acked, books.dead, world.parked) == (0, len(lines), lines)
+
+
+@pytest.mark.parametrize(("isolate", "good"), [([ValueError], []), (True, range(0, 1000, 8))])
+def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
+    """Not to the end of a batch of which each row fails, which would be three calls a row."""
+    lines = list(map(str, range(1000)))
+    bad = [str(n) for n in range(1000) if n not in good]
+    world = Raising(tmp_path, bad=bad, isolate=isolate, max_refused=20)
+    says = (
+        "sink 'upper' refuses more than 20 rows of micro-batch 0, the first by ValueError: no "
+        f"{bad[0]}. What is written .* else allow more by max_refused, which takes some calls"
+    )
+    with pytest.raises(TooManyRefused, match=says):
+        world.process(0, lines)
+    assert (len(world.calls) < 70, world.paused) == (True, [1.0])
+    world.bad = set(bad[:20])  # the code was mended
+    _, books = world.process(0, lines)
+    assert (books.acked, books.dead, sorted(world.parked)) == (980, 20, sorted(bad[:20]))
+
+
+def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path):
+    world = Raising(tmp_path, bad=["line-0"], max_refused=3)
+    write = world.write_accepted
+
+    def out_until_the_next_try(accepted):
+        world.out = len(world.calls) >= 4 and len(world.paused) < 2
+        write(accepted)
+
+    world.write_accepted = out_until_the_next_try
+    _, books = world.process(0, LINES)
+    assert (world.parked, books.acked, books.dead) == (["line-0"], 19, 1)
+    assert world.paused == [1.0, 2.0]
 
 
 def test_an_error_that_is_not_named_is_no_rows_fault(tmp_path):
@@ -477,6 +510,17 @@ def test_only_a_sink_that_replaces_is_isolated():
     with pytest.raises(TypeError, match="isolate of sink 'upper' must be a list"):
         builder.sink("upper", print, isolate=ValueError)
     builder.sink("upper", to_parquet("/somewhere"), isolate=True)
+    for more, error, says in (
+        ({"isolate": True, "max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
+        ({"isolate": True, "max_refused": -1}, ValueError, "must be at least 0, got -1"),
+        (
+            {"max_refused": 5},
+            ValueError,
+            "for how many rows isolate looks, and there is no isolate",
+        ),
+    ):
+        with pytest.raises(error, match=says):
+            builder.sink("upper", print, **more)
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ class _Asked:
         def bisect(error: BaseException) -> Refusal | None:
             if not blames_a_row(self._sink, error):
                 return None
-            found = isolate(self._sink, accepted, self._probe)
+            found = isolate(self._sink, accepted, error, self._probe)
             return None if found is None else self._refusal(found, accepted, written=False)
 
         return self._calls.insist(

@@ -15,7 +15,7 @@ from ackcore.arrow.hashing import hash_columns
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.sinks.interface import Accepted, read_with_roots
-from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
+from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.topology.parts import Sink
 from ackcore.topology.tuples import Reason
 
@@ -183,7 +183,9 @@ def blames_a_row(sink: Sink, error: BaseException) -> bool:
     return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
 
 
-def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
+def isolate(
+    sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
+) -> SinkRejects | None:
     """Bisect a batch that a sink raises over to the rows that it raises over by themselves.
 
     Parameters
@@ -192,6 +194,8 @@ def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
         With the errors that may be a row's fault.
     accepted : Accepted
         The batch.
+    error : BaseException
+        What it raised over the whole.
     probe : callable
         Calls the sink with a part of it.
 
@@ -199,38 +203,58 @@ def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
     -------
     SinkRejects or None
         None if nothing is known: the sink is out, or rows fail only together.
+
+    Raises
+    ------
+    TooManyRefused
+        If that are more rows than the sink's `max_refused`.
     """
     files, places = _all_places(accepted)
     found: list[int] = []
+    first: BaseException | None = None  # what the first of them raised
     failed_in_a_row = 0
     witness: tuple[int, int] | None = None  # the shortest part that went in
-    parts = [(0, len(files))]  # each of them fails
-    while parts:
-        low, high = parts.pop()
-        if high - low == 1:
-            found.append(low)
-            continue
-        middle = (low + high) // 2
-        bad = []
-        for half in ((low, middle), (middle, high)):
-            error = probe(_part(accepted, files, places, *half))
-            if error is None:
-                failed_in_a_row = 0
-                if witness is None or half[1] - half[0] < witness[1] - witness[0]:
-                    witness = half
-                continue
-            failed_in_a_row += 1
-            if not blames_a_row(sink, error) or (
-                failed_in_a_row >= _HOPELESS and not sink.isolate_alone
-            ):
-                return None
-            bad.append(half)
-        parts += reversed(bad)
-    if witness is None and not sink.isolate_alone:
-        return None
 
     def is_up() -> bool:
         return witness is None or probe(_part(accepted, files, places, *witness)) is None
+
+    parts = [(0, len(files), error)]  # each of them fails, by this error
+    while parts:
+        low, high, error = parts.pop()
+        if high - low == 1:
+            found.append(low)
+            first = first or error
+        else:
+            middle = (low + high) // 2
+            bad = []
+            for half in ((low, middle), (middle, high)):
+                said = probe(_part(accepted, files, places, *half))
+                if said is None:
+                    failed_in_a_row = 0
+                    if witness is None or half[1] - half[0] < witness[1] - witness[0]:
+                        witness = half
+                    continue
+                failed_in_a_row += 1
+                if not blames_a_row(sink, said) or (
+                    failed_in_a_row >= _HOPELESS and not sink.isolate_alone
+                ):
+                    return None
+                # Without its frames, which hold this part of the batch.
+                bad.append((*half, said.with_traceback(None)))
+            parts += reversed(bad)
+        if len(found) > sink.max_refused and (witness is not None or sink.isolate_alone):
+            if not is_up():
+                return None
+            raise too_many_refused(
+                f"sink {sink.name!r}",
+                accepted.batch_id,
+                sink.max_refused,
+                first or error,
+                "What is written of the micro-batch is replaced when it is given again",
+                "which takes some calls of the sink a row",
+            ) from error
+    if witness is None and not sink.isolate_alone:
+        return None
 
     # One failure of a row may be the network's: each fails once more, amid others that go in.
     rows: list[int] = []
@@ -238,13 +262,13 @@ def isolate(sink: Sink, accepted: Accepted, probe: Probe) -> SinkRejects | None:
     for i, row in enumerate(sorted(found)):
         if i % _HOPELESS == 0 and not is_up():
             return None
-        error = probe(_part(accepted, files, places, row, row + 1))
-        if error is None:
+        said = probe(_part(accepted, files, places, row, row + 1))
+        if said is None:
             continue
-        if not blames_a_row(sink, error):
+        if not blames_a_row(sink, said):
             return None
         rows.append(row)
-        errors.append(error.with_traceback(None))  # whose frames hold this part of the batch
+        errors.append(said.with_traceback(None))  # whose frames hold this part of the batch
     if not rows or not is_up():
         return None
     return SinkRejects.at(files[rows], places[rows], errors)

@@ -15,7 +15,8 @@ from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.interface import Accepted
-from ackcore.spark.sinks.rejects import MAX_REFUSED, SinkRejects, check_max_refused
+from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_catalog import Target

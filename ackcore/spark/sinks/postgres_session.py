@@ -33,7 +33,8 @@ from ackcore.spark.sinks.postgres_catalog import (
     nulls_differ,
     resolve,
 )
-from ackcore.spark.sinks.rejects import MAX_REFUSED, RefusalCount, SinkRejects
+from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
+from ackcore.topology.max_refused import MAX_REFUSED
 
 #: Rows that are sent, and halved, at a time.
 _CHUNK = 1 << 16

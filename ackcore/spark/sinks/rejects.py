@@ -30,21 +30,20 @@ class InvalidRejects(TypeError, ValueError):
 class TooManyRefused(RuntimeError):
     """A sink refuses more rows of a micro-batch than it looks for one by one.
 
-    Nothing of the micro-batch is written there.  It ends the query at once.
+    Nothing of the micro-batch is written there, or it is replaced.  It ends the query at once.
     """
 
 
-#: Of a micro-batch, that are found one by one: each costs some statements within a transaction.
-MAX_REFUSED = 10_000
-
-
-def check_max_refused(limit: int) -> int:
-    """Return the argument ``max_refused`` of a sink, or raise TypeError or ValueError."""
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"max_refused must be an int, got {type(limit).__name__}")
-    if limit < 0:
-        raise ValueError(f"max_refused must be at least 0, got {limit}")
-    return limit
+def too_many_refused(
+    where: str, batch_id: int, limit: int, first: BaseException, left: str, costs: str
+) -> TooManyRefused:
+    """Make the error; ``left`` says what is written, ``costs`` what it takes to look for more."""
+    return TooManyRefused(
+        f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first by "
+        f"{type(first).__name__}: {one_line(first)}. {left}. Where what is written into, and no "
+        f"record, is at fault, mend it; else allow more by max_refused, {costs}. Then start again "
+        "on the same checkpoint: the sink is given the same rows"
+    )
 
 
 class RefusalCount:
@@ -70,14 +69,13 @@ class RefusalCount:
         self._first = self._first or error
         self._count += 1
         if self._count > self._limit:
-            said = f"{type(self._first).__name__}: {one_line(self._first)}"
-            raise TooManyRefused(
-                f"{self._where} refuses more than {self._limit} rows of micro-batch "
-                f"{self._batch_id}, the first by {said}. "
-                "Nothing of the micro-batch is written. Where the table, and no record, is at "
-                "fault, mend it; else allow more by max_refused, which takes some statements a "
-                "row, all in one transaction. Then start again on the same checkpoint: the sink "
-                "is given the same rows"
+            raise too_many_refused(
+                self._where,
+                self._batch_id,
+                self._limit,
+                self._first,
+                "Nothing of the micro-batch is written",
+                "which takes some statements a row, all in one transaction",
             ) from error
 
 
