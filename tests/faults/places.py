@@ -83,22 +83,32 @@ class Bucket:
     def _objects(self) -> dict[str, bytes]:
         prefix = f"{self._prefix}/"
         found = objects_of(self._endpoint, self._name, prefix)
-        objects = {key.removeprefix(prefix): data for key, data in found.items()}
-        # A dead letter is there once the index names its file; who was overtaken may leave more.
-        letters = "checkpoint/ackcore/dead_letters/"
-        index = objects.get(f"{letters}index.json", b"")
+        return {key.removeprefix(prefix): data for key, data in found.items()}
 
-        def is_named(name: str) -> bool:
-            key = name.removeprefix(letters)
-            return key == name or not key.endswith(".parquet") or key.encode() in index
+    def unnamed_letters(self) -> set[str]:
+        """The files of letters that the index does not name.
 
-        return {name: data for name, data in objects.items() if is_named(name)}
+        They are no dead letters: none who reads them looks for files, all ask the index, and no
+        later index can name one, as its key bears the epoch of the driver that put it, and bits
+        drawn at random.  A driver puts one before the index, by which it is refused if it was
+        taken over from; the next driver that opens the store deletes it.
+        """
+        return self._unnamed_letters(self._objects())
+
+    @staticmethod
+    def _unnamed_letters(objects: dict[str, bytes]) -> set[str]:
+        below = "checkpoint/ackcore/dead_letters/"
+        index = objects.get(f"{below}index.json", b"")
+        files = {name for name in objects if name.startswith(below) and name.endswith(".parquet")}
+        return {name for name in files if name.removeprefix(below).encode() not in index}
 
     def fetched(self) -> Path:
         """Where all of it lies as files: the records, too, which are in one object."""
         self._looks += 1
         copy = self._directory / f"fetched-{self._looks}"
         objects = self._objects()
+        for name in self._unnamed_letters(objects):
+            del objects[name]
         root = "checkpoint/ackcore"
         head = objects.pop(f"{root}/head.json", None)
         for name, body in ({} if head is None else _checked(head)["records"]).items():
@@ -118,8 +128,11 @@ class Bucket:
         """As `Disk.contents`; of what records name, those that the head has or its records name.
 
         A driver that was overtaken may have put a table before it met the head: nobody names it.
+        Of files of letters those that the index names (`unnamed_letters`).
         """
         objects = self._objects()
+        for name in self._unnamed_letters(objects):
+            del objects[name]
         root = "checkpoint/ackcore/"
         named = b"".join(
             data

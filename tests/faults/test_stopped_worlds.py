@@ -222,18 +222,16 @@ def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp
     assert ended is None
     assert opened < 20
     assert requests > 60
-    fenced = []
+    # By these it deletes what was dropped, and gives the checkpoint back.
+    last = range(requests - 2, requests + 1)
     # One that is overtaken before it has the checkpoint takes over in its turn.
-    for n in range(opened + 1, requests + 1, every):
+    for n in sorted({*range(opened + 1, requests + 1, every), *last}):
         here, _, ended, (before, books) = run(n)
-        fenced.append(isinstance(ended, CheckpointInUse))
-        assert fenced[-1] or ended is None, (n, ended)
-        now = here.contents()
-        if ended is None:
-            # All that was left to do was to delete tables of micro-batches that are done.
-            assert now.items() <= before.items(), n
-            assert run_here(here, "third") == books, n
-        else:
-            assert now == before, n
+        # After its last mark it has only to prune, and to give back what is another's.
+        is_over = ended is None and n > requests - 5
+        assert is_over or isinstance(ended, CheckpointInUse), (n, ended)
+        assert here.contents() == before, n
         check(here, books)
-    assert sum(fenced) > 0.8 * len(fenced)
+        assert run_here(here, "third") == books, n
+        # What it had put before it met the index has gone, and was never read.
+        assert here.unnamed_letters() == set(), n

@@ -588,8 +588,17 @@ class TableCache:
         self._verified.add(file)
         self._sizes[file] = nbytes
 
-    def sweep(self, number: int, named: Collection[str]) -> None:
-        """Remove what no record names after micro-batch ``number``; here it goes with records."""
+    def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
+        """Return the keys of tables of before ``number - 1`` that go; here they go with decisions.
+
+        Parameters
+        ----------
+        number : int
+            The last micro-batch that is done.
+        named : collection of str
+            The files that the records name which are kept.
+        """
+        return ()
 
     def keep(self, files: Collection[str]) -> None:
         """Forget all other files."""

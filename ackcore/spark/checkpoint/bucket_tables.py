@@ -1,9 +1,10 @@
 """The tables of a checkpoint in a bucket: objects named by number, epoch and checksum.
 
 ``state/7.e3/waiting-lines.<checksum>.arrow`` was put by the driver of epoch 3, before the decision
-of micro-batch 7 that names it.  Only that driver can name it for the first time.  So what no record
-names can be deleted by whoever owns the checkpoint, and even by one that does not know yet that it
-owns it no more: what a later driver puts has another epoch in its key, and is in no list of before.
+of micro-batch 7 that names it.  Only that driver can name it for the first time, and only in that
+micro-batch.  So once that is done, what the head on record does not name no later head names, and
+even a driver that does not know yet that it was taken over from can delete it.  `head` does, which
+knows what is on record.
 """
 
 from __future__ import annotations
@@ -134,24 +135,15 @@ class BucketTables(TableCache):
     def sync(self, directory: str) -> None:
         """As `TableCache.sync`: an object is there when its put returns."""
 
-    def sweep(self, number: int, named: Collection[str]) -> None:
-        """Delete tables of micro-batches before ``number - 1`` that are not named any more.
-
-        Parameters
-        ----------
-        number : int
-            The last micro-batch that is done.
-        named : collection of str
-            The files that the records name which are kept.
-        """
+    def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
+        """As `TableCache.unnamed`, each once."""
         if self._there is None:
             # It may lag: what it lacks is deleted by a later driver.
             self._there = {entry.key for entry in self._store.list(_BELOW)}
         kept = {f"{_BELOW}/{file}" for file in named}
         old = {key for key in self._there - kept if _number_in(key) < number - 1}
-        if old:
-            self._store.delete(sorted(old))
-            self._there -= old
+        self._there -= old
+        return old
 
 
 def _number_in(key: str) -> int:

@@ -11,6 +11,9 @@ The head tells: it is ours as long as our token is in it.  What a driver sent be
 depends on a version that is no more, and comes to nothing whenever it arrives.
 
 A record of more than `_LARGE` bytes is an object of its own; the head has its length and checksum.
+What a record names no more, a table or such an object, is deleted by the driver whose put of the
+head dropped it, and after that put: no head on record names it then, nor can a later one, whoever
+took over meanwhile.
 The lines of progress go along with the next step, so that they take no trip of their own.
 """
 
@@ -71,7 +74,11 @@ class HeadRecords:
         self._deployment = ""
         self._large: dict[str, dict[str, Any]] = {}
         #: Objects that no record names any more; the head on record may, up to the next put.
-        self._unnamed: set[str] = set()
+        self._dropped: set[str] = set()
+        #: Objects that no head names from the last put on: they may be deleted.
+        self._deletable: set[str] = set()
+        #: By directory, the first number of which the next head has records.
+        self._first: dict[str, int] = {}
         self._swept = False
         self._owned = self._closed = False
         found = store.get(HEAD)
@@ -134,7 +141,7 @@ class HeadRecords:
                 "checkpoint of its own"
             ) from None
         self._owned = True
-        self._recorded(records)
+        self._has_put(records)
         if self._before.get("open"):
             _log.warning(
                 "%s is taken over from %s, which did not give it back: it died, or ends with its "
@@ -172,7 +179,18 @@ class HeadRecords:
         self._recorded(head["records"])
 
     def _recorded(self, records: Bodies) -> None:
-        self._records, self._named = records, _objects_of(records)
+        # What was dropped stays so, though the head on record may have it yet.
+        self._records = self._kept(records)
+        named = _objects_of(records)
+        self._dropped |= self._named - named
+        self._deletable -= named
+        self._named = named
+
+    def _has_put(self, records: Bodies) -> None:
+        """Take it that this driver's put of these records went through, and no later one yet."""
+        self._recorded(records)
+        self._deletable |= self._dropped - self._named
+        self._dropped = set()
 
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
         """Replace the records by what is made of them.
@@ -198,7 +216,7 @@ class HeadRecords:
                     self._version = self._store.put(HEAD, data, if_version=version)
                 except StoreConflict:
                     continue
-                self._recorded(records)
+                self._has_put(records)
                 return
         raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
 
@@ -217,6 +235,7 @@ class HeadRecords:
             if self._owned and self._version is not None:
                 try:
                     self._replace(lambda records: records, is_open=False)
+                    self._delete()
                 except StateError as error:
                     _log.debug("%s was not given back: %s", self.place(""), error)
 
@@ -286,10 +305,7 @@ class HeadRecords:
             self._store.put(key, data)
             self._large[key] = kept
             kept = {"object": key, "bytes": len(data), "blake2b": digest}
-        before = self._records.get(name, {}).get("object")
         self._replace(lambda records: {**records, name: kept})
-        if before is not None:
-            self._unnamed.add(before)
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
         """Have what a micro-batch did written with the next record, or when this is closed."""
@@ -314,31 +330,45 @@ class HeadRecords:
         """As `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
         self._forget("batches", number)
 
-    def remove_decisions(self, number: int, named: Collection[str]) -> None:
-        """As `Records.remove_decisions`; tables go by themselves, and large records one later."""
-        if not self._swept:
-            # What drivers left that died before a head named it.  The list may lag.
-            listed = {entry.key for entry in self._store.list(_BELOW)}
-            self._unnamed |= {key for key in listed if _epoch_in(key) < self.epoch}
-            self._swept = True
-        self._unnamed -= _objects_of(self._records)
-        gone = self._unnamed - self._named
-        if gone:
-            self._store.delete(sorted(gone))
-            self._unnamed -= gone
-        self._forget("state", number)
+    def remove_decisions(
+        self, number: int, named: Collection[str], unnamed: Collection[str]
+    ) -> None:
+        """As `Records.remove_decisions`: by the next put, and what they named, a micro-batch later.
+
+        Or when this is closed.
+        """
+        with self._lock:
+            self._forget("state", number)
+            self._dropped |= {*unnamed}
+            if not self._swept:
+                # What drivers left that died before a head named it.  The list may lag.
+                listed = {entry.key for entry in self._store.list(_BELOW)}
+                self._dropped |= {key for key in listed if _epoch_in(key) < self.epoch}
+                self._swept = True
+            self._delete()
+
+    def _delete(self) -> None:
+        """Delete what no head names any more, unless it is not known what came of the last put."""
+        if self._deletable and self._version is not None:
+            self._store.delete(sorted(self._deletable))
+            self._deletable = set()
 
     def _forget(self, directory: str, number: int) -> None:
-        def is_old(name: str) -> bool:
-            above, _, rest = name.partition("/")
-            found = _NUMBERED.fullmatch(rest)
-            return above == directory and found is not None and int(found[1]) < number - 1
-
         with self._lock:
-            old = {name: body for name, body in self._records.items() if is_old(name)}
-            self._records = {name: self._records[name] for name in self._records.keys() - old}
-            self._unnamed |= _objects_of(old)
-            self._large = {k: v for k, v in self._large.items() if k not in self._unnamed}
+            self._first[directory] = number - 1
+            self._records = self._kept(self._records)
+            named = _objects_of(self._records)
+            self._large = {key: body for key, body in self._large.items() if key in named}
+
+    def _kept(self, records: Bodies) -> Bodies:
+        """Return records without those that were dropped."""
+
+        def is_old(name: str) -> bool:
+            directory, _, rest = name.partition("/")
+            found = _NUMBERED.fullmatch(rest)
+            return found is not None and int(found[1]) < self._first.get(directory, 0)
+
+        return {name: body for name, body in records.items() if not is_old(name)}
 
 
 def _objects_of(records: Bodies) -> set[str]:

@@ -84,8 +84,13 @@ class Records(Protocol):
     def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
         """Remove plans and marks before ``number - 1``, and the requests that were taken."""
 
-    def remove_decisions(self, number: int, named: Collection[str]) -> None:
-        """Remove decisions before ``number - 1``, and what tables are not ``named`` any more."""
+    def remove_decisions(
+        self, number: int, named: Collection[str], unnamed: Collection[str]
+    ) -> None:
+        """Remove decisions before ``number - 1``, and what tables are not ``named`` any more.
+
+        In a bucket these are ``unnamed``, by their keys.
+        """
 
     def check_owner(self) -> None:
         """Raise `CheckpointInUse` if another driver has taken over."""
@@ -184,7 +189,9 @@ class RecordFiles:
         self.check_owner()
         history.remove_plans(self.root / "batches", self.root / "replays", number, plan_of)
 
-    def remove_decisions(self, number: int, named: Collection[str]) -> None:
+    def remove_decisions(
+        self, number: int, named: Collection[str], unnamed: Collection[str]
+    ) -> None:
         """As `Records.remove_decisions`."""
         history.remove_tables(self.root / "state", number, named)
 

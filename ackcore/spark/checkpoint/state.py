@@ -539,8 +539,7 @@ class State:
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a file that is mapped, and with it the directory.
         self._cache.keep(named)
-        self._records.remove_decisions(number, named)
-        self._cache.sweep(number, named)
+        self._records.remove_decisions(number, named, self._cache.unnamed(number, named))
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:
