@@ -127,6 +127,14 @@ PASSING = {
 }
 
 
+#: Given key and value of a message, and what was said of its size.
+TooLarge = Callable[[bytes | None, bytes | None, str], object]
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
 class DeliveryError(RuntimeError):
     """Kafka did not take what was sent; the message names the topic and the reason."""
 
@@ -147,6 +155,12 @@ class Deliveries:
         If an option is one that is set here.
     DeliveryError
         If librdkafka refuses the settings.
+
+    Attributes
+    ----------
+    on_too_large : callable or None
+        Called with key, value and error of a message that is, or that is in a request which is,
+        larger than its topic takes: that is no failure then.  None by default.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -156,6 +170,7 @@ class Deliveries:
         self._failures: dict[str, int] = {}
         self._first: tuple[str, KafkaError] | None = None
         self._cause = ""
+        self.on_too_large: TooLarge | None = None
         # Of what was delivered nothing is reported one by one, which would take as long as sending:
         # what has left librdkafka's queue and was not reported was delivered.
         own: dict[str, Any] = {
@@ -238,8 +253,9 @@ class Deliveries:
             except BufferError:
                 self._look(_SLICE_S)
             except KafkaException as error:
-                self._on_failure(error.args[0], topic)
+                self._fail(error.args[0], topic, _bytes(key), _bytes(value))
                 self._look(0)
+                return
 
     def flush(self) -> None:
         """Wait until all that was sent is delivered.
@@ -352,11 +368,16 @@ class Deliveries:
         except KafkaException as error:  # that of a producer that can do no more
             raise DeliveryError(f"the producer has ended: {self._told(error.args[0])}") from None
 
-    def _on_failure(self, error: KafkaError | None, message: Message | str) -> None:
+    def _on_failure(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            topic = message if isinstance(message, str) else message.topic() or ""
-            self._failures[topic] = self._failures.get(topic, 0) + 1
-            self._first = self._first or (topic, error)
+            self._fail(error, message.topic() or "", message.key(), message.value())
+
+    def _fail(self, error: KafkaError, topic: str, key: bytes | None, value: bytes | None) -> None:
+        if self.on_too_large is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self.on_too_large(key, value, self._told(error))
+            return
+        self._failures[topic] = self._failures.get(topic, 0) + 1
+        self._first = self._first or (topic, error)
 
     def _on_error(self, error: KafkaError) -> None:
         # That all are down says less than why one is.

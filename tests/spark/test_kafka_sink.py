@@ -180,6 +180,81 @@ def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch
         out.write_accepted(accepted(files, spark=spark))
 
 
+LARGE = "x" * 5000
+
+
+def refused(answer):
+    """Rows that a sink refuses, by file and place, and why."""
+    of, at = answer.places
+    why = [answer.reasons[number] for number in answer.reason_of]
+    return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
+
+
+def test_a_message_that_is_too_large_for_the_client_is_refused(mock_kafka, sink, tmp_path):
+    """By its place in the file: rows that do not count lie before it."""
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, key="word", options={"message.max.bytes": 1500})
+    some = [("a", 1, 10), ("b", 2, 11), (LARGE, 3, None), ("d", 4, 10)]
+    files = (row_file(tmp_path, some), row_file(tmp_path, [(LARGE, 5, 11), (LARGE, 6, 10)], 1))
+    found = refused(out.write_accepted(accepted(files)))
+    assert list(found) == [(0, 2), (1, 1)]
+    assert all("too large" in why and "raise max.message.bytes" in why for why in found.values())
+    assert words(mock_kafka, topic) == Counter("ad")
+    assert not out._live  # whoever comes next begins with a producer that met no error
+
+
+def test_messages_of_a_request_that_is_too_large_are_sent_one_by_one(mock_kafka, sink, files):
+    """A broker measures a request: that it was too large says nothing of the messages in it."""
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, key="word", message_id="n")
+    mock_kafka.fail_requests(mock_broker.PRODUCE, 10)
+    assert out.write_accepted(accepted(files, 7)) is None
+    about = {
+        (message.key(), *dict(message.headers()).values())
+        for message in messages(mock_kafka, topic)
+    }
+    batch = b"abc/count/7"
+    assert about == {
+        (b"a", batch, b"0.0", b"1"),
+        (b"c", batch, b"0.1", b"3"),
+        (b"d", batch, b"1.0", b"4"),
+        (b"e", batch, b"1.1", b"5"),
+    }
+    assert len(messages(mock_kafka, topic)) == 4
+
+
+def test_too_many_messages_to_send_one_by_one_are_an_error(mock_kafka, sink, files, monkeypatch):
+    monkeypatch.setattr(kafka, "MAX_REFUSED", 1)
+    topic = mock_kafka.new_topic()
+    mock_kafka.fail_requests(mock_broker.PRODUCE, *[10] * 4)
+    says = (
+        rf"topic '{topic}' did not take \d messages, too many .* too large.* by batch\.size in opt"
+    )
+    with pytest.raises(SinkUnavailable, match=says):
+        sink(mock_kafka, topic).write_accepted(accepted(files))
+
+
+@pytest.mark.parametrize("by_tasks", [False, True])
+def test_messages_that_are_larger_than_their_topic_takes_are_refused(
+    request, kafka_broker, sink, tmp_path, monkeypatch, by_tasks
+):
+    """Each with others in one request, which are there, as is what came behind them."""
+    spark = None
+    if by_tasks:
+        monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
+        spark = request.getfixturevalue("spark")
+    topic = kafka_broker.new_topic(**{"max.message.bytes": 1000})
+    some = [(LARGE if n in (7, 150) else f"w{n}", n, None) for n in range(300)]
+    files = (row_file(tmp_path, some), row_file(tmp_path, [("a", 1, 10), (LARGE, 2, 10)], 1))
+    out = sink(kafka_broker, topic, key="word")
+    found = refused(out.write_accepted(accepted(files, spark=spark)))
+    assert list(found) == [(0, 7), (0, 150), (1, 1)]
+    assert all("too large" in why for why in found.values())
+    assert words(kafka_broker, topic) == Counter(
+        ["a", *(one[0] for one in some if one[0] != LARGE)]
+    )
+
+
 def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(
     spark, mock_kafka, sink, checkpoint
 ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,17 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
+from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.sinks.connections import Connections
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
+from ackcore.spark.sinks.interface import (
+    Accepted,
+    AcceptedFile,
+    read_accepted,
+    read_with_places,
+)
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.unavailable import unavailable
+from ackcore.topology.max_refused import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
@@ -32,6 +40,11 @@ _DRIVER_BYTES = 8 << 20
 #: For so long a group's committed offsets are there whatever else happens, as is asked of brokers
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
+
+#: A row whose message is larger than the topic takes: its file, its place there, and why.
+_Refused = tuple[int, int, str]
+#: What a task that sends answers: those, or what ended it, without a file.
+_ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
     "See that the brokers run and can be reached from the driver and the workers, that options "
@@ -78,6 +91,8 @@ def to_kafka(
         Java) each row then is there once, whoever dies when.  One process, the driver, sends
         them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
         in which a delivery failed, a task was tried again or the driver died before it was marked.
+        A row whose message is larger than the topic takes is refused then, and its record dead; in
+        a transaction that ends the query.
         The name of the sink is part of the transaction's: one that is given another name while a
         micro-batch is decided and not marked sends that again under the new one.
     options : mapping, optional
@@ -186,8 +201,13 @@ class KafkaSink:
         finally:
             deliveries.close()
 
-    def write_accepted(self, accepted: Accepted) -> None:
+    def write_accepted(self, accepted: Accepted) -> SinkRejects | None:
         """Send the rows of a micro-batch, from the files that its run left.
+
+        Returns
+        -------
+        SinkRejects or None
+            Those whose messages are larger than the topic takes, if not in a transaction.
 
         Raises
         ------
@@ -203,12 +223,16 @@ class KafkaSink:
             with self._named(accepted.sink):
                 if self.transactional:
                     self._commit(accepted)
-                else:
-                    self._send(accepted)
+                    return None
+                refused = self._send(accepted)
         except BaseException:
             # Whoever comes next begins with a producer that knows nothing of what this one met.
             self.release(accepted.sink, accepted.deployment)
             raise
+        if not refused:
+            return None
+        self.release(accepted.sink, accepted.deployment)
+        return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
@@ -235,35 +259,40 @@ class KafkaSink:
 
     # ---------------------------------------------------------------------------- at least once
 
-    def _send(self, accepted: Accepted) -> None:
+    def _send(self, accepted: Accepted) -> list[_Refused]:
         messages = self._messages(accepted)
         if _is_small(accepted):
             live = self._connected(accepted, lambda: _kafka().Deliveries(self._settings))
             check_fence()
-            messages.send(live, enumerate(accepted.files))
-            live.flush()
-            return
+            return messages.deliver(live, list(enumerate(accepted.files)), self._settings)
         settings, files = self._settings, accepted.files
         tasks = min(len(files), task_slots(accepted.spark))
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kafka = _kafka()
             deliveries = kafka.Deliveries(settings)
-            found: dict[str, list[str]] = {"error": []}
+            found: list[tuple[int | None, int | None, str]] = []
             try:
-                mine = ((i, files[i]) for each in ids for i in each.column(0).to_pylist())
-                messages.send(deliveries, mine)
-                deliveries.flush()
+                mine = [(i, files[i]) for each in ids for i in each.column(0).to_pylist()]
+                found += messages.deliver(deliveries, mine, settings)
             except kafka.DeliveryError as error:
                 # Were it raised, Spark would try the task again, and send what did arrive twice.
-                found["error"].append(str(error))
+                found.append((None, None, str(error)))
             finally:
                 deliveries.close()
-            yield pa.RecordBatch.from_pydict(found, pa.schema([("error", pa.string())]))
+            columns = zip(*found, strict=True) if found else ((), (), ())
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, f.type) for column, f in zip(columns, _ANSWER, strict=True)],
+                schema=_ANSWER,
+            )
 
         frame = accepted.spark.range(0, len(files), 1, tasks)
-        for row in frame.mapInArrow(send, "error string").collect():
-            raise _kafka().DeliveryError(row[0])
+        refused = []
+        for file, place, said in frame.mapInArrow(send, from_arrow_schema(_ANSWER)).collect():
+            if file is None:
+                raise _kafka().DeliveryError(said)
+            refused.append((file, place, said))
+        return refused
 
     # -------------------------------------------------------------------- one transaction for each
 
@@ -326,24 +355,106 @@ class _Messages:
         self._batch = batch
         self._nonacked = nonacked
 
+    def deliver(
+        self,
+        deliveries: Deliveries,
+        files: Sequence[tuple[int, AcceptedFile]],
+        settings: ClientSettings,
+    ) -> list[_Refused]:
+        """Send the rows of numbered files, and return those that are too large by themselves.
+
+        Brokers measure what came in one request together: of those that are said to be too large
+        each is sent once more, alone.
+        """
+        suspects = _Suspects()
+        deliveries.on_too_large = suspects.add
+        self.send(deliveries, files)
+        deliveries.flush()
+        if not suspects.count:
+            return []
+        if suspects.count > MAX_REFUSED:
+            raise _kafka().DeliveryError(
+                f"topic {self._topic!r} did not take {suspects.count} messages, too many to send "
+                f"each again by itself: {suspects.said}; or have fewer go in one request, by "
+                "batch.size in options"
+            )
+        refused: list[_Refused] = []
+        found = _Suspects()
+        alone = _kafka().Deliveries(settings)
+        alone.on_too_large = found.add
+        try:
+            for number, place in self._again(alone, files, suspects):
+                alone.flush()
+                if found.count > len(refused):
+                    refused.append((number, place, found.said))
+        finally:
+            alone.close()
+        return refused
+
     def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
         """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
-        batch, topic = (BATCH, self._batch), self._topic
-        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
-        of_rows = self._columns.headers is not None
         for number, file in files:
             at = 0
             for rows in read_accepted(file, self._nonacked):
-                ids = None if self._message_id is None else rows.column(self._message_id)
-                contents = self._columns.contents(rows)
-                for place, (key, value, headers) in enumerate(contents, at):
-                    if of_rows:  # as a row came that was read from what a sink had written
-                        headers = [each for each in headers if each[0] not in ours]
-                    headers += (batch, (ROW, b"%d.%d" % (number, place)))
-                    if ids is not None:
-                        headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
-                    deliveries.send(topic, value, key, headers)
+                self._send_rows(deliveries, number, rows, at)
                 at += len(rows)
+
+    def _send_rows(
+        self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int
+    ) -> None:
+        batch, topic = (BATCH, self._batch), self._topic
+        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
+        of_rows = self._columns.headers is not None
+        ids = None if self._message_id is None else rows.column(self._message_id)
+        contents = self._columns.contents(rows)
+        for place, (key, value, headers) in enumerate(contents, at):
+            if of_rows:  # as a row came that was read from what a sink had written
+                headers = [each for each in headers if each[0] not in ours]
+            headers += (batch, (ROW, b"%d.%d" % (number, place)))
+            if ids is not None:
+                headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
+            deliveries.send(topic, value, key, headers)
+
+    def _again(
+        self,
+        deliveries: Deliveries,
+        files: Iterable[tuple[int, AcceptedFile]],
+        suspects: _Suspects,
+    ) -> Iterator[tuple[int, int]]:
+        """Send suspects once more; yields file and place of each when it is handed over."""
+        for number, file in files:
+            at = 0
+            for rows, places in read_with_places(file, self._nonacked):
+                for i, (key, value, _) in enumerate(self._columns.contents(rows)):
+                    if suspects.have(key, value):
+                        self._send_rows(deliveries, number, rows.slice(i, 1), at + i)
+                        yield number, int(places[i])
+                at += len(rows)
+
+
+class _Suspects:
+    """Messages that are too large, or came in one request with such.
+
+    A report of a message has no headers, so they are known by what else is in them: of rows that
+    are alike one more may be sent twice.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.said = ""
+        self._hashes: set[int] = set()
+
+    def add(self, key: bytes | None, value: bytes | None, said: str) -> None:
+        self.count += 1
+        self.said = said
+        self._hashes.add(_hash(key, value))
+
+    def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
+        return _hash(key, value) in self._hashes
+
+
+def _hash(*content: bytes | str | None) -> int:
+    return hash(tuple(one.encode() if isinstance(one, str) else one or b"" for one in content))
 
 
 def _is_small(accepted: Accepted) -> bool:
