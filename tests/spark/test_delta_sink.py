@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import importlib
 import os
 import random
 import shutil
@@ -54,8 +55,8 @@ def started(path, schema=WORDS, **arguments):
     return sink
 
 
-def rows(path):
-    table = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+def rows(path, options=None):
+    table = deltalake.DeltaTable(path, storage_options=options).to_pyarrow_table().to_pylist()
     return sorted(tuple(row.values()) for row in table)
 
 
@@ -327,6 +328,57 @@ def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys
     assert len(found) == (3 if keys else 4)
     first.write_accepted(accepted(files))
     assert rows(path) == found
+
+
+@pytest.fixture
+def lake(s3_server):
+    """A place for a table in a bucket, and what reaches it.
+
+    By the server itself: deltalake holds the GIL while it waits, so that no proxy in this process
+    could answer.
+    """
+    module = importlib.import_module("s3_server")
+    path = f"s3://{s3_server.new_bucket()}/lake/orders"
+    return path, module.environment(s3_server.endpoint)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_table_in_a_bucket_has_each_micro_batch_once(lake, files, keys):
+    path, options = lake
+    for number in (0, 0, 1):
+        sink = started(path, keys=keys, storage_options=options)
+        sink.write_accepted(accepted(files, number))
+    first = [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
+    assert rows(path, options) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(2 * first))
+    with pytest.raises(
+        CheckpointForeign, match=rf"Delta table {path} has micro-batch 1 .* 0 comes"
+    ):
+        sink.write_accepted(accepted(files))
+
+
+def test_of_two_drivers_one_commits_to_a_table_in_a_bucket(lake, files):
+    path, options = lake
+    first, second = (started(path, storage_options=options) for _ in range(2))
+    fences = []
+
+    def take_over():
+        fences.append(None)
+        second.write_accepted(accepted(files))
+
+    with fenced(lambda: take_over() if not fences else None), pytest.raises(CommitFailedError):
+        first.write_accepted(accepted(files))
+    first.write_accepted(accepted(files))
+    assert len(rows(path, options)) == 4
+
+
+def test_a_bucket_that_is_not_there_is_named_without_secrets(lake):
+    path, options = lake
+    sink = to_delta(f"{path}x".replace("bucket-", "none-"), storage_options=options)
+    with pytest.raises(SinkUnavailable, match="sink 'count', Delta table s3://none-") as told:
+        check_sink("count", sink, WORDS)
+    assert "NoSuchBucket" in str(told.value)
+    assert "a-secret" not in f"{told.value} {sink!r}"
+    assert str(told.value).isprintable(), repr(str(told.value))
 
 
 def test_one_that_was_taken_over_writes_nothing(path, files):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _LONGEST = 500
 _REDACTED = "[redacted]"
 _SHORTEST = 4
+#: Colours, of what deltalake says of a bucket.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SinkUnavailable(RuntimeError):
@@ -32,7 +35,7 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
     way_out : str
         What may help; ends without a full stop.
     """
-    said = " ".join(said.split())[:_LONGEST].rstrip(".")
+    said = " ".join(_COLOURS.sub("", said).split())[:_LONGEST].rstrip(".")
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
 
 
