@@ -18,6 +18,7 @@ from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUna
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
+from ackcore.spark.stores.trying import tried
 
 SOON = {
     "max_retries": 2,
@@ -395,6 +396,45 @@ def test_of_a_failure_the_status_is_told_and_not_what_the_server_says(monkeypatc
     assert "verysecret" not in told(OSError("the token sig=verysecret is bad"))
     body = "status code: 403 Forbidden: <Error><Code>Signature</Code><AWSAccessKeyId>AKIA</A>"
     assert told(OSError(f"Server returned non-2xx {body}")) == "OSError, status 403 Signature"
+
+
+def test_of_a_connection_that_fails_the_cause_is_told_whole():
+    long = f"https://h/{'k' * 150}"
+    text = (
+        f"Generic S3 error: Error performing GET {long} in 9ms, after 10 retries, max_retries: 10, "
+        "retry_timeout: 90s  - HTTP error: error sending request\n\nDebug source:\n"
+        'HttpError { source: ConnectError("dns", Custom { error: "Name or service not known" }) }'
+    )
+    assert told(OSError(text)) == (
+        f"OSError: Generic S3 error: Error performing GET {long} ... (Name or service not known)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("s3://bucket/place", "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/place", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://box/place", "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"),
+    ],
+)
+def test_who_has_no_credentials_is_told_their_names_and_how_to_look(url, names):
+    """obstore then asks for those of the machine's role, and fails as if the store had."""
+    asked = "Error performing PUT http://169.254.169.254/latest/api/token in 1ms - Server returned "
+    store = ObjectStore(url)
+    with pytest.raises(StoreUnavailable) as error, store._asking("head"):
+        raise OSError(f"{asked}non-2xx status code: 403 Forbidden: no")
+    assert f"credentials from the environment ({names}) or the role" in str(error.value)
+    assert str(error.value).endswith(f"To find the cause: ackcore doctor {url}")
+    with pytest.raises(StoreUnavailable) as error, store._asking("head"):
+        raise OSError("Error performing GET http://h/k - Server returned non-2xx status code: 500")
+    assert "credentials" not in str(error.value)
+
+
+def test_doctor_tells_what_could_not_be_put_and_not_what_could_not_be_deleted(objects, proxy):
+    proxy.fail(DENIED, lambda _: True, times=100)
+    with pytest.raises(CheckpointReadOnly, match=r"ackcore-doctor/\w+ cannot be written"):
+        next(tried(objects.url))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,19 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _QUERY = re.compile(r"\?\S+")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE", re.IGNORECASE)
 _LONGEST = 200
+#: Of the line, what says nothing of the cause; and in what follows, what the system said.
+_RETRIES = re.compile(r", after \d+ retries, max_retries: \d+, retry_timeout: \w+\s*(?= - )")
+_SYSTEM_SAID = re.compile(r'\b(?:error|message): "([^"\\]{1,100})"')
+#: Services by which machines and pods get credentials of their role.
+_METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
+_AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
+#: Variables with credentials, the usual ones.
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": _AZURE_NAMES,
+    "abfss": _AZURE_NAMES,
+}
 
 
 class ObjectStore:
@@ -288,17 +301,32 @@ class ObjectStore:
             raise
         # Not chained to their causes: those repeat what the server said.
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
-            kind = CheckpointReadOnly if how in ("written", "deleted") else StateError
+            changes = how in ("written", "deleted")
+            kind = CheckpointReadOnly if changes else StateError
             raise kind(
-                f"{self._named(key)} cannot be {how} ({told(bad)}). Driver and workers take their "
-                "credentials from the environment: see that they have some, and that these may "
-                "read, write, list and delete below it; then start again"
+                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()}, and "
+                "that these may read, write, list and delete below it"
+                + ("; then start again" if changes else f". {self._doctor()}")
             ) from None
         except (errors.BaseError, OSError) as bad:
+            what = f"{self._named(key)} could not be {how}: {told(bad)}"
+            if _METADATA.search(str(bad)):  # which is asked where the environment has none
+                what += "; that is of the service that gives a machine or pod its role. "
+                what += self._credentials()
             raise StoreUnavailable(
-                f"{self._named(key)} could not be {how}: {told(bad)}. What was recorded before "
-                "stands; remove the cause and start again"
+                f"{what}. What was recorded before stands"
+                + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
             ) from None
+
+    def _credentials(self) -> str:
+        names = _CREDENTIALS[self.url.partition(":")[0]]
+        return (
+            f"Driver and workers take their credentials from the environment ({names}) or the "
+            "role of their machine or pod: see that they have some"
+        )
+
+    def _doctor(self) -> str:
+        return f"To find the cause: ackcore doctor {self.url}"
 
 
 def _aligned(data: Any) -> pa.Buffer:
@@ -326,13 +354,19 @@ def _condition(version: str) -> dict[str, str]:
 
 
 def told(error: BaseException) -> str:
-    """Return what an error says, without what may be secret in it: a line of 200 characters."""
+    """Return what an error says, without what may be secret in it: one line, not a long one."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         return f"{type(error).__name__}, status {status[1]}" + (f" {code[1]}" if code else "")
-    line = _QUERY.sub("?...", text.strip().partition("\n")[0].partition("<")[0])
+    line = _RETRIES.sub("", text.strip().partition("\n")[0].partition("<")[0])
+    line = _QUERY.sub("?...", line)
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) > 3:
             line = line.replace(value, "***")
-    return f"{type(error).__name__}: {line[:_LONGEST]}"
+    if len(line) > _LONGEST:
+        line = f"{line[:_LONGEST].rpartition(' ')[0] or line[:_LONGEST]} ..."
+    said = _SYSTEM_SAID.findall(text)
+    if said and "HttpError" in text:
+        line = f"{line} ({said[-1]})"
+    return f"{type(error).__name__}: {line}"

@@ -33,8 +33,8 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
     """
     store = open_store(url, "checkpoint")
     key = f"ackcore-doctor/{secrets.token_hex(8)}"
+    version = store.put(key, b"1")
     try:
-        version = store.put(key, b"1")
         yield "read and write", _read(store, key) == b"1", f"{store.url}: what is put is there"
         yield "put if absent", *_refused(lambda: store.put(key, b"2", if_absent=True))
         after = store.put(key, b"3", if_version=version)
