@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,7 +48,7 @@ class Commands(TyperGroup):
 def _told(error: Exception) -> tuple[str, int]:
     """Return what to say of an error, and the exit code."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = str(error) or type(error).__name__
+    text = as_commands(str(error)) or type(error).__name__
     if "TooManyDead" in kinds:
         return text, NO
     if kinds & {"StateError", "FileNotFoundError"}:
@@ -53,6 +57,48 @@ def _told(error: Exception) -> tuple[str, int]:
     if ours or isinstance(error, ValueError | TypeError):
         return text, FAILED if ours else USAGE
     return f"{type(error).__name__}: {text.strip().splitlines()[0]}", FAILED
+
+
+def _dead_list(found: re.Match[str]) -> str:
+    return f"`ackcore dead list {shlex.quote(found[2])} --payload`"
+
+
+#: What messages advise in Python, and what that is on the command line.
+_COMMANDS = (
+    (r"ackcore\.spark\.dead_letters\((['\"])(.*?)\1\)", _dead_list),
+    (
+        r"ackcore\.spark\.replay\(\) and another run_batch\(\) send",
+        "`ackcore dead replay` and another `ackcore run` send",
+    ),
+    (r"ackcore\.spark\.replay\(\)", "`ackcore dead replay`"),
+    (r"\bstart\(\) on the same checkpoint", "`ackcore run` on the same checkpoint"),
+    (r"\bmax_dead=None", "--max-dead none"),
+    (r"\baccept_changes=True", "--accept-changes"),
+    (r"\bdead_letters=", "--dead-letters"),
+)
+
+
+def as_commands(text: str) -> str:
+    """Return a message with commands and options for the calls and arguments that it advises."""
+    for python, command in _COMMANDS:
+        text = re.sub(python, command, text)
+    return text
+
+
+@contextmanager
+def advising_commands() -> Iterator[None]:
+    """Have what is logged within advise commands, too."""
+
+    def changed(record: logging.LogRecord) -> bool:
+        record.msg, record.args = as_commands(record.getMessage()), ()
+        return True
+
+    logger = logging.getLogger("ackcore")
+    logger.addFilter(changed)
+    try:
+        yield
+    finally:
+        logger.removeFilter(changed)
 
 
 # -- text -----------------------------------------------------------------------------------------

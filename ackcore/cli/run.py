@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ackcore.cli.activity import Quiet, described
-from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json
+from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json
 from ackcore.cli.status import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
@@ -123,7 +123,7 @@ def run(
     add_path()
     find_named(topology)  # a wrong name is told before Spark has been started for it
     check_java()
-    with spark_session(master, settings) as (spark, _):
+    with advising_commands(), spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
             books = _run_batch(found, spark, checkpoint, options, watch, as_json)

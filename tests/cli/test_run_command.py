@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from screens import recorded
 
 from ackcore.cli import doctor
 from ackcore.cli import run as cli_run
+from ackcore.cli.reporting import advising_commands, as_commands
 from ackcore.cli.topologies import load_topology
 from ackcore.spark.base.errors import StateError
 from ackcore.topology.drawing import draw
@@ -58,8 +60,34 @@ def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
     done = on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c", *words, code=1)
     (batch,) = map(json.loads, done.stdout.splitlines())
     assert (batch["batch_id"], batch["records"], batch["acked"], batch["dead"]) == (0, 3, 2, 1)
-    assert "1 of 3 records died" in done.stderr.splitlines()[-1]
+    said = done.stderr.splitlines()[-1]
+    assert "1 of 3 records died" in said
+    assert f"`ackcore dead list {tmp_path / 'c'} --payload` shows each" in said
+    assert "`ackcore dead replay` and another `ackcore run` send them through again" in said
+    assert "--max-dead none lets such a run pass" in said
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "command"),
+    [
+        (
+            "start() on the same checkpoint goes on, ackcore.spark.dead_letters('/a b') shows each",
+            "`ackcore run` on the same checkpoint goes on, `ackcore dead list '/a b' --payload` "
+            "shows each",
+        ),
+        ("ackcore.spark.replay() sends them", "`ackcore dead replay` sends them"),
+        ("changed, start with accept_changes=True: r", "changed, start with --accept-changes: r"),
+        ("max_dead_in_a_row=None lets", "max_dead_in_a_row=None lets"),  # no option has it
+    ],
+)
+def test_what_messages_advise_is_a_command_here(python, command, caplog):
+    assert as_commands(python) == command
+    logger = logging.getLogger("ackcore")
+    with advising_commands():
+        logger.warning("%s", python)
+    logger.warning("%s", python)
+    assert [each.getMessage() for each in caplog.records] == [command, python]
 
 
 def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
