@@ -160,7 +160,8 @@ class Deliveries:
     ----------
     on_too_large : callable or None
         Called with key, value and error of a message that is, or that is in a request which is,
-        larger than its topic takes: that is no failure then.  None by default.
+        larger than its topic takes: that is no failure then, but of a transaction, which it ends.
+        None by default.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -171,6 +172,7 @@ class Deliveries:
         self._first: tuple[str, KafkaError] | None = None
         self._cause = ""
         self.on_too_large: TooLarge | None = None
+        self._ends_of_one = transactional_id is not None
         # Of what was delivered nothing is reported one by one, which would take as long as sending:
         # what has left librdkafka's queue and was not reported was delivered.
         own: dict[str, Any] = {
@@ -375,7 +377,8 @@ class Deliveries:
     def _fail(self, error: KafkaError, topic: str, key: bytes | None, value: bytes | None) -> None:
         if self.on_too_large is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self.on_too_large(key, value, self._told(error))
-            return
+            if not self._ends_of_one:
+                return
         self._failures[topic] = self._failures.get(topic, 0) + 1
         self._first = self._first or (topic, error)
 

@@ -34,6 +34,7 @@ from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, check_sink
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -253,6 +254,41 @@ def test_messages_that_are_larger_than_their_topic_takes_are_refused(
     assert words(kafka_broker, topic) == Counter(
         ["a", *(one[0] for one in some if one[0] != LARGE)]
     )
+
+
+def test_of_a_transaction_rows_that_are_too_large_are_refused_and_the_others_there_once(
+    kafka_broker, sink, tmp_path
+):
+    """Those as large as the first at once, though each ends a transaction of which nobody sees."""
+    topic = kafka_broker.new_topic(**{"max.message.bytes": 2000})
+    some = [(LARGE + "x" * n if n in (5, 29) else f"w{n}", n, None) for n in range(30)]
+    known = [row_file(tmp_path, some), row_file(tmp_path, [("b", 1, 11), (LARGE, 2, 10)], 1)]
+    out = sink(kafka_broker, topic, transactional=True, options={"batch.num.messages": 4})
+    for file, places in ((0, [5, 29]), (1, [1])):
+        with pytest.raises(SinkRejects) as raised:
+            out.write_accepted(accepted(tuple(known)))
+        found = refused(raised.value)
+        assert list(found) == [(file, place) for place in places]
+        assert all("too large" in why for why in found.values())
+        known[file] = known[file]._replace(refused=np.array(places))
+    assert words(kafka_broker, topic) == Counter()
+    for _ in range(2):
+        assert out.write_accepted(accepted(tuple(known))) is None
+    assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30) if n not in (5, 29))
+
+
+def test_messages_that_are_too_large_only_together_are_none_of_their_rows_fault(
+    kafka_broker, sink, tmp_path
+):
+    topic = kafka_broker.new_topic(**{"max.message.bytes": 1000})
+    files = (row_file(tmp_path, [(f"w{n}", n, None) for n in range(30)]),)
+    out = sink(kafka_broker, topic, transactional=True)
+    says = r"did not take \d+ messages, of which none is too large by itself: .* batch\.size in opt"
+    with pytest.raises(SinkUnavailable, match=says):
+        out.write_accepted(accepted(files))
+    out = sink(kafka_broker, topic, transactional=True, options={"batch.size": 900})
+    out.write_accepted(accepted(files))
+    assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30))
 
 
 def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(

@@ -30,7 +30,7 @@ from ackcore.topology.max_refused import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import MessageColumns
-    from ackcore.kafka.producing import Deliveries, Transactions
+    from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
     from ackcore.kafka.settings import ClientSettings
 
 #: Up to so many rows and bytes the driver sends by itself: a Spark job takes longer to start.
@@ -91,8 +91,7 @@ def to_kafka(
         Java) each row then is there once, whoever dies when.  One process, the driver, sends
         them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
         in which a delivery failed, a task was tried again or the driver died before it was marked.
-        A row whose message is larger than the topic takes is refused then, and its record dead; in
-        a transaction that ends the query.
+        A row whose message is larger than the topic takes is refused, and its record dead.
         The name of the sink is part of the transaction's: one that is given another name while a
         micro-batch is decided and not marked sends that again under the new one.
     options : mapping, optional
@@ -207,7 +206,7 @@ class KafkaSink:
         Returns
         -------
         SinkRejects or None
-            Those whose messages are larger than the topic takes, if not in a transaction.
+            Those whose messages are larger than the topic takes; of a transaction it is raised.
 
         Raises
         ------
@@ -232,7 +231,7 @@ class KafkaSink:
         if not refused:
             return None
         self.release(accepted.sink, accepted.deployment)
-        return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
+        return _rejects(refused)
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
@@ -315,10 +314,58 @@ class KafkaSink:
                 f"them are in the topic. For that: "
                 f"{_way_out(number, live.transactional_id, self.topic)}",
             )
-        self._messages(accepted).send(live.begin(), enumerate(accepted.files))
-        live.prepare(_kafka().Mark(number, note))
+        messages, suspects = self._messages(accepted), _Suspects()
+        try:
+            messages.send(suspects.of(live.begin()), enumerate(accepted.files))
+            live.prepare(_kafka().Mark(number, note))
+        except _kafka().DeliveryError:
+            suspects.check(self.topic)
+            if suspects.count:
+                raise self._too_large(accepted, messages, suspects) from None
+            raise
         failpoint("in-transaction", number)
         live.commit()
+
+    def _too_large(
+        self, accepted: Accepted, messages: _Messages, suspects: _Suspects
+    ) -> SinkRejects | DeliveryError:
+        """Find rows that are too large by themselves, each in a transaction that is aborted.
+
+        Not only the suspects, of the request that ended the first one: the next large message
+        would end another, for which all would be sent again.
+        """
+        refused = _Suspects()
+        rows = list(self._alone(accepted, messages, suspects.have, refused))
+        if rows:
+            least = refused.least
+
+            def is_as_large(key: bytes | str | None, value: bytes | str | None) -> bool:
+                return _size(key, value) >= least and not suspects.have(key, value)
+
+            rows += self._alone(accepted, messages, is_as_large, refused)
+        self.release(accepted.sink, accepted.deployment)
+        return _rejects(rows) if rows else suspects.none_is(self.topic)
+
+    def _alone(
+        self, accepted: Accepted, messages: _Messages, chosen: _Chosen, refused: _Suspects
+    ) -> Iterator[_Refused]:
+        known = sum(len(file.refused) for file in accepted.files)
+        live = None
+        for number, place, row, at in messages.again(dict(enumerate(accepted.files)), chosen):
+            if live is None:
+                self.release(accepted.sink, accepted.deployment)
+                live = self._transactions(accepted)
+                check_fence()
+                deliveries, before = refused.of(live.begin()), refused.count
+            try:
+                messages.send_rows(deliveries, number, row, at)
+                deliveries.flush()
+            except _kafka().DeliveryError:
+                if refused.count == before:
+                    raise
+                refused.check(self.topic, known)
+                yield number, place, refused.said
+                live = None
 
     def _transactions(self, accepted: Accepted) -> Transactions:
         wanted = _id(accepted.sink, accepted.deployment)
@@ -367,23 +414,17 @@ class _Messages:
         each is sent once more, alone.
         """
         suspects = _Suspects()
-        deliveries.on_too_large = suspects.add
-        self.send(deliveries, files)
+        self.send(suspects.of(deliveries), files)
         deliveries.flush()
+        suspects.check(self._topic)
         if not suspects.count:
             return []
-        if suspects.count > MAX_REFUSED:
-            raise _kafka().DeliveryError(
-                f"topic {self._topic!r} did not take {suspects.count} messages, too many to send "
-                f"each again by itself: {suspects.said}; or have fewer go in one request, by "
-                "batch.size in options"
-            )
         refused: list[_Refused] = []
         found = _Suspects()
-        alone = _kafka().Deliveries(settings)
-        alone.on_too_large = found.add
+        alone = found.of(_kafka().Deliveries(settings))
         try:
-            for number, place in self._again(alone, files, suspects):
+            for number, place, row, at in self.again(dict(files), suspects.have):
+                self.send_rows(alone, number, row, at)
                 alone.flush()
                 if found.count > len(refused):
                     refused.append((number, place, found.said))
@@ -396,12 +437,10 @@ class _Messages:
         for number, file in files:
             at = 0
             for rows in read_accepted(file, self._nonacked):
-                self._send_rows(deliveries, number, rows, at)
+                self.send_rows(deliveries, number, rows, at)
                 at += len(rows)
 
-    def _send_rows(
-        self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int
-    ) -> None:
+    def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
         batch, topic = (BATCH, self._batch), self._topic
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
         of_rows = self._columns.headers is not None
@@ -415,21 +454,21 @@ class _Messages:
                 headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
             deliveries.send(topic, value, key, headers)
 
-    def _again(
-        self,
-        deliveries: Deliveries,
-        files: Iterable[tuple[int, AcceptedFile]],
-        suspects: _Suspects,
-    ) -> Iterator[tuple[int, int]]:
-        """Send suspects once more; yields file and place of each when it is handed over."""
-        for number, file in files:
+    def again(
+        self, files: Mapping[int, AcceptedFile], chosen: _Chosen
+    ) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
+        """Yield some rows: file and place, the row, and the number that its message has there."""
+        for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
                 for i, (key, value, _) in enumerate(self._columns.contents(rows)):
-                    if suspects.have(key, value):
-                        self._send_rows(deliveries, number, rows.slice(i, 1), at + i)
-                        yield number, int(places[i])
+                    if chosen(key, value):
+                        yield number, int(places[i]), rows.slice(i, 1), at + i
                 at += len(rows)
+
+
+#: Whether a message is looked at once more, by key and value.
+_Chosen = Callable[["bytes | str | None", "bytes | str | None"], bool]
 
 
 class _Suspects:
@@ -441,16 +480,48 @@ class _Suspects:
 
     def __init__(self) -> None:
         self.count = 0
+        self.least = 1 << 62
         self.said = ""
         self._hashes: set[int] = set()
 
-    def add(self, key: bytes | None, value: bytes | None, said: str) -> None:
+    def of(self, deliveries: Deliveries) -> Deliveries:
+        """Have those of a producer told; returns it."""
+        deliveries.on_too_large = self._add
+        return deliveries
+
+    def _add(self, key: bytes | None, value: bytes | None, said: str) -> None:
         self.count += 1
+        self.least = min(self.least, _size(key, value))
         self.said = said
         self._hashes.add(_hash(key, value))
 
+    def check(self, topic: str, known: int = 0) -> None:
+        """Raise DeliveryError if with some they are too many to be sent each by itself."""
+        if self.count + known > MAX_REFUSED:
+            raise self._error(topic, "too many to send each again by itself")
+
+    def none_is(self, topic: str) -> DeliveryError:
+        """Return the error of messages that are too large only together."""
+        return self._error(topic, "of which none is too large by itself")
+
+    def _error(self, topic: str, why: str) -> DeliveryError:
+        error: DeliveryError = _kafka().DeliveryError(
+            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or have "
+            "fewer go in one request, by batch.size in options"
+        )
+        return error
+
     def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
+        """Whether a message is one of them."""
         return _hash(key, value) in self._hashes
+
+
+def _rejects(refused: Sequence[_Refused]) -> SinkRejects:
+    return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
+
+
+def _size(*content: bytes | str | None) -> int:
+    return sum(len(one.encode() if isinstance(one, str) else one or b"") for one in content)
 
 
 def _hash(*content: bytes | str | None) -> int:
