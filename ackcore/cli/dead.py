@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,11 +16,13 @@ import typer
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.files import Letters
 from ackcore.spark.dead_letters.listing import (
     Letter,
     LetterFilter,
     LetterId,
     count_letters,
+    count_reasons,
     list_letters,
 )
 from ackcore.spark.dead_letters.replay import Replay, replay
@@ -120,14 +123,16 @@ def listed(
         for letter in found:
             print_json(_to_json(letter))
     else:
-        _print(found, limit, payload, lambda: count_letters(store, wanted, []))
+        _print(found, store, wanted, limit, payload)
     for error in damaged:
         typer.echo(f"ackcore: {plain(str(error))}", err=True)
     if damaged:
         raise typer.Exit(CHECKPOINT)
 
 
-def _print(letters: Iterable[Letter], limit: int, payload: bool, count: Callable[[], int]) -> None:
+def _print(
+    letters: Iterable[Letter], store: Letters, wanted: LetterFilter, limit: int, payload: bool
+) -> None:
     columns = ("letter", "died", "component", "error", "attempts", "replays", "sent", "message")
     numbers = ("attempts", "replays", "sent")
     shown = table("dead letters", *columns, *(["record"] if payload else []), right=numbers)
@@ -147,11 +152,34 @@ def _print(letters: Iterable[Letter], limit: int, payload: bool, count: Callable
             *record,
         )
     if not rows:
-        console().print("no dead letter is like that")
+        typer.echo(_none(store))
         return
     console().print(shown)
     if limit and rows == limit:
-        console().print(f"these are {limit} of {count():,}; --limit shows more")
+        many = count_letters(store, wanted, [])
+        console().print(f"these are {limit} of {many:,}; --limit shows more")
+
+
+#: So many reasons are named.
+_REASONS = 8
+
+
+def _none(store: Letters) -> str:
+    """Say that no letter is like that, and what those are that there are."""
+    counted = count_reasons(store)
+    if not counted:
+        return "there are no dead letters"
+    told = [
+        f"{n:,} of {plain(str(component))} with {plain(str(error))}"
+        for (component, error), n in counted.most_common(_REASONS)
+    ]
+    more = len(counted) - len(told)
+    rest = f", and {more} other reasons" if more else ""
+    return f"no dead letter is like that; there are {', '.join(told)}{rest}"
+
+
+def _many(n: int, one: str, several: str) -> str:
+    return f"{n:,} dead letter{'' if n == 1 else 's'} {one if n == 1 else several}"
 
 
 def show(
@@ -219,24 +247,39 @@ def replayed(
         told = {"request": done.request, "records": done.records}
         print_json({**told, "left_out": dict(done.left_out), "dry_run": dry_run})
     else:
-        _tell(done, max_replays, dry_run)
+        _tell(done, checkpoint, wanted, max_replays, dry_run)
     if letters and not done.records:
         raise typer.Exit(NO)
 
 
-def _tell(done: Replay, max_replays: int, dry_run: bool) -> None:
+def _tell(
+    done: Replay, checkpoint: str, wanted: LetterFilter, max_replays: int, dry_run: bool
+) -> None:
     many, often = sum(done.records.values()), sum(done.left_out.values())
     of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
     if often:
-        times = f"{max_replays} times or oftener"
-        typer.echo(f"{often:,} dead letters were sent again {times}, and are left out")
+        they = _many(often, "was", "were")
+        rest = "and is left out" if often == 1 else "and are left out"
+        typer.echo(f"{they} sent again {max_replays} times or oftener, {rest}")
     if not many:
         if not often:
-            typer.echo("no dead letter is to be sent: none is like that, or all were sent already")
+            typer.echo(_none_sent(store_of(checkpoint), wanted))
     elif dry_run:
-        typer.echo(f"{many:,} dead letters would be sent: {of}")
+        typer.echo(f"{_many(many, 'would be', 'would be')} sent: {of}")
     else:
-        typer.echo(f"{many:,} dead letters are sent again ({of}), request {done.request}")
+        typer.echo(f"{_many(many, 'is', 'are')} sent again ({of}), request {done.request}")
+
+
+def _none_sent(store: Letters, wanted: LetterFilter) -> str:
+    """Say why none is to be sent: there is none, or all of them were, or stand for no record."""
+    found = count_letters(store, wanted, [])
+    if not found:
+        return _none(store)
+    sent = count_letters(store, replace(wanted, sent=True), [])
+    told = [f"sent already: {sent:,} (--again sends them once more)"] if sent else []
+    if found > sent:
+        told.append(f"of offsets that were not read, without a record: {found - sent:,}")
+    return f"no dead letter is to be sent; of those like that, {', '.join(told)}"
 
 
 @choosing()
@@ -260,7 +303,8 @@ def dropped(
         print_json({"request": done.request, "records": done.records, "dry_run": dry_run})
     else:
         many = sum(done.records.values())
-        typer.echo(f"{many:,} dead letters {'would be' if dry_run else 'were'} dropped")
+        was, were = ("would be", "would be") if dry_run else ("was", "were")
+        typer.echo(f"{_many(many, was, were)} dropped")
     if letters and not done.records:
         raise typer.Exit(NO)
 

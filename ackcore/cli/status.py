@@ -75,7 +75,10 @@ def rendered(status: Status) -> RenderableType:
     if status.batches:
         parts += [_batches(status.batches), ""]
     if status.dead.letters:
-        parts += [_reasons("dead because of", status.dead.reasons, "first died"), ""]
+        parts += [
+            _reasons("dead and not sent again, because of", status.dead.reasons, "first died"),
+            "",
+        ]
     return Group(*parts[:-1])
 
 

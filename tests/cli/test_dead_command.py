@@ -77,7 +77,14 @@ def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint)
     assert "\x1b" not in said
     assert "these are 4 of 7; --limit shows more" in said
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
-    assert said == "no dead letter is like that\n"
+    assert said == (
+        "no dead letter is like that; there are 5 of enrich with TimeoutError, 2 of split with "
+        "ValueError\n"
+    )
+    assert ackcore("dead", "replay", checkpoint, "--error", "TimeoutErr").stdout == said
+    ackcore("dead", "drop", checkpoint, "--all")
+    said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
+    assert said == "there are no dead letters\n"
 
 
 def test_one_letter(ackcore, checkpoint, lines):
@@ -104,8 +111,11 @@ def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
     ]
     done = lines(ackcore("dead", "replay", checkpoint, "--error", "TimeoutError", "--json"))
     assert done[0]["records"] == {"lines": 4}
-    assert ackcore("dead", "replay", checkpoint, "--all").stdout.startswith("1 dead letters")
-    assert "no dead letter is to be sent" in ackcore("dead", "replay", checkpoint, "--all").stdout
+    assert ackcore("dead", "replay", checkpoint, "--all").stdout.startswith("1 dead letter is")
+    assert ackcore("dead", "replay", checkpoint, "--all").stdout == (
+        "no dead letter is to be sent; of those like that, sent already: 7 (--again sends them "
+        "once more)\n"
+    )
     (status,) = lines(ackcore("status", checkpoint, "--json"))
     assert (status["requests"], status["dead"]["sent"]) == (3, 7)
     assert status["dead"]["reasons"] == []
@@ -114,14 +124,14 @@ def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
 def test_letters_that_came_back_too_often_are_left_out(ackcore, checkpoint, lines):
     again = ("dead", "replay", checkpoint, "lines/1/1", "--again")
     for _ in range(2):
-        assert ackcore(*again, "--max-replays", 2).stdout.startswith("1 dead letters are sent")
+        assert ackcore(*again, "--max-replays", 2).stdout.startswith("1 dead letter is sent")
     (said,) = lines(ackcore(*again, "--max-replays", 2, "--json", code=1))
     assert (said["records"], said["left_out"]) == ({}, {"lines": 1})
     said = ackcore(*again, "--max-replays", 2, code=1).stdout
-    assert said == "1 dead letters were sent again 2 times or oftener, and are left out\n"
+    assert said == "1 dead letter was sent again 2 times or oftener, and is left out\n"
     said = ackcore("dead", "replay", checkpoint, "--all", "--again", "--max-replays", 2).stdout
-    assert "are left out\n6 dead letters are sent again (6 of lines)" in said
-    assert ackcore(*again, "--max-replays", 0).stdout.startswith("1 dead letters are sent")
+    assert "is left out\n6 dead letters are sent again (6 of lines)" in said
+    assert ackcore(*again, "--max-replays", 0).stdout.startswith("1 dead letter is sent")
     (found,) = lines(ackcore("dead", "show", checkpoint, "lines/1/1", "--json"))
     assert (found["replays"], found["sent"]) == (0, 3)
 

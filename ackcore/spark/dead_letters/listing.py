@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_row
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: What a filter looks at.
 _LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
+_REASON_COLUMNS = ("component", "error_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,22 @@ def count_letters(
             with _noting(damaged):
                 many += len(wanted.rows(file, spout, notes))
     return many
+
+
+def count_reasons(store: Letters) -> Counter[tuple[str, str]]:
+    """Return how many letters there are of each component and error, sent again or not.
+
+    Files that cannot be read are left out.
+    """
+    notes = notes_of(store)
+    counted: Counter[tuple[str, str]] = Counter()
+    for spout, files in files_of(store).items():
+        for file in files:
+            with _noting([]):
+                _, gone = gone_rows(file.path, spout, notes)
+                columns = [_column(file.path, name).to_pylist() for name in _REASON_COLUMNS]
+                counted.update(compress(zip(*columns, strict=True), ~gone))
+    return counted
 
 
 def wanted_rows(
