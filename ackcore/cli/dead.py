@@ -333,7 +333,10 @@ def _filter(
 
 def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
     if wanted == LetterFilter() and not all_of_them:
-        raise typer.BadParameter("say which letters, or --all")
+        raise typer.BadParameter(
+            "say which letters: LETTER ..., as `ackcore dead list` shows them, or options such as "
+            "--component and --error; or --all"
+        )
 
 
 def time_in(text: str) -> int:

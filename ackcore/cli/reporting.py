@@ -49,6 +49,12 @@ def _told(error: Exception) -> tuple[str, int]:
     """Return what to say of an error, and the exit code."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = as_commands(str(error)) or type(error).__name__
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    text, code = _text_and_code(error, kinds, text)
+    return f"{text}{notes}", code
+
+
+def _text_and_code(error: Exception, kinds: set[str], text: str) -> tuple[str, int]:
     if "TooManyDead" in kinds:
         return text, NO
     if kinds & {"StateError", "FileNotFoundError"}:

@@ -6,6 +6,8 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -59,13 +61,24 @@ def load_topology(name: str, spark: Any) -> Topology:
     """
     found = find_named(name)
     if callable(found) and not isinstance(found, Topology):
-        found = found(spark) if inspect.signature(found).parameters else found()
+        with raised_by(name):
+            found = found(spark) if inspect.signature(found).parameters else found()
     if not isinstance(found, Topology):
         raise typer.BadParameter(
             f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
             f"does, got {type(found).__name__}"
         )
     return found
+
+
+@contextmanager
+def raised_by(what: str) -> Iterator[None]:
+    """Note on what is raised within where it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by {what}")
+        raise
 
 
 def find_named(name: str) -> Any:
@@ -78,7 +91,8 @@ def find_named(name: str) -> Any:
     """
     module, _, path = name.partition(":")
     try:
-        found: Any = import_module(module)
+        with raised_by(f"the import of {module}"):
+            found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # what it imports is missing

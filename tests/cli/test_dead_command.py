@@ -98,7 +98,9 @@ def test_one_letter(ackcore, checkpoint, lines):
 
 
 def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
-    ackcore("dead", "replay", checkpoint, code=2)  # not all of them by mistake
+    said = ackcore("dead", "replay", checkpoint, code=2).stderr  # not all of them by mistake
+    assert "LETTER" in said
+    assert "--component" in said
     said = ackcore("dead", "replay", checkpoint, "lines/1/1", "lines/0/0", "--dry-run").stdout
     assert said == "2 dead letters would be sent: 2 of lines\n"
     assert len(lines(ackcore("dead", "list", checkpoint, "--json", "--sent"))) == 0

@@ -174,6 +174,17 @@ def test_what_is_no_topology_is_refused(tmp_path, monkeypatch):
             load_topology(name, None)
 
 
+def test_what_a_topology_raises_is_told_with_its_name(ackcore, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_jobs.py").write_text("def made(): raise OSError('no such path')\n")
+    said = ackcore("explain", "bad_jobs:made", code=4).stderr
+    assert said == "ackcore: OSError: no such path (raised by bad_jobs:made)\n"
+    (tmp_path / "worse_jobs.py").write_text("import no_such_module\n")
+    said = ackcore("explain", "worse_jobs:made", code=4).stderr
+    assert said.endswith("'no_such_module' (raised by the import of worse_jobs)\n")
+
+
 def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
     said = ackcore("run", "jobs", "--checkpoint", tmp_path, code=2).stderr
     assert "must be MODULE:NAME" in said

@@ -492,6 +492,25 @@ def test_of_a_url_that_is_no_path_the_scheme_alone_is_repeated(url, taken):
     assert "account" not in told
 
 
+@pytest.mark.parametrize("taken", [place_of, open_store])
+@pytest.mark.parametrize(
+    "url", ["s3//bucket/a", "s3:/bucket/a", "s3:bucket/a", Path("s3://bucket/a")]
+)
+def test_what_is_nearly_a_url_is_no_directory(url, taken):
+    with pytest.raises(ValueError, match=r"must be a str that begins with s3:// where"):
+        taken(url, "checkpoint")
+    assert place_of("s3/a", "checkpoint") == os.path.abspath("s3/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "form"),
+    [("s3://", "s3://bucket/path"), ("abfss:///a", "abfss://container@account.dfs.core.")],
+)
+def test_a_url_without_a_bucket_is_told_that(url, form):
+    with pytest.raises(ValueError, match=f"must name a bucket, and a place in it, as {form}"):
+        store_url(url, "checkpoint")
+
+
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket/../a"])
 def test_a_url_names_a_place_in_the_bucket(url):
     with pytest.raises(ValueError, match="must name a place in the bucket"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ackcore.spark.base.errors import CheckpointForeign, StateError
 from ackcore.spark.dead_letters.checkpoints import WITHIN, Checkpoint, checkpoint_at, letters_at
-from ackcore.spark.dead_letters.files import OWNER, Letters
+from ackcore.spark.dead_letters.files import Letters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.stores.opening import is_bucket, place_of
 
@@ -72,8 +72,7 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
                 f"path must be a checkpoint or a store of dead letters, and in {given} {lacks}"
             )
         raise FileNotFoundError(
-            f"path must be a checkpoint or a store of dead letters, with an {OWNER}, and "
-            f"{what_is_at(Path(given))}"
+            f"path must be a checkpoint or a store of dead letters, and {what_is_at(Path(given))}"
         )
     return checkpoint.letters()
 

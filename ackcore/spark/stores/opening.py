@@ -21,6 +21,8 @@ _BUCKETS = {
     "abfss": "abfss",
 }
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+#: What is no URL, though it was to be one; `pathlib.Path` takes a slash from those that are.
+_NEARLY = re.compile(r"(s3a?|gs|az|abfss?)(?::/?|//)")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _AZURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -48,9 +50,11 @@ def store_url(url: str, argument: str) -> str:
     scheme = _BUCKETS[found[1].lower()]
     host, _, path = found[2].partition("/")
     pattern = _AZURE if scheme == "abfss" else _HOST
+    bucket = "container@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
+    form = f"{scheme}://{bucket}"
+    if not host:
+        raise ValueError(f"{argument} must name a bucket, and a place in it, as {form}/path")
     if "?" in url or "#" in url or pattern.fullmatch(host) is None:
-        form = "abfss://container@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
-        form = form if scheme == "abfss" else f"{scheme}://{form}"
         raise ValueError(
             f"{argument} must be {form}/path without user, password, '?' or '#': credentials are "
             "taken from the environment of driver and workers, and never from a URL"
@@ -74,7 +78,7 @@ def place_of(path: str | os.PathLike[str], argument: str) -> str:
     """
     if isinstance(path, str) and is_bucket(path):
         return store_url(path, argument)
-    return str(local_path(path, argument))
+    return str(_local(path, argument))
 
 
 def open_store(path: str | os.PathLike[str], argument: str) -> Store:
@@ -87,4 +91,15 @@ def open_store(path: str | os.PathLike[str], argument: str) -> Store:
     """
     if isinstance(path, str) and is_bucket(path):
         return ObjectStore(store_url(path, argument))
-    return LocalStore(Path(local_path(path, argument)))
+    return LocalStore(_local(path, argument))
+
+
+def _local(path: str | os.PathLike[str], argument: str) -> Path:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    near = _NEARLY.match(text) if isinstance(text, str) else None
+    if near is not None:
+        raise ValueError(
+            f"{argument} must be a str that begins with {near[1]}:// where it is a bucket's URL, "
+            f"and ./{near[1]} where it is a directory; it begins with {near[0]}"
+        )
+    return local_path(path, argument)
