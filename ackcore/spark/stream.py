@@ -373,8 +373,11 @@ class Stream:
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Whether it is to take more of Kafka before it ends."""
-        return self._offsets is not None and self._available_now and not self._offsets.is_through
+        """Whether it is to take more of Kafka before it ends, and has room for it."""
+        offsets = self._offsets
+        if offsets is None or not self._available_now:
+            return False
+        return not offsets.is_through and offsets.has_room
 
     def _wait_until_due(self) -> bool:
         """Wait; True if the query is to stop."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,10 @@ import test_kafka_spout as spouts
 from streams import until
 from test_kafka_spout import Kept, source
 
+from ackcore.kafka import OffsetRange
+from ackcore.spark.kafka import sources
+from ackcore.spark.kafka.plans import OffsetPlan
+from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.topology import BasicBolt, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -35,6 +41,15 @@ class Ask(BasicBolt):
         collector.emit((tuple["partition"], tuple["offset"], tuple["value"].decode()))
 
 
+def asking(kafka, away, kept, spout, **settings):
+    """A topology of one bolt, which fails while there is a file."""
+    builder = TopologyBuilder()
+    builder.spout("lines", source(kafka, "t", **spout))
+    builder.bolt("ask", Ask(str(away))).shuffle("lines")
+    builder.sink("ask", kept)
+    return builder.build(max_waiting=20, parallelism=2, **settings)
+
+
 @pytest.mark.parametrize("settings", [{}, {"max_records": 60}], ids=["adaptive", "fixed"])
 def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     spark, mock_kafka, tmp_path, checkpoint, running, settings
@@ -42,11 +57,7 @@ def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     """What comes then is left in Kafka when as much waits as may, and goes through later."""
     kept, away = Kept(), tmp_path / "away"
     mock_kafka.create_topic("t", 2)
-    builder = TopologyBuilder()
-    builder.spout("lines", source(mock_kafka, "t", **settings))
-    builder.bolt("ask", Ask(str(away))).shuffle("lines")
-    builder.sink("ask", kept)
-    it = builder.build(max_waiting=20, backoff_ms=50, max_backoff_ms=200, parallelism=2)
+    it = asking(mock_kafka, away, kept, settings, backoff_ms=50, max_backoff_ms=200)
     on = running(it, spark, checkpoint)
     mock_kafka.produce("t", [b"before"])
     on.process_all_available()
@@ -61,3 +72,70 @@ def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     on.process_all_available()
     assert (on.books.records, on.books.acked, on.books.dead) == (91, 91, 0)
     assert kept.texts == sorted(["before", *(str(n) for n in range(45)), *map(str, range(45))])
+
+
+@pytest.mark.parametrize("trigger", [None, {"availableNow": True}], ids=["stream", "once"])
+def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
+    spark, mock_kafka, tmp_path, checkpoint, running, monkeypatch, trigger
+):
+    """However often it is looked whether Kafka has more: it has, and nothing of it may be taken."""
+    looks = []
+    has_new, is_through = KafkaSources.has_new, KafkaSources.is_through
+
+    def look(found):
+        return lambda self: (looks.append(None), found(self))[1]
+
+    monkeypatch.setattr(KafkaSources, "has_new", look(has_new))
+    monkeypatch.setattr(KafkaSources, "is_through", property(look(is_through.fget)))
+    mock_kafka.create_topic("t", 2)
+    for partition in (0, 1):
+        mock_kafka.produce("t", [b"%d" % n for n in range(45)], partition)
+    kept, away, now = Kept(), tmp_path / "away", [time.time_ns() // 1_000_000]
+    away.touch()
+    hour_ms = 3_600_000
+    it = asking(
+        *(mock_kafka, away, kept, {}),
+        backoff_ms=hour_ms, max_backoff_ms=hour_ms, heartbeat_ms=50,
+    )  # fmt: skip
+    on = running(it, spark, checkpoint, trigger=trigger, clock=lambda: now[0])
+    until(lambda: on.books.waiting == 20, on)
+    number, looked = on.progress.batch_id, len(looks)
+    until(lambda: len(looks) >= looked + 20, on)
+    # One more at most, which was asked for while that one ran.
+    assert on.progress.batch_id <= number + 1
+    away.unlink()
+    now[0] += 2 * hour_ms
+    on.process_all_available() if trigger is None else on.await_termination(300)
+    assert (on.books.records, on.books.acked, on.books.dead) == (90, 90, 0)
+
+
+@pytest.mark.parametrize(
+    ("room", "there", "taken"),
+    [
+        (1, [5, 5], [[1, 0], [0, 1], [1, 0]]),
+        (1, [0, 5], [[0, 1], [0, 1], [0, 1]]),
+        (10, [50, 50], [[5, 5], [5, 5], [5, 5]]),
+        (10, [2, 50], [[2, 8], [2, 5], [2, 8]]),
+        (10, [50, 2], [[5, 2], [8, 2], [5, 2]]),
+        (0, [5, 5], [[0, 0], [0, 0], [0, 0]]),
+    ],
+)
+def test_each_spout_has_a_share_of_the_room_in_turn(monkeypatch, room, there, taken):
+    """Were it a part that is none, nothing would be taken, for ever and without a pause."""
+
+    def spout(n):
+        def plan(before, tasks, *, bounded, room):
+            return OffsetPlan(tasks=((OffsetRange("t", 0, 0, min(n, room)),),))
+
+        group = SimpleNamespace(group_id=None)
+        return SimpleNamespace(plan=plan, spout=group, has_new=lambda: n > 0)
+
+    monkeypatch.setattr(sources, "task_slots", lambda spark: 2)
+    spark = SimpleNamespace(createDataFrame=lambda *_: None)
+    spouts = {str(i): spout(n) for i, n in enumerate(there)}
+    it = KafkaSources(spouts, spark, False, 10)
+    it._room = room
+    assert it.has_new() == it.has_room == bool(room)
+    by_name = [it.plan(n, None) for n in range(3)]
+    found = [[OffsetPlan.of(plan[name]).tasks[0][0].size for name in spouts] for plan in by_name]
+    assert found == taken

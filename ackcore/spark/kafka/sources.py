@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +18,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.groups import Teller, refuse_two_tellers
 from ackcore.spark.kafka.offsets import SpoutOffsets
 from ackcore.spark.kafka.outages import obstacle, unread_in
-from ackcore.spark.kafka.plans import OffsetPlan
+from ackcore.spark.kafka.plans import OffsetPlan, records_in
 from ackcore.spark.kafka.reading import ReadOffsets
 from ackcore.spark.run.types import InputFrame, Obstacle, Snapshot
 from ackcore.topology.builder import Topology
@@ -51,7 +52,7 @@ class KafkaSources:
         self._spark = spark
         self._once = once
         self._max_waiting = max_waiting
-        #: How many more may wait.  Where none may they die at once, and all are taken.
+        #: How many more may wait.  Where none may, they die at once, and all are taken.
         self._room = max_waiting or None
         self.is_closed = False
         #: The spouts whose cluster did not answer when it was last asked for something new.
@@ -107,18 +108,29 @@ class KafkaSources:
         Raises ValueError if two spouts tell one group of a topic that has come since.
         """
         found = {}
-        tasks = task_slots(self._spark)
-        room = None if self._room is None else self._room // max(1, len(self._spouts))
-        for name, one in self._spouts.items():
+        tasks, left = task_slots(self._spark), self._room
+        for i, name in enumerate(self._in_turn(number)):
+            one = self._spouts[name]
             body = None if parent is None else parent.offsets.get(name)
             before = None if body is None else OffsetPlan.of(body)
             if self._once and before is not None:
                 found[name] = before.carried().body()
-            else:
-                found[name] = one.plan(before, tasks, bounded=not self._once, room=room).body()
+                continue
+            # Of what those before it have left, as much as each of those behind it.
+            room = None if left is None else -(-left // (len(self._spouts) - i))
+            plan = one.plan(before, tasks, bounded=not self._once, room=room)
+            found[name] = plan.body()
+            if left is not None:
+                left = max(0, left - records_in(chain.from_iterable(plan.tasks)))
         # What fits both of their patterns may have come to be.
         self._check_tellers()
         return found
+
+    def _in_turn(self, number: int) -> list[str]:
+        """Return the spouts in the order in which they take: each is first in turn."""
+        names = list(self._spouts)
+        first = number % max(1, len(names))
+        return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
         """Return how many retries a micro-batch takes at most beside new records; None: any."""
@@ -199,10 +211,12 @@ class KafkaSources:
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Whether there is something that no micro-batch has taken.
+        """Whether there is something that no micro-batch has taken, and room for it.
 
         Raises what Kafka's client does if that can be asked of no spout.
         """
+        if not self.has_room:
+            return False
         failed = {}
         # A cluster that is away is asked last: an answer takes its whole timeout.
         for name in sorted(self._spouts, key=self._away.__contains__):
@@ -218,6 +232,14 @@ class KafkaSources:
         if len(failed) == len(self._spouts):
             raise next(iter(failed.values()))
         return False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a micro-batch may take anything.
+
+        Where as much waits as may, it takes nothing before a retry is due.
+        """
+        return self._room != 0
 
     @property
     def is_through(self) -> bool:
