@@ -93,7 +93,6 @@ class PartitionReading:
         self._incremental = settings.protocol != "eager" and not settings.by_hand
         self._generation = 0
         self._paused = 0
-        self._stopped = False  # by records that wait
         self._say_ms = 0
         self._begun: dict[Key, Begun] = {}
         self._assigned_now: set[Key] = set()
@@ -191,9 +190,10 @@ class PartitionReading:
         with self._changed:
             pause, resume = self._held.pauses()
             self._paused = self._held.paused
-            stopped = self._held.stopped_by_waiting() if pause or self._stopped else ""
-        self._stopped = bool(stopped)
-        if stopped and now_ms() >= self._say_ms:
+            # Records in flight may have paused it, which have failed since and wait.
+            is_time = self._paused and now_ms() >= self._say_ms
+            stopped = self._held.stopped_by_waiting() if is_time else ""
+        if stopped:
             self._say_ms = now_ms() + _SAY_MS
             self._log.warning("%s", stopped)
         if pause:

@@ -43,6 +43,7 @@ def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) 
     waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
     return (
         f"nothing is read of {stopped} of {len(partitions)} partitions: {waiting} records "
-        f"wait for another attempt, of {waiting_bytes} bytes, and "
-        f"max_waiting={limits.waiting}, max_waiting_bytes={limits.waiting_bytes}"
+        f"wait for another attempt, of {waiting_bytes} bytes; reading stops at "
+        f"max_waiting={limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and goes on "
+        "below half of both"
     )

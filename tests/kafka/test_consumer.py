@@ -324,8 +324,27 @@ def test_what_waits_and_stops_intake_is_told_once_a_minute(books, caplog):
         wait_until(lambda: consumer.stats().counts.retried > 2000, "all fail again and again")
     told = "records wait for another attempt"
     (line,) = [one.getMessage() for one in caplog.records if told in one.getMessage()]
-    assert "and max_waiting=100, max_waiting_bytes=67108864" in line
+    assert "at max_waiting=100 or max_waiting_bytes=67108864" in line
     assert line.endswith("the last one failed of OSError: [redacted] is down")
+
+
+def test_what_stopped_intake_in_flight_and_then_waits_is_told(books, caplog):
+    """F14: the usual way, as as many may be in flight as may wait; no partition is paused anew."""
+    books.produce(400)
+
+    def paused():
+        return [each.paused for each in consumer.stats().partitions]
+
+    arguments = {"max_in_flight": 50, "max_waiting": 50, "backoff_ms": 60_000}
+    with consuming(books, **arguments, max_backoff_ms=60_000) as consumer:
+        taken = take(consumer, 200)
+        wait_until(lambda: paused() == ["in flight"] * 4, "all are paused")
+        told = "records wait for another attempt"
+        assert told not in caplog.text
+        for record in taken:
+            consumer.fail(record, "the service is down")
+        wait_until(lambda: told in caplog.text, "it is told")
+        assert paused() == ["waiting"] * 4
 
 
 def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books, caplog):

@@ -348,9 +348,8 @@ def test_what_stops_intake_is_said_if_it_is_what_waits():
     assert held.pauses() == ([], [])
     assert held.stopped_by_waiting() == (
         "nothing is read of 1 of 1 partitions: 2 records wait for another attempt, of 2 "
-        "bytes, and max_waiting=2, max_waiting_bytes=67108864; the last one failed of ValueError: "
-        + "no"
-        * 100
+        "bytes; reading stops at max_waiting=2 or max_waiting_bytes=67108864, and goes on below "
+        "half of both; the last one failed of ValueError: " + "no" * 100
     )
 
 
