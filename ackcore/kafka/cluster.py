@@ -238,6 +238,25 @@ class Cluster:
             marks.epoch = highs.found[key][1]
         return Answers(found, {**lows.failed, **highs.failed})
 
+    def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
+        """Return where each partition of a topic begins and ends, in order.
+
+        Raises
+        ------
+        UnknownTopics
+            If the topic is not there.
+        ClusterFailed
+            If no broker answers in time, or that is not known of a partition.
+        """
+        keys = [one.key for one in self.partitions([topic])]
+        answers = self.watermarks(keys)
+        for key, failure in answers.failed.items():
+            raise ClusterFailed(
+                f"where {key} begins and ends is not known: {failure.text}; run it again once each "
+                "partition has a leader that can be reached"
+            )
+        return {key: answers.found[key] for key in keys}
+
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> Answers[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import closing
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ackcore._columns import as_count
-from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.dead_letters import (
     ATTEMPTS,
     DEATHS,
@@ -30,11 +32,17 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.reading import RangeReader
 from ackcore.kafka.records import UNREADABLE_HEADERS, Headers
 from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.starts import check_zone, time_ms
 
 _log = logging.getLogger(__name__)
 
 #: In letters that a topology on Spark has sent; `ackcore.spark.replay_topic` sends those.
 _OF_SPARK = "ackcore-batch"
+
+
+#: What was sent later than so long ago brokers remember, as their defaults are: a week, and for
+#: clocks that differ an hour less.
+_REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 
 
 class SentBack(NamedTuple):
@@ -45,8 +53,8 @@ class SentBack(NamedTuple):
     sent : int
         Sent to their topics.
     left : int
-        Not sent: they stand for no record, or only for a part of one, have died too often, or are
-        none of a consumer's.
+        Not sent, and not by a later call either: they stand for no record, or only for a part of
+        one, have died too often, or are none of a consumer's.
     """
 
     sent: int
@@ -65,6 +73,7 @@ def replay_letters(
     *,
     bootstrap_servers: str,
     max_deaths: int = MAX_DEATHS,
+    since: datetime | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SentBack:
     """Send the dead letters of a `Consumer` back to the topics that their records came from.
@@ -73,8 +82,12 @@ def replay_letters(
     record has died is in the header ``ackcore-deaths``, from which a `Consumer` counts on.  All
     letters are sent that are in the topic now and were not sent before, each once for readers of
     what is committed (``isolation.level=read_committed``, librdkafka's default), whatever dies
-    when.  They stay where they are.  Brokers forget what was sent after
-    ``offsets.retention.minutes``, a week by default: have the topic keep its letters no longer.
+    when.  They stay where they are.
+
+    Brokers forget what was sent when no call has been for ``offsets.retention.minutes``, a week by
+    default, while a topic keeps its letters until their segment is full or ``segment.ms`` old,
+    whatever its ``retention.ms``.  So where they have nothing on record of a partition, letters of
+    more than a week may have been sent before, and only ``since`` says that they were not.
 
     What stands for no record is left: ranges that were deleted or passed over ("LostUpstream",
     "TooFarBehind").  So is a record whose headers could not be read, since they are not in its
@@ -88,7 +101,12 @@ def replay_letters(
     bootstrap_servers : str
         ``host:port`` of brokers, with commas between them.
     max_deaths : int, default 20
-        A record that has died so often is left: so what sends letters back by itself ends.
+        A record that has died so often is left for good, whatever a later call says: so what sends
+        letters back by itself ends.
+    since : datetime, optional
+        With its zone: letters from before are left.  Must be given where brokers may have
+        forgotten what was sent, also to send all: ``datetime(1970, 1, 1, tzinfo=timezone.utc)``;
+        and if their ``offsets.retention.minutes`` is less than a week.
     options : mapping, optional
         More of librdkafka's settings.  The user writes to the topics that letters came from, under
         transactional ids that begin with ``ackcore-``, and reads in groups that do.
@@ -100,7 +118,8 @@ def replay_letters(
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another type, or an option is set here.
+        If an argument is of another type, an option is set here, or ``since`` must be given; what
+        was sent of other partitions is on record then.
     DeliveryError
         If a letter was not delivered; those before it may have been.
     UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
@@ -110,26 +129,61 @@ def replay_letters(
     as_count(max_deaths, "max_deaths", 1)
     settings = ClientSettings(bootstrap_servers, options)
     check_options(settings)
+    from_ms = None if since is None else _ms_of(since)
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
-        found = cluster.watermarks([one.key for one in cluster.partitions([topic])])
-        for key, failure in found.failed.items():
-            raise ConnectionError(f"Kafka does not say where {key} ends: {failure.text}")
-        for (_, partition), (low, high) in sorted(found.found.items()):
+        for (_, partition), (low, high) in cluster.bounds_of(topic).items():
             name = _name(topic, partition)
             with closing(Transactions(settings, name, topic)) as transactions:
                 last = transactions.last
                 start = low if last is None else max(low, last.number + 1)
+                if from_ms is not None:
+                    start = max(start, min(high, _since(cluster, topic, partition, from_ms)))
+                elif last is None and low < high:
+                    _refuse_forgotten(cluster, topic, partition, low)
                 for batch in reader.read(OffsetRange(topic, partition, start, high)):
                     some = _send(transactions, batch.to_pylist(), max_deaths)
                     sent, left = sent + some.sent, left + some.left
+                if transactions.last == last and last is not None:
+                    # Nothing new; once more, or brokers would forget it in time.
+                    transactions.begin()
+                    transactions.prepare(last)
+                    transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "%d messages of topic %r are left: no letters of records, or of records that have died "
-            "%d times or oftener",
+            "%d messages of topic %r are left for good: no letters of records, or of records that "
+            "have died %d times or oftener",
             *(left, topic, max_deaths),
         )
     return SentBack(sent, left)
+
+
+def _ms_of(since: datetime) -> int | None:
+    if not isinstance(since, datetime):
+        raise TypeError(f"since must be a datetime with its zone, got {type(since).__name__}")
+    check_zone(since, "since")
+    return time_ms(since)
+
+
+def _since(cluster: Cluster, topic: str, partition: int, ms: int) -> int:
+    """Return the first offset whose letter is of a time or later; the end if there is none."""
+    answers = cluster.offsets_for_time([(topic, partition)], ms)
+    for key, failure in answers.failed.items():
+        raise ClusterFailed(f"which letters of {key} are of a time is not known: {failure.text}")
+    (offset,) = answers.found.values()
+    return offset
+
+
+def _refuse_forgotten(cluster: Cluster, topic: str, partition: int, low: int) -> None:
+    """Raise ValueError if letters of a partition are old enough that brokers may have forgotten."""
+    ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
+    if low < _since(cluster, topic, partition, ms):
+        raise ValueError(
+            f"since must be given: {topic}-{partition} has letters of more than a week, and there "
+            "is nothing on record of what was sent, as brokers forget it after "
+            "offsets.retention.minutes, a week by default; letters of that time or later are sent, "
+            "datetime(1970, 1, 1, tzinfo=timezone.utc) sends all"
+        )
 
 
 def _name(topic: str, partition: int) -> str:

@@ -75,7 +75,7 @@ _WAYS_OUT = {
     ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
     KafkaError._UNKNOWN_TOPIC: "make the topic",
-    KafkaError._UNKNOWN_PARTITION: "make the topic",
+    KafkaError._UNKNOWN_PARTITION: "make the topic, or give it that many partitions",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: (
         "let this user write to the topic, and for transactions read it as well"
     ),

@@ -23,11 +23,7 @@ def as_start(start: Any, names: tuple[str, ...]) -> Start:
         If it is none of the names, a time without a zone, or an offset below 0.
     """
     if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise ValueError(
-                f"start must be a time with its zone, got {start!r} without one; "
-                "datetime(..., tzinfo=timezone.utc) has one"
-            )
+        check_zone(start, "start")
         return start
     if isinstance(start, Mapping):
         for key, offset in start.items():
@@ -45,6 +41,15 @@ def as_start(start: Any, names: tuple[str, ...]) -> Start:
             f"(topic, partition), got {start!r}"
         )
     return str(start)
+
+
+def check_zone(time: datetime, name: str) -> None:
+    """Refuse a time without its zone."""
+    if time.tzinfo is None:
+        raise ValueError(
+            f"{name} must be a time with its zone, got {time!r} without one; "
+            "datetime(..., tzinfo=timezone.utc) has one"
+        )
 
 
 def first_offset(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -10,8 +13,9 @@ from consumer_books import Books, consuming, take
 from servers import wait_until
 
 from ackcore.dispatch import Reject
-from ackcore.kafka import replay_letters
-from ackcore.kafka.letter_replay import _letter
+from ackcore.kafka import ClientSettings, Cluster, ClusterFailed, replay_letters
+from ackcore.kafka.cluster import Answers, Failure
+from ackcore.kafka.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Transactions
 
 
@@ -54,7 +58,73 @@ def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(books, cap
     *_, one, _ = books.server.consume(books.dead_topic)
     assert dict(one.headers())["ackcore-deaths"] == b"2"
     assert send(books, max_deaths=2) == (0, 2)
+    assert "are left for good" in caplog.text
     assert send(books) == (0, 0)
+
+
+def letter_of(topic, days=0.0, partition=1):
+    """A letter that is so many days old."""
+    headers = {"topic": topic, "partition": str(partition), "attempts": "1", "reason": "x: y"}
+    headed = [(f"ackcore-{name}", value.encode()) for name, value in headers.items()]
+    at_ms = round((time.time() - days * 86_400) * 1000)
+    return {"value": b"%g" % days, "headers": headed, "timestamp": at_ms}
+
+
+def forget_what_was_sent(books):
+    """As brokers do in time."""
+    groups = [_name(books.dead_topic, 0)]
+    for done in books.server.admin.delete_consumer_groups(groups).values():
+        done.result()
+
+
+def test_letters_that_may_have_been_sent_before_are_sent_if_that_is_said(books):
+    """Brokers forget what was sent after a week; what is younger can be none of it."""
+    books.server.produce(books.dead_topic, [letter_of(books.topic, days=8)])
+    with pytest.raises(ValueError, match=f"since must be given: {books.dead_topic}-0 has letters"):
+        send(books)
+    assert send(books, since=datetime(1970, 1, 1, tzinfo=UTC)) == (1, 0)
+    books.server.produce(books.dead_topic, [letter_of(books.topic, days=n) for n in (7.5, 6, 0)])
+    assert send(books) == (3, 0)
+    forget_what_was_sent(books)
+    with pytest.raises(ValueError, match="as brokers forget it after"):
+        send(books)
+    assert send(books, since=datetime.now(UTC) - timedelta(days=1)) == (1, 0)
+    assert send(books) == (0, 0)
+    values = [one.value() for one in books.server.consume(books.topic, 1)]
+    assert [one for one in values if one] == [b"8", b"7.5", b"6", b"0", b"0"]
+
+
+def test_letters_of_this_week_are_sent_without_a_word(books):
+    books.server.produce(books.dead_topic, [letter_of(books.topic, days=6.9)])
+    assert send(books) == (1, 0)
+
+
+def test_a_call_that_sends_nothing_says_again_what_was_sent(books, monkeypatch):
+    """Or a topic that is sent back each day, and has had no letter for a week, was never sent."""
+    assert send(books) == (0, 0)
+    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+    assert send(books) == (1, 0)
+    marks, prepare = [], Transactions.prepare
+
+    def noted(self, mark):
+        marks.append(mark.number)
+        prepare(self, mark)
+
+    monkeypatch.setattr(Transactions, "prepare", noted)
+    assert [send(books) for _ in range(2)] == [(0, 0)] * 2
+    assert marks == [0, 0]
+
+
+def test_a_partition_that_does_not_answer_ends_it(books, monkeypatch):
+    def watermarks(self, keys):
+        return Answers({}, dict.fromkeys(keys, Failure("X", "no leader", True)))
+
+    monkeypatch.setattr(Cluster, "watermarks", watermarks)
+    with (
+        Cluster(ClientSettings(books.server.bootstrap_servers)) as cluster,
+        pytest.raises(ClusterFailed, match=f"where {books.topic}-0 begins .* no leader; run it ag"),
+    ):
+        cluster.bounds_of(books.topic)
 
 
 @pytest.mark.parametrize("dies_at", ["prepare", "commit"])
@@ -76,10 +146,8 @@ def test_one_that_dies_in_between_sends_nothing_twice(books, monkeypatch, dies_a
 
 
 def test_a_letter_whose_partition_is_not_there_is_an_error(books):
-    headers = {"topic": books.topic, "partition": "7", "attempts": "1", "reason": "x: y"}
-    headed = [(f"ackcore-{name}", value.encode()) for name, value in headers.items()]
-    books.server.produce(books.dead_topic, [{"value": b"v", "headers": headed}])
-    with pytest.raises(DeliveryError, match=f"{books.topic}.*partition"):
+    books.server.produce(books.dead_topic, [letter_of(books.topic, partition=7)])
+    with pytest.raises(DeliveryError, match=f"{books.topic}.*; make .* that many partitions"):
         send(books)
 
 
@@ -104,6 +172,7 @@ def test_what_stands_for_no_record_is_left():
         ({"topic": ""}, "topic must be the name of a topic"),
         ({"max_deaths": 0}, "max_deaths must be at least 1"),
         ({"options": {"acks": 1}}, "options must not have 'acks'"),
+        ({"since": datetime(2026, 1, 1)}, "since must be a time with its zone"),
     ):
         with pytest.raises(ValueError, match=error):
             replay_letters(**{"topic": "t", "bootstrap_servers": "x", **arguments})

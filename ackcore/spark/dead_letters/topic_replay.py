@@ -231,11 +231,8 @@ def _reading(
 
     settings = topic.settings
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
-        keys = [one.key for one in cluster.partitions([topic.topic])]
-        answers = cluster.watermarks(keys)
-        for key, failure in answers.failed.items():
-            raise ConnectionError(f"Kafka does not say where {key} ends: {failure.text}")
-        ranges = [OffsetRange(*key, low, high) for key, (low, high) in answers.found.items()]
+        bounds = cluster.bounds_of(topic.topic)
+        ranges = [OffsetRange(*key, low, high) for key, (low, high) in bounds.items()]
 
         def letters() -> Iterator[list[_Letter]]:
             for batch in chain.from_iterable(map(reader.read, ranges)):
