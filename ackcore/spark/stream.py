@@ -184,7 +184,11 @@ class Stream:
             if trigger:
                 self._writer = self._writer.trigger(**trigger)
             listeners.started(topology, self.books)
-            self.spark_query = self._begin()
+            try:
+                self.spark_query = self._begin()
+            except BaseException as error:
+                listeners.ended(error, self.books)
+                raise
         except BaseException:
             self._beats.close()
             self._close_kafka()

@@ -7,7 +7,7 @@ import pytest
 from streams import LINE, Split, word_count
 
 from ackcore import testing
-from ackcore.spark import QueryListener, TooManyDead, run_batch
+from ackcore.spark import QueryListener, TooManyDead, run_batch, start, stream
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
 from ackcore.spark.checkpoint.dead import Dead
@@ -222,3 +222,28 @@ def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
     assert [line for _, _, line, _ in of_stream.dead] == ["no"]
     assert of_stream.progress[-1][2] == 1
     assert of_stream.ends == [("NoneType", 1, 1)]
+
+
+def test_a_query_that_spark_does_not_start_has_an_end(spark, tmp_path, folder, monkeypatch):
+    """Else its metrics show a query that runs."""
+    told = []
+
+    class Ends:
+        def on_start(self, books):
+            told.append("start")
+
+        def on_end(self, error, books):
+            told.append(type(error).__name__)
+
+    def refuse(directory):
+        raise PermissionError(directory)
+
+    monkeypatch.setattr(stream, "forget_beats", refuse)
+    with pytest.raises(PermissionError):
+        start(
+            word_count(folder.stream, lambda frame, number: None),
+            spark,
+            tmp_path / "checkpoint",
+            listeners=[Ends()],
+        )
+    assert told == ["start", "PermissionError"]
