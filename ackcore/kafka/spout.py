@@ -27,8 +27,8 @@ class KafkaSpout:
 
     It emits ``key, value`` (binary), ``headers`` (a list of key and value), ``topic, partition,
     offset, timestamp``; (topic, partition, offset) is the message id.  These are settings alone:
-    what reads is made where it runs, by each task.  The checkpoint says what is done; the group is
-    told so after each micro-batch, so that whatever watches its lag is right.
+    what reads is made where it runs, by each task.  The checkpoint says what is done, which
+    is committed to the group after each micro-batch, so that whatever watches its lag is right.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ class KafkaSpout:
         ``host:port`` of brokers, with commas between them.
     group_id : str, optional
         The consumer group whose offsets are committed; without one none are.  No other consumer
-        may be a member of it meanwhile.  Two deployments that tell one group move it back and
-        forth: neither loses a record by that, as each goes by its checkpoint, but a third that
-        begins with the group leaves out what the last one to tell it has done.
+        may be a member of it meanwhile.  Two deployments that commit to one group move it
+        back and forth: neither loses a record by that, as each goes by its checkpoint, but a third
+        that begins with the group leaves out what the last one to commit has done.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
         Where a checkpoint begins that has no position yet: where the group has committed, with its
         holes and how often their records failed, and without that at the earliest record; at the

@@ -127,7 +127,7 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
     assert (on.books.acked, on.books.waiting) == (5, 1)
 
 
-def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):
+def test_two_spouts_do_not_commit_to_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):
     """It would have what one of them has done."""
     mock_kafka.create_topic("t", 2)
     mock_kafka.create_topic("u")
@@ -139,7 +139,7 @@ def test_two_spouts_do_not_tell_one_group_of_the_same_partitions(spark, mock_kaf
             builder.sink(f"lines{i}", lambda frame, number: None, name=f"sink{i}")
         return run_batch(builder.build(), spark, tmp_path / name)
 
-    said = "spouts 'lines0' and 'lines1' read the same partitions and both tell group 'g'"
+    said = "spouts 'lines0' and 'lines1' read the same partitions and both commit to group 'g'"
     with pytest.raises(ValueError, match=said):
         run("one", source(mock_kafka, ["t", "u"]), source(mock_kafka, "u"))
     mock_kafka.produce("t", [b"a"])
@@ -165,7 +165,7 @@ def test_a_topic_that_comes_later_and_fits_the_patterns_of_two_spouts_ends_the_q
     mock_kafka.create_topic("both")
     mock_kafka.produce("both", [b"b"])
     assert wait_until(lambda: not on.is_active, "the query ends")
-    assert "spouts 't' and 'u' read the same partitions and both tell group 'g'" in str(
+    assert "spouts 't' and 'u' read the same partitions and both commit to group 'g'" in str(
         on.exception
     )
 
@@ -298,7 +298,7 @@ def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, ru
     )
     again.process_all_available()
     assert both[0].texts == sorted([*sent, "more"])
-    assert f"group {group} has of {topic}-0 what another deployment told it" in caplog.text
+    assert f"another deployment has committed to group {group} of {topic}-0" in caplog.text
     again.stop()
     caplog.clear()
     running(topology(third, Kept()), spark, tmp_path / "new").process_all_available()

@@ -92,5 +92,5 @@ def test_of_large_letters_only_so_much_is_tried(tmp_path, monkeypatch):
     rng = np.random.default_rng(3)
     table = pa.table({"payload": pa.array([{"line": noise(rng, 3_000_000)}])})
     monkeypatch.setattr(base_letters.pa, "Codec", Codec)
-    assert not base_letters.shrinks(table)
+    assert not base_letters.worth_compressing(table)
     assert tried == [2 * base_letters._SAMPLE_BYTES]

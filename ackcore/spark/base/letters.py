@@ -113,13 +113,13 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 
 
 def letters_writer(
-    file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, packed: bool = True
+    file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return what writes letters, each batch as a row group; ``packed`` ones are compressed."""
-    return pq.ParquetWriter(file, schema, compression=_CODEC if packed else "none", **_WRITING)
+    """Return what writes letters, each batch as a row group, ``compressed`` or as they are."""
+    return pq.ParquetWriter(file, schema, compression=_CODEC if compressed else "none", **_WRITING)
 
 
-def shrinks(letters: pa.Table) -> bool:
+def worth_compressing(letters: pa.Table) -> bool:
     """Whether payloads are worth compressing, as a sample of them has it: alike for alike letters.
 
     Those that are compressed, encrypted or random already are not.

@@ -1,4 +1,4 @@
-"""What a consumer group is told: what is done of its partitions, after each micro-batch."""
+"""Commits to a consumer group: what is done of its partitions, after each micro-batch."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Teller(NamedTuple):
 
 
 def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
-    """Raise ValueError if two spouts tell one group of the same.
+    """Raise ValueError if two spouts commit to one group of the same.
 
     Whoever begins with that group would leave out what one has done and the other has not.
     """
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
             raise ValueError(
-                f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both tell "
-                f"group {one.group_id!r} what is done of them, so that it would have what only one "
-                "of them has done; give each a group of its own, or read them by one spout, to "
-                "which several bolts may subscribe"
+                f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both "
+                f"commit to group {one.group_id!r}, so that it would have what only one of them "
+                "has done; give each a group of its own, or read them by one spout, to which "
+                "several bolts may subscribe"
             )
 
 
@@ -77,16 +77,16 @@ class ToldGroup:
     def tell_of_others(
         self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
     ) -> None:
-        """Warn if what the group has was told by another deployment, as far as that is known."""
+        """Warn if another deployment has committed to the group, as far as that is known."""
         with asking:
             committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
-            told = Origin.read(decode_metadata(topic, partition, offset, metadata).deployment)
-            if told.name and told.name != self._origin.name:
+            known = Origin.read(decode_metadata(topic, partition, offset, metadata).deployment)
+            if known.name and known.name != self._origin.name:
                 _log.warning(
-                    "spout %s: group %s has of %s-%d what another deployment told it; while two "
-                    "tell one group they move its offsets back and forth, and who begins with it "
-                    "leaves out what the last one has done: give each a group of its own",
+                    "spout %s: another deployment has committed to group %s of %s-%d; while two "
+                    "commit to one group they move its offsets back and forth, and who begins with "
+                    "it leaves out what the last one has done: give each a group of its own",
                     *(self._spout, self._group_id, topic, partition),
                 )
                 return

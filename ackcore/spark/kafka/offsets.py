@@ -461,7 +461,7 @@ class SpoutOffsets:
     # -- the group --------------------------------------------------------------------------------
 
     def tell_of_others(self) -> None:
-        """Warn if another deployment has told the group since."""
+        """Warn if another deployment has committed to the group since."""
         if self._group is not None:
             self._group.tell_of_others(self._cluster, self._asking, self.partitions)
 

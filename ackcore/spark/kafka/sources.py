@@ -83,7 +83,7 @@ class KafkaSources:
         return sources
 
     def _check_tellers(self) -> None:
-        """Raise ValueError if two spouts tell one group of the same partitions."""
+        """Raise ValueError if two spouts commit to one group of the same partitions."""
         refuse_two_tellers(
             Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
             for name, one in self._spouts.items()
@@ -105,7 +105,7 @@ class KafkaSources:
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
         """Return what a micro-batch takes, given the plan before it.
 
-        Raises ValueError if two spouts tell one group of a topic that has come since.
+        Raises ValueError if two spouts commit to one group of a topic that has come since.
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room

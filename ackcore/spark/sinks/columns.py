@@ -99,7 +99,8 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
         and not (field.nullable and field.type == stream.field(field.name).type)
     ]
     files: list[npt.NDArray[np.int64]] = []
-    places, reasons = list(files), []
+    places: list[npt.NDArray[np.int64]] = []
+    reasons: list[pa.Array] = []
     for i, file in enumerate(accepted.files if fields else ()):
         for rows, there in read_with_places(file, accepted.nonacked):
             why = _misfits(rows, fields)

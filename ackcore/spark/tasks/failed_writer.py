@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
-from ackcore.spark.base.letters import as_letters, letters_writer, shrinks
+from ackcore.spark.base.letters import as_letters, letters_writer, worth_compressing
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.stores.files import Workshop
@@ -93,8 +93,10 @@ class _Letters:
             self._rows += len(letters)
             if self._file is None or self._writer is None:
                 self._file = NamedByChecksum(self._place.path, self._name, "parquet", large=True)
-                packed = shrinks(letters)
-                self._writer = letters_writer(self._file.sink, letters.schema, packed=packed)
+                compressed = worth_compressing(letters)
+                self._writer = letters_writer(
+                    self._file.sink, letters.schema, compressed=compressed
+                )
             with self._file.writing():
                 self._writer.write_table(letters)
 
