@@ -20,6 +20,7 @@ import logging
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -319,6 +320,8 @@ def differences(job: Job, books: Books) -> list[str]:
 _DEFAULT_LINES = 100_000
 #: A child says so when its stream runs.
 _RUNNING = "running"
+#: So begins what is said of a checkpoint that stays.
+_KEPT = "the checkpoint is kept:"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -349,6 +352,14 @@ def show_books(console: Console, books: Books, seconds: float, top: int) -> None
     console.print(f"{seconds:.1f} s, {books.lines / seconds:,.0f} lines/s")
 
 
+def _show_kept(console: Console, directory: Path | None, job: Job) -> None:
+    """Say what looks at the checkpoint, if that is kept."""
+    if directory is not None:
+        place = shlex.quote(str(job.checkpoint))
+        said = f"{_KEPT} ackcore status {place}; ackcore dead list {place}; ackcore ui {place}"
+        console.print(Text(said), soft_wrap=True)
+
+
 def _crash(job: Job, console: Console, kills: int, options: Sequence[str]) -> int:
     """Run the job in children, kill the first ones at random points, and let the last one end."""
     draw = random.Random(job.seed)
@@ -366,7 +377,8 @@ def _crash(job: Job, console: Console, kills: int, options: Sequence[str]) -> in
             assert child.stdout is not None
             signs = 0
             for said in child.stdout:
-                console.print(Text(said.rstrip("\n")), soft_wrap=True)
+                if not said.startswith(_KEPT):  # a child's directory may be one that goes
+                    console.print(Text(said.rstrip("\n")), soft_wrap=True)
                 signs += said.startswith((_RUNNING, "micro-batch"))
                 if signs == sign and done < kills:
                     time.sleep(delay)
@@ -460,7 +472,9 @@ def main(
             options += [] if lines is None else ["--lines", str(lines)]
             options += ["--rate", str(rate), "--poison", poison, "--seed", str(seed)]
             options += ["--master", master, "--top", str(top)]
-            raise typer.Exit(_crash(job, console, kills, options))
+            code = _crash(job, console, kills, options)
+            _show_kept(console, directory, job)
+            raise typer.Exit(code)
         try:
             check_java()
             console.print("starting Spark")
@@ -476,6 +490,7 @@ def main(
             raise typer.Exit(1) from error
         show_books(console, books, seconds, top)
         wrong = differences(job, books)
+    _show_kept(console, directory, job)
     if wrong:
         console.print(Text("the books do not balance:"))
         for difference in wrong:

@@ -365,6 +365,7 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
     assert ran.stderr == ""
     assert ran.returncode == 0
     assert "the books balance: " in ran.stdout
+    assert "ackcore status" not in ran.stdout  # its checkpoint is gone
     assert " = 3,000 lines" in ran.stdout
     assert len(ran.stdout.splitlines()) < 60
     assert [*home.iterdir(), *here.iterdir(), *scratch.iterdir()] == []
@@ -380,3 +381,4 @@ def test_killed_at_random_points(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"killed (\d) times", done.stdout)[1]) >= 2
     assert "the books balance" in done.stdout
+    assert done.stdout.count(f"ackcore status {tmp_path / 'checkpoint'}; ") == 1
