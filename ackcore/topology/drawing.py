@@ -20,14 +20,16 @@ _LONGEST = 26
 _STYLE = """
 .ackcore-topology { color-scheme: light dark; font: 13px system-ui, sans-serif; }
 .ackcore-topology { --ink: #1c2430; --line: #7b8794; --spout: #dbe9fb; --bolt: #eef0f3;
-  --sink: #dcf3e4; }
+  --sink: #dcf3e4; --back: #fff; }
 @media (prefers-color-scheme: dark) { .ackcore-topology { --ink: #e6e9ee; --line: #8d99a8;
-  --spout: #1d3a5f; --bolt: #2b323c; --sink: #1c4530; } }
+  --spout: #1d3a5f; --bolt: #2b323c; --sink: #1c4530; --back: #1d232a; } }
 .ackcore-topology rect { stroke: var(--line); }
 .ackcore-topology .spout rect { fill: var(--spout); } .ackcore-topology .bolt rect { fill:
   var(--bolt); } .ackcore-topology .sink rect { fill: var(--sink); }
 .ackcore-topology text { fill: var(--ink); } .ackcore-topology .small { font-size: 11px;
-  opacity: .8; }
+  fill-opacity: .8; }
+.ackcore-topology .label text { paint-order: stroke; stroke: var(--back); stroke-width: 3;
+  stroke-linejoin: round; }
 .ackcore-topology path { fill: none; stroke: var(--line); stroke-width: 1.5; }
 .ackcore-topology marker path { fill: var(--line); stroke: none; }
 .ackcore-topology .shuffled { stroke-width: 3; }
@@ -80,7 +82,9 @@ def draw(
         'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z"/>'
         "</marker></defs>",
     ]
-    parts += [_arrow(edge, boxes, counts or {}) for edge in edges]
+    arrows = [_arrow(edge, boxes, counts or {}) for edge in edges]
+    parts += [arrow for arrow, _ in arrows]
+    parts += [label for _, label in arrows]  # no line goes through one
     parts += [_node(box) for box in boxes.values()]
     return "".join([*parts, "</svg>"])
 
@@ -142,7 +146,10 @@ def _node(box: _Box) -> str:
     )
 
 
-def _arrow(edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]) -> str:
+def _arrow(
+    edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
+) -> tuple[str, str]:
+    """Return the line of an edge, and what stands at it."""
     start, end = boxes[edge.source], boxes[edge.target]
     x1, y1 = start.x + start.width, start.y + _HIGH / 2
     x2, y2 = end.x - 2, end.y + _HIGH / 2
@@ -165,8 +172,10 @@ def _arrow(edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[
         )
         if shown
     )
+    told = f"{escape(edge.source)} to {escape(_shown(edge.target))}: {escape(label)}"
     return (
-        f"<g><title>{escape(edge.source)} to {escape(_shown(edge.target))}: {escape(label)}</title>"
+        f"<g><title>{told}</title>"
         f'<path{kind} d="M{x1:.0f} {y1:.0f}C{x1 + bend:.0f} {y1:.0f} {x2 - bend:.0f} {y2:.0f} '
-        f'{x2:.0f} {y2:.0f}" marker-end="url(#ackcore-arrow)"/>{text}</g>'
+        f'{x2:.0f} {y2:.0f}" marker-end="url(#ackcore-arrow)"/></g>',
+        f'<g class="label"><title>{told}</title>{text}</g>' if text else "",
     )

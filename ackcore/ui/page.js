@@ -91,7 +91,8 @@ const showTiles = (s) => {
     ["waiting", number(s.waiting.records)], ["dead", number(sum("dead"))],
     ["dead letters not sent again", number(s.dead.letters - s.dead.sent)],
     ["records/s", last ? number(last.records_per_s) : "–"],
-    ["latency, median / 99th", last && last.acked ? `${span(last.latency_ms.p50)} / ${span(last.latency_ms.p99)}` : "–"],
+    ["latency, median", last && last.acked ? span(last.latency_ms.p50) : "–"],
+    ["latency, 99th percentile", last && last.acked ? span(last.latency_ms.p99) : "–"],
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);

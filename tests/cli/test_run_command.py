@@ -236,6 +236,14 @@ def test_boxes_are_behind_what_they_read():
     assert left["spout lines"] < left["bolt split & join"] < left["bolt count"] < left["sink count"]
 
 
+def test_no_line_goes_through_a_label():
+    """Labels come after all lines, and what is behind them is covered."""
+    drawn = draw(STRUCTURE)
+    assert drawn.rindex("<path") < drawn.index('<g class="label">')
+    assert drawn.count('<g class="label">') == 3
+    assert ".label text { paint-order: stroke; stroke: var(--back);" in drawn
+
+
 def test_nothing_can_be_drawn():
     assert ElementTree.fromstring(draw({"spouts": {}, "bolts": {}})) is not None
 
