@@ -20,9 +20,9 @@ class SmallDisk:
         """Give it another size."""
         self._mount(f"remount,size={megabytes}m")
 
-    def remove(self) -> None:
-        """Unmount it."""
-        subprocess.run(["umount", self.path], check=True)
+    def remove(self, *, lazily: bool = False) -> None:
+        """Unmount it; lazily where a process that goes on has files open there."""
+        subprocess.run(["umount", *(["--lazy"] if lazily else []), self.path], check=True)
 
     def _mount(self, options: str) -> None:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.path)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import socket
 import socketserver
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pytest
 from accepted_rows import WORDS, accepted, row_file, two_files
 from pyspark import cloudpickle
+from small_disk import SmallDisk
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import (
@@ -384,6 +386,40 @@ def test_each_row_is_there_once_whenever_the_driver_is_killed(files, tmp_path):
             said = driver.stderr.read()
         assert ended == (-signal.SIGKILL if points else 0), said
     assert said.split()[-1] == "8"
+
+
+@pytest.mark.parametrize(("free_mb", "is_staged"), [(2, False), (14, True)])
+def test_a_disk_that_is_full_refuses_no_row(spark, tmp_path, monkeypatch, free_mb, is_staged):
+    """While the staging table is filled, or when its rows are moved on."""
+    file = row_file(tmp_path, [(f"{n:0200}", n, None) for n in range(20_000)], batch=10_000)
+    disk = SmallDisk(tmp_path / "disk", 64)
+    url = f"jdbc:derby:{disk.path}/db"
+    moves = []
+    move = jdbc_transaction.JdbcTransaction._move
+    monkeypatch.setattr(
+        jdbc_transaction.JdbcTransaction, "_move", lambda *of: (moves.append(of), move(*of))
+    )
+    try:
+        Database(spark, f"{url};create=true").execute(
+            'CREATE TABLE words (word VARCHAR(200), "n" BIGINT)',
+            "INSERT INTO words VALUES ('a', 1)",
+        )
+        derby = Database(spark, url)
+        sink = derby.sink()
+        disk.resize(-(-shutil.disk_usage(disk.path).used // (1 << 20)) + free_mb)
+        with pytest.raises((SinkUnavailable, JdbcError)):
+            sink.write_accepted(derby.accepted([file]))
+        assert bool(moves) == is_staged
+        disk.resize(128)
+        assert derby.rows() == [("a", 1)]
+        for _ in range(2):
+            assert sink.write_accepted(derby.accepted([file])) is None
+        assert len(derby.rows()) == 20_001
+        assert not derby.has_staging()
+    finally:
+        with suppress(JdbcError):  # as it says that it is done
+            Database(spark, f"{url};shutdown=true").execute()
+        disk.remove(lazily=True)  # Derby keeps what it could not write open
 
 
 def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypatch):

@@ -25,7 +25,8 @@ from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 _WAY_OUT = (
     "See that the server runs and can be reached from the driver and the workers, that Spark has "
     "its driver (spark.jars, and its class as the property 'driver'), that database and table are "
-    "there, and that the user may log in, write the table, and make tables beside it"
+    "there, that its disk has room, and that the user may log in, write the table, and make tables "
+    "beside it"
 )
 
 _MARKER = """CREATE TABLE {marker} (
