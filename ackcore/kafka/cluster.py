@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -41,6 +42,8 @@ Answer = TypeVar("Answer")
 _DEFAULTS: dict[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "log.connection.close": False,
+    # What goes wrong is in the answers: librdkafka has a line on stderr for each try to connect.
+    "log_level": 0,
 }
 #: For how long a group is asked again whose coordinator moves, or is its first one just now.
 _MOVES_S = 5.0
@@ -155,7 +158,9 @@ class Cluster:
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
         self._settings = settings
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
-        made = settings.client({}, _DEFAULTS)
+        #: What the client has met last while it asked.
+        self._causes: deque[str] = deque(maxlen=1)
+        made = settings.client({}, {**_DEFAULTS, "error_cb": _noting(self._causes)})
         level = str(made.get("isolation.level", "read_committed"))
         self._isolation = (
             IsolationLevel.READ_UNCOMMITTED
@@ -220,7 +225,8 @@ class Cluster:
         try:
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
-            text = self._settings.redacted(exception_text(error))
+            failure = self._failure(error.args[0] if error.args else None)
+            text = self._with_cause(failure, self._cause()).text
             raise ClusterFailed(f"the topics cannot be listed: {text}") from None
         fits = re.compile(pattern).fullmatch
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
@@ -421,7 +427,28 @@ class Cluster:
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
                 results[key] = None, Failure("_TIMED_OUT", text, True)
-        return results
+        cause = self._cause()
+        return {
+            key: (answer, failure and self._with_cause(failure, cause))
+            for key, (answer, failure) in results.items()
+        }
+
+    def _cause(self) -> str:
+        """Return what the client has met while it asked, which it says when it is polled."""
+        while self._admin.poll(0):
+            pass
+        return self._causes.pop() if self._causes else ""
+
+    def _with_cause(self, failure: Failure, cause: str) -> Failure:
+        """Return a failure with its cause and the way out, if it is that nobody has answered."""
+        if failure.code not in _UNREACHED:
+            return failure
+        text = f"{failure.text}, after {cause}" if cause else failure.text
+        way_out = (
+            f"see that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
+            "brokers can be reached from here"
+        )
+        return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))
 
     def _failure(self, error: Any) -> Failure:
         if not isinstance(error, KafkaError):
@@ -439,6 +466,17 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
+    """Return what notes the errors that a client hears of: no method, which would keep it."""
+
+    def note(error: KafkaError) -> None:
+        # That all are down says less than why one is.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            causes.append(error.str())
+
+    return note
 
 
 #: What is wrong with a whole request, and its partitions, each with what is wrong with it.
@@ -519,6 +557,8 @@ class _Committer:
 
 #: A topic that is not there, or that we are not to know of.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
+#: Nobody has answered.
+_UNREACHED = {"_TIMED_OUT", "_TIMED_OUT_QUEUE", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
 #: A group has another coordinator, or its first one just now.
 _MOVING = {
     "NOT_COORDINATOR",

@@ -15,7 +15,6 @@ from contextlib import suppress
 from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
 from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.settings import ClientSettings
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +37,7 @@ class TopicWatch:
         self._every_ms = round(settings.refresh_s * 1000)
         self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
         self._log = settings.client.logger(_log)
-        # What goes wrong with brokers the consumer's own client logs.
-        quiet = {"log_level": 0, **settings.client.options}
-        self._cluster = Cluster(ClientSettings(settings.client.bootstrap_servers, quiet))
+        self._cluster = Cluster(settings.client)
         self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
         #: How many partitions each topic had when it was asked for first.

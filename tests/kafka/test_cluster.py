@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -163,6 +164,20 @@ def test_brokers_that_do_not_answer_end_in_a_named_error(mock_kafka):
     assert answers.failed[(topic, 0)].retriable
     failed = cluster.commit("group", {(topic, 0): (1, "")}).failed
     assert failed[(topic, 0)].retriable
+
+
+def test_brokers_that_cannot_be_reached_are_named_with_the_cause_and_no_line_for_each_try(capfd):
+    settings = ClientSettings("127.0.0.1:1", {"sasl.password": "hunter2"})
+    said = "Connection refused.*; see that bootstrap_servers='127.0.0.1:1' is right"
+    with Cluster(settings, timeout_s=0.5) as cluster:
+        with pytest.raises(ClusterFailed, match=f"'t' cannot be described: .*, after .*{said}"):
+            cluster.partitions(["t"])
+        with pytest.raises(ClusterFailed, match=f"the topics cannot be listed: .*, after .*{said}"):
+            cluster.partitions(pattern="t")
+        (failure,) = cluster.watermarks([("t", 0)]).failed.values()
+        assert re.search(said, failure.text)
+        assert failure.retriable
+    assert capfd.readouterr().err == ""
 
 
 def test_settings_that_librdkafka_refuses_are_an_error():
