@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +25,7 @@ import pyarrow.dataset as ds
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from ackcore.examples.killed_runs import Kill, run_killed
 from ackcore.examples.quiet_spark import SparkError, spark_session
 from ackcore.kafka import KafkaSpout
 from ackcore.spark import dead_letters, start, to_parquet
@@ -164,24 +161,13 @@ def crash(command: Sequence[str], directory: Path, kills: int) -> int:
     One that ends before it is killed is a failure, too: the books of a run that nobody killed
     prove nothing.
     """
-    # What a killed Spark leaves goes with the directory.
-    environment = {**os.environ, "TMPDIR": str(directory)}
-    for kill in range(kills + 1):
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for told, said in enumerate(child.stdout, 1):
-                print(said, end="", flush=True)
-                if kill < kills and told == 1 + kill:
-                    time.sleep(0.3 * (kill + 1))  # somewhere in the next one
-                    child.kill()
-                    break
-        if child.returncode != -signal.SIGKILL:
-            if kill < kills and not child.returncode:
-                print(f"it was done after {kill} of {kills} kills: give it more --lines")
-                return 1
-            return child.returncode
-        print(f"kill -9, number {kill + 1}")
-    return 1
+    # Somewhere in the next micro-batch, each child in a later one.
+    points = [Kill(1 + kill, 0.3 * (kill + 1)) for kill in range(kills)]
+    status, done = run_killed(command, directory, points, lambda said: print(said, flush=True))
+    if done < kills and not status:
+        print(f"it was done after {done} of {kills} kills: give it more --lines")
+        return 1
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

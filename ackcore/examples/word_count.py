@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import keyword
 import logging
-import os
 import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +38,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from ackcore.examples import word_source
+from ackcore.examples.killed_runs import Kill, run_killed
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.examples.word_source import InputError
 from ackcore.spark.base.errors import one_line
@@ -367,29 +366,24 @@ def _crash(job: Job, console: Console, kills: int, options: Sequence[str]) -> in
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "ackcore.examples.word_count", *options]
     command += ["--directory", str(job.directory)]
-    # What a killed Spark leaves goes with the directory.
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    done = 0
-    while True:
+
+    def show(said: str) -> None:
+        if not said.startswith(_KEPT):  # a child's directory may be one that goes
+            console.print(Text(said), soft_wrap=True)
+
+    status, done = run_killed(
+        command,
+        scratch,
         # So many lines after it has begun to run, and then some of a second.
-        sign, delay = draw.randrange(1, 4), draw.uniform(0, 1)
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            signs = 0
-            for said in child.stdout:
-                if not said.startswith(_KEPT):  # a child's directory may be one that goes
-                    console.print(Text(said.rstrip("\n")), soft_wrap=True)
-                signs += said.startswith((_RUNNING, "micro-batch"))
-                if signs == sign and done < kills:
-                    time.sleep(delay)
-                    child.kill()
-                    break
-        if child.returncode != -signal.SIGKILL:
-            break
-        done += 1
-        console.print(f"kill -9, number {done}")
-    console.print(f"killed {done} times")
-    return child.returncode
+        [Kill(draw.randrange(1, 4), draw.uniform(0, 1)) for _ in range(kills)],
+        show,
+        lambda said: said.startswith((_RUNNING, "micro-batch")),
+    )
+    console.print(f"killed {done} times" + (f" of {kills}: it was done then" * (done < kills)))
+    if not done and not status:
+        console.print("books of a run that nobody killed prove nothing: give it more --lines")
+        return 1
+    return status
 
 
 def _pattern(text: str) -> str:

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ackcore.examples import quiet_spark, word_count, word_source
@@ -369,6 +370,19 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
     assert " = 3,000 lines" in ran.stdout
     assert len(ran.stdout.splitlines()) < 60
     assert [*home.iterdir(), *here.iterdir(), *scratch.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"), [((0, 0), 1), ((0, 2), 0), ((0, 1), 0), ((3, 2), 3), ((3, 0), 3)]
+)
+def test_books_of_a_run_that_nobody_killed_prove_nothing(tmp_path, monkeypatch, ended, status):
+    job, console = Job([], tmp_path, 10, 1, 0, "x", 0), Console(record=True)
+    monkeypatch.setattr(word_count, "run_killed", lambda *_: ended)
+    assert word_count._crash(job, console, 2, []) == status
+    said = console.export_text()
+    assert f"killed {ended[1]} times" in said
+    assert ("of 2: it was done then" in said) == (ended[1] < 2)
+    assert ("give it more --lines" in said) == (ended == (0, 0))
 
 
 @pytest.mark.faults
