@@ -65,6 +65,11 @@ class OpenTelemetryListener:
         with self._lock:
             self._at.start(books)
 
+    def on_batch_start(self, batch_id: int) -> None:
+        """Take in that a micro-batch begins."""
+        with self._lock:
+            self._at.begin()
+
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         with self._lock:
@@ -75,4 +80,4 @@ class OpenTelemetryListener:
     def on_end(self, error: BaseException | None, books: Any) -> None:
         """Take in the end."""
         with self._lock:
-            self._at.active, self._at.books = False, books
+            self._at.end(books)

@@ -60,6 +60,11 @@ class PrometheusListener:
         with self._lock:
             self._at.start(books)
 
+    def on_batch_start(self, batch_id: int) -> None:
+        """Take in that a micro-batch begins."""
+        with self._lock:
+            self._at.begin()
+
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         seconds = progress.duration_ms / 1000
@@ -71,7 +76,7 @@ class PrometheusListener:
     def on_end(self, error: BaseException | None, books: Any) -> None:
         """Take in the end."""
         with self._lock:
-            self._at.active, self._at.books = False, books
+            self._at.end(books)
 
     def describe(self) -> list[Metric]:
         """Return what is not known before there are values, for the registry."""

@@ -39,17 +39,27 @@ class Snapshot:
     uncounted: int = 0
     start_s: float = 0.0
     last_s: float = 0.0
+    began_s: float = 0.0
 
     def start(self, books: Any) -> None:
         """Take in a start."""
         self.books, self.active, self.start_s, self.last_s = books, True, time.time(), 0.0
+        self.began_s = 0.0
+
+    def begin(self) -> None:
+        """Take in that a micro-batch begins."""
+        self.began_s = time.time()
 
     def take(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         self.progress, self.books = progress, books
         self.trips += progress.breaker_trips
         self.uncounted += progress.uncounted
-        self.last_s = time.time()
+        self.last_s, self.began_s = time.time(), 0.0
+
+    def end(self, books: Any) -> None:
+        """Take in the end."""
+        self.active, self.books, self.began_s = False, books, 0.0
 
 
 class Reading(NamedTuple):
@@ -180,6 +190,13 @@ READINGS: tuple[Reading, ...] = (
         "s",
         "When the last micro-batch since the start was done, in seconds since 1970.",
         lambda at: [({}, at.last_s)] if at.last_s else [],
+    ),
+    Reading(
+        "ackcore.batch.start_time",
+        "gauge",
+        "s",
+        "When the micro-batch of a stream that runs now was begun, in seconds since 1970.",
+        lambda at: [({}, at.began_s)] if at.began_s else [],
     ),
     Reading(
         "ackcore.active",

@@ -24,7 +24,7 @@ from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
-_METHODS = ("on_start", "on_progress", "on_dead", "on_end")
+_METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
@@ -36,6 +36,12 @@ class QueryListener:
 
     def on_start(self, books: Books) -> None:
         """Take in the start: the books so far, with an account of each tracked spout."""
+
+    def on_batch_start(self, batch_id: int) -> None:
+        """Take in that a stream begins a micro-batch, or begins it again.
+
+        `run_batch` does not tell.  Where `on_progress` does not follow for long, it hangs.
+        """
 
     def on_progress(self, progress: Progress, books: Books) -> None:
         """Take in what a micro-batch did, and the books after it."""
@@ -121,6 +127,10 @@ class Listeners:
     def _tell_start(self, listeners: Sequence[Any], books: Books) -> None:
         known = replace(books, spouts={**self._accounts, **books.spouts})
         self._tell("on_start", known, listeners=listeners)
+
+    def began(self, number: int) -> None:
+        """Tell of a micro-batch that begins."""
+        self._tell("on_batch_start", number)
 
     def done(self, progress: Progress, books: Books, decision: BatchDecision | None) -> None:
         """Tell of a micro-batch that is done."""

@@ -233,6 +233,8 @@ class Stream:
                     if log is not None:
                         trim_log(log)
             again = self._state.is_done(number)
+            if not again:
+                self.listeners.began(number)
             inputs = [InputFrame(frame, self._spout)] if self._has_frame else []
             progress = self._engine.process(number, inputs)
             decision = self._state.decision(number)

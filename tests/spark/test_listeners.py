@@ -23,6 +23,10 @@ class Told(QueryListener):
 
     def __init__(self, raises=False):
         self.progress, self.dead, self.ends, self.raises = [], [], [], raises
+        self.begun = []
+
+    def on_batch_start(self, batch_id):
+        self.begun.append((batch_id, len(self.progress)))
 
     def on_progress(self, progress, books):
         self.progress.append((progress.batch_id, progress.acked, books.acked))
@@ -222,6 +226,9 @@ def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
     assert [line for _, _, line, _ in of_stream.dead] == ["no"]
     assert of_stream.progress[-1][2] == 1
     assert of_stream.ends == [("NoneType", 1, 1)]
+    # Each micro-batch of the stream began after the one before was done.
+    assert of_stream.begun == [(each[0], n) for n, each in enumerate(of_stream.progress)]
+    assert of_batch.begun == []
 
 
 def test_a_query_that_spark_does_not_start_has_an_end(spark, tmp_path, folder, monkeypatch):

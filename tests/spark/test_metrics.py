@@ -121,6 +121,26 @@ def test_what_is_known_at_the_start_is_shown_before_the_first_micro_batch():
     assert "ackcore_batch_end_time_seconds" not in found
 
 
+def test_a_micro_batch_that_runs_is_seen_to():
+    listener, name = PrometheusListener(), "ackcore_batch_start_time_seconds"
+
+    def shown():
+        return scraped(generate_latest(listener.registry).decode()).get(name)
+
+    progress, books = _grown()
+    listener.on_start(books)
+    for done in (
+        lambda: listener.on_progress(progress, books),
+        lambda: listener.on_end(None, books),
+        lambda: listener.on_start(books),
+    ):
+        assert not shown()
+        listener.on_batch_start(7)
+        assert abs(shown()[(("ackcore_query", ""),)] - time.time()) < 600
+        done()
+    assert not shown()
+
+
 def test_two_queries_share_a_registry():
     registry = CollectorRegistry()
     shared = [PrometheusListener(name, registry) for name in ("one", "two")]
@@ -172,6 +192,7 @@ def test_opentelemetry_has_the_same():
     reader = InMemoryMetricReader()
     listener = OpenTelemetryListener("orders", MeterProvider([reader]))
     ran = run(listener)
+    listener.on_batch_start(7)
     (of_resource,) = reader.get_metrics_data().resource_metrics
     (scope,) = of_resource.scope_metrics
     found = {metric.name: metric for metric in scope.metrics}
