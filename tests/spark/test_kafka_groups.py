@@ -6,6 +6,7 @@ import sys
 import threading
 from contextvars import Context
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import run_batch, start
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.kafka import groups
 from ackcore.spark.kafka.groups import ToldGroup
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.protocol import batch
@@ -239,9 +241,10 @@ def test_a_driver_that_was_taken_over_from_moves_its_group_no_more(
 
 
 def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
-    spark, mock_kafka, tmp_path, running, caplog
+    spark, mock_kafka, tmp_path, running, caplog, monkeypatch
 ):
     """Neither the query nor what it reads; the lag says that the group was not told."""
+    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
     mock_kafka.create_topic("t")
     kept = Kept()
     on = running(topology(source(mock_kafka, "t"), kept), spark, tmp_path / "checkpoint")
@@ -256,10 +259,36 @@ def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
     assert mock_kafka.committed("g", "t")[0] == 1
     assert caplog.text.count("cannot be committed to group g") == 1
     mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
-    mock_kafka.produce("t", [b"b"])
-    on.process_all_available()
-    assert on.progress.lag == {"lines": 0}
-    assert mock_kafka.committed("g", "t")[0] == 4
+    # Though nothing new comes.
+    assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")
+    assert mock_kafka.committed("g", "t")[0] == 3
+    assert kept.texts == ["0", "1", "a"]
+
+
+def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
+    now, fails = [100.0], [True]
+    monkeypatch.setattr(groups.time, "monotonic", lambda: now[0])
+
+    def commit(_group, commits):
+        failed = dict.fromkeys(commits if fails[0] else (), SimpleNamespace(text="no"))
+        return SimpleNamespace(found={} if fails[0] else commits, failed=failed)
+
+    told = ToldGroup("lines", "g", 5)
+    none = np.empty(0, np.int64)
+    done = {("t", 0): OffsetState(3, 3, none, none, none, np.empty(0, np.int32))}
+    waits = []
+    for _ in range(12):
+        told.tell(SimpleNamespace(commit=commit), threading.Lock(), done, {})
+        assert not told.is_due
+        began = now[0]
+        while not told.is_due:
+            now[0] += 0.5
+        waits.append(now[0] - began)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    fails[0] = False
+    told.tell(SimpleNamespace(commit=commit), threading.Lock(), done, {})
+    now[0] += 1000
+    assert not told.is_due
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running, caplog):

@@ -13,6 +13,7 @@ from ackcore import OffsetState
 from ackcore.kafka.cluster import Cluster
 from ackcore.kafka.origins import Origin
 from ackcore.offsets import decode_metadata
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.kafka.commits import CommitCache
 
@@ -21,6 +22,8 @@ _log = logging.getLogger("ackcore")
 #: A commit that failed is repeated with the next micro-batch; one that took so long for it, when as
 #: many times that have passed, and no more than so long: micro-batches wait for it.
 _SLOW_S, _TIMES, _LONGEST_S = 1.0, 10.0, 30.0
+#: Where no other micro-batch comes, one is asked for after so long, twice as long, and at most.
+_AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
 #: After so long the group is told what it was told before, too: brokers forget offsets in time.
 _REPEAT_S = 3600.0
 
@@ -72,7 +75,15 @@ class ToldGroup:
         #: What it was told of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
+        #: How often a commit failed in a row, and when one is repeated that did not arrive.
+        self._failures = 0
+        self._again_at: float | None = None
         self._complained = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a commit that did not arrive is to be repeated now, by whatever micro-batch."""
+        return self._again_at is not None and time.monotonic() >= self._again_at
 
     def tell_of_others(
         self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
@@ -132,6 +143,8 @@ class ToldGroup:
             if answers.failed and took_s >= _SLOW_S:
                 self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)
             self._told.update({each: new[each] for each in answers.found})
+            self._failures = self._failures + 1 if answers.failed else 0
+            self._again_at = self._after_failures(now) if answers.failed else None
             if answers.failed and not self._complained:
                 _log.warning(
                     "spout %s: what is done of %d partitions cannot be committed to group %s, "
@@ -142,4 +155,12 @@ class ToldGroup:
                     next(iter(answers.failed.values())).text,
                 )
             self._complained = bool(answers.failed)
+        elif new and self._again_at is None:
+            self._again_at = self._next_at
         return {each: offset for each, (offset, _) in self._told.items()}
+
+    def _after_failures(self, now: float) -> float:
+        pause_ms = capped_doubling(
+            round(_AGAIN_S * 1000), self._failures, round(_LONGEST_AGAIN_S * 1000)
+        )
+        return max(self._next_at, now + pause_ms / 1000)

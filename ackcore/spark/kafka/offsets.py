@@ -465,6 +465,11 @@ class SpoutOffsets:
         if self._group is not None:
             self._group.tell_of_others(self._cluster, self._asking, self.partitions)
 
+    @property
+    def has_commit_due(self) -> bool:
+        """Whether a commit that did not arrive is to be repeated now."""
+        return self._group is not None and self._group.is_due
+
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
         """Tell the group what is done after a micro-batch, but of topics made anew since.
 

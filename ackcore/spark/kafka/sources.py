@@ -211,10 +211,13 @@ class KafkaSources:
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Whether there is something that no micro-batch has taken, and room for it.
+        """Whether there is something for a micro-batch: records and room for them, or a commit.
 
-        Raises what Kafka's client does if that can be asked of no spout.
+        One that failed is repeated though nothing new comes: what looks at the group's lag would
+        be wrong until then.  Raises what Kafka's client does if that can be asked of no spout.
         """
+        if any(one.has_commit_due for one in self._spouts.values()):
+            return True
         if not self.has_room:
             return False
         failed = {}
