@@ -236,7 +236,9 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
         else:
             runs.append((start, end))
     # Above the last that is done nothing is, and that is no hole.
-    end = runs.pop()[0] if runs and runs[-1][1] >= state.end else state.end
+    end = state.end
+    while runs and runs[-1][1] >= end:
+        end = min(end, runs.pop()[0])
     starts, ends = np.array(runs, np.int64).reshape(-1, 2).T
     return state._replace(end=end, hole_starts=starts.copy(), hole_ends=ends.copy())
 

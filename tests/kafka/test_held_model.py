@@ -1,12 +1,14 @@
 """A group's life without I/O: readers come, crash and go, and commits are held to what was done."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from ackcore.kafka.held_partition import Limits
+from ackcore import OffsetTracker
+from ackcore.kafka.held_partition import Limits, _with
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.offsets import decode_metadata
@@ -255,3 +257,26 @@ def test_nothing_is_committed_that_is_not_done_whatever_happens(steps):
         getattr(life, name)(a, b)
         life.check()
     life.finish()
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4)
+
+
+@given(begin=st.integers(0, 5), done=st.sets(st.integers(0, 24)), lost=RUNS)
+def test_what_is_lost_is_not_done_and_nothing_else_changes(begin, done, lost):
+    """Whatever is lost: amid what is done, over its end, or above records that are in flight."""
+    runs = [(max(begin, start), max(begin, start) + length) for start, length in lost]
+    tracker = OffsetTracker("t", 0, 1, begin)
+    tracker.emitted(np.arange(begin, 25))
+    # The first of each is in flight: it is the letter's.
+    done -= {start for start, _ in runs} | set(range(begin))
+    tracker.acked(np.array(sorted(done), np.int64))
+    state = tracker.state()
+    before, after = _done(state, 40), _done(_with(state, [runs]), 40)
+    assert after == before - {offset for run in runs for offset in range(*run)}
+
+
+def _done(state, stop):
+    holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+    not_done = {offset for run in [*holes, (state.end, stop)] for offset in range(*run)}
+    return set(range(stop)) - not_done

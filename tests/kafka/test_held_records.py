@@ -433,6 +433,21 @@ def test_of_what_was_deleted_only_what_was_not_done_is_lost():
     assert held.counts.lost == 13
 
 
+def test_one_that_is_lost_above_records_in_flight_makes_none_of_them_done():
+    held = holder()
+    read(held, 0, 1, 2, 3, 4, 5)
+    taken = held.take(6, 0)
+    held.ack(taken[1])
+    assert held.lose(KEY, 7, 0, keep=True) == 1
+    (sent,) = held.commits()
+    again = holder(*sent.commit, generation=2)
+    read(again, *range(9))
+    assert offsets(again.take(9, 0)) == [0, 2, 3, 4, 5, 6, 7, 8]
+    held.fail(taken[2], NO, 0)
+    (sent,) = held.commits()
+    assert sent.commit.offset == 0
+
+
 def test_a_letter_names_some_of_many_ranges_and_counts_all():
     held = holder(*holes_of(*range(0, 100, 2), n=100), generation=2)
     assert held.lose(KEY, 99, 0, keep=True) == 50
