@@ -36,9 +36,9 @@ from ackcore.kafka.starts import check_zone, time_ms
 
 _log = logging.getLogger(__name__)
 
-#: In letters that a topology on Spark has sent; `ackcore.spark.replay_topic` sends those.
+#: In records that a sink of a topology on Spark has sent, and behind `REASON` in its letters;
+#: those `ackcore.spark.replay_topic` sends back.
 _OF_SPARK = "ackcore-batch"
-
 
 #: What was sent later than so long ago brokers remember, as their defaults are: a week, and for
 #: clocks that differ an hour less.
@@ -91,8 +91,8 @@ def replay_letters(
 
     What stands for no record is left: ranges that were deleted or passed over ("LostUpstream",
     "TooFarBehind").  So is a record whose headers could not be read, since they are not in its
-    letter; what a topology on Spark has sent (`ackcore.spark.replay_topic` sends those); and
-    whatever else is in the topic.
+    letter; a letter that a topology on Spark has sent (`ackcore.spark.replay_topic` sends those);
+    and whatever else is in the topic.
 
     Parameters
     ----------
@@ -210,7 +210,11 @@ def _send(transactions: Transactions, messages: list[dict[str, Any]], most: int)
 def _letter(headers: Headers) -> _Letter | None:
     """Return what a message stands for, by its headers; None if that is no record to be sent."""
     told = dict(headers)
-    if _OF_SPARK in told or not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
+    if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
+        return None
+    # Who writes a letter puts his own headers behind those that came with the record.
+    names = [name for name, _ in reversed(headers)]
+    if _OF_SPARK in told and names.index(_OF_SPARK) < names.index(REASON):
         return None
     partition, attempts = (told[name] or b"" for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")

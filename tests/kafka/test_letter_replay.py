@@ -15,8 +15,12 @@ from servers import wait_until
 from ackcore.dispatch import Reject
 from ackcore.kafka import ClientSettings, Cluster, ClusterFailed, replay_letters
 from ackcore.kafka.cluster import Answers, Failure
+from ackcore.kafka.dead_letters import headers_of
+from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Transactions
+from ackcore.kafka.records import Failure as KafkaFailure
+from ackcore.kafka.records import KafkaRecord
 
 
 @pytest.fixture
@@ -151,6 +155,25 @@ def test_a_letter_whose_partition_is_not_there_is_an_error(books):
     books.server.produce(books.dead_topic, [letter_of(books.topic, partition=7)])
     with pytest.raises(DeliveryError, match=f"{books.topic}.*; make .* that many partitions"):
         send(books)
+
+
+def test_a_record_of_a_topologys_sink_or_letter_is_sent_back_if_its_letter_is_a_consumers():
+    """It has headers that a letter of a topology has as well, but before the consumer's own."""
+    of_sink = [("ackcore-batch", b"deployment/sink/7"), ("ackcore-row", b"0.3")]
+    of_letter = [
+        *((f"ackcore-{name}", b"1") for name in ("reason", "component", "partition", "deaths")),
+        *of_sink,
+    ]
+    kept = {"ackcore-component", "ackcore-batch", "ackcore-row"}
+    for came in (of_sink, of_letter):
+        record = KafkaRecord("orders", 1, 5, b"k", b"v", came, 1000)
+        headers = headers_of(DeadLetter(record, KafkaFailure("ValueError", "no"), 1))
+        topic, partition, sent, died = _letter(headers)
+        assert (topic, partition) == ("orders", 1)
+        assert sent[:-1] == [each for each in came if each[0] in kept]
+        assert sent[-1] == ("ackcore-deaths", b"%d" % died)
+        # A topology's letter of that very record.
+        assert _letter([*(each for each in headers if each not in of_sink), *of_sink]) is None
 
 
 def test_what_stands_for_no_record_is_left():
