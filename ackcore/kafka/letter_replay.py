@@ -106,7 +106,8 @@ def replay_letters(
     since : datetime, optional
         With its zone: letters from before are left.  Must be given where brokers may have
         forgotten what was sent, also to send all: ``datetime(1970, 1, 1, tzinfo=timezone.utc)``;
-        and if their ``offsets.retention.minutes`` is less than a week.
+        if their ``offsets.retention.minutes`` is less than a week; and where a partition ends
+        before the letter that was sent last, since the topic was made anew, or its log truncated.
     options : mapping, optional
         More of librdkafka's settings.  The user writes to the topics that letters came from, under
         transactional ids that begin with ``ackcore-``, and reads in groups that do.
@@ -132,11 +133,23 @@ def replay_letters(
     from_ms = None if since is None else _ms_of(since)
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
-        for (_, partition), (low, high) in cluster.bounds_of(topic).items():
+        for key, (low, high) in cluster.bounds_of(topic).items():
+            partition = key.partition
             name = _name(topic, partition)
             with closing(Transactions(settings, name, topic)) as transactions:
                 last = transactions.last
-                start = low if last is None else max(low, last.number + 1)
+                done = -1 if last is None else last.number
+                if done >= high:
+                    # Another call may have sent since; from here on none does.
+                    low, high = cluster.bounds_of(topic)[key]
+                is_other_log = done >= high
+                if is_other_log and from_ms is None and low < high:
+                    raise _since_missing(
+                        f"{topic}-{partition} ends at {high}, before the letter that was sent "
+                        f"last, {done}: it was truncated, or the topic was made anew, and "
+                        "which of its letters were sent is not known"
+                    )
+                start = low if is_other_log else max(low, done + 1)
                 if from_ms is not None:
                     start = max(start, min(high, _since(cluster, topic, partition, from_ms)))
                 elif last is None and low < high:
@@ -147,7 +160,7 @@ def replay_letters(
                 if transactions.last == last and last is not None:
                     # Nothing new; once more, or brokers would forget it in time.
                     transactions.begin()
-                    transactions.prepare(last)
+                    transactions.prepare(Mark(high - 1, "") if is_other_log else last)
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
@@ -178,12 +191,18 @@ def _refuse_forgotten(cluster: Cluster, topic: str, partition: int, low: int) ->
     """Raise ValueError if letters of a partition are old enough that brokers may have forgotten."""
     ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
     if low < _since(cluster, topic, partition, ms):
-        raise ValueError(
-            f"since must be given: {topic}-{partition} has letters of more than a week, and there "
-            "is nothing on record of what was sent, as brokers forget it after "
-            "offsets.retention.minutes, a week by default; letters of that time or later are sent, "
-            "datetime(1970, 1, 1, tzinfo=timezone.utc) sends all"
+        raise _since_missing(
+            f"{topic}-{partition} has letters of more than a week, and there is nothing on record "
+            "of what was sent, as brokers forget it after offsets.retention.minutes, a week by "
+            "default"
         )
+
+
+def _since_missing(why: str) -> ValueError:
+    return ValueError(
+        f"since must be given: {why}; letters of that time or later are sent, "
+        "datetime(1970, 1, 1, tzinfo=timezone.utc) sends all"
+    )
 
 
 def _name(topic: str, partition: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,7 +19,7 @@ from ackcore.kafka.cluster import Answers, Failure
 from ackcore.kafka.dead_letters import headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.letter_replay import _letter, _name
-from ackcore.kafka.producing import DeliveryError, Transactions
+from ackcore.kafka.producing import DeliveryError, Mark, Transactions
 from ackcore.kafka.records import Failure as KafkaFailure
 from ackcore.kafka.records import KafkaRecord
 
@@ -103,6 +104,51 @@ def test_letters_that_may_have_been_sent_before_are_sent_if_that_is_said(books):
 def test_letters_of_this_week_are_sent_without_a_word(books):
     books.server.produce(books.dead_topic, [letter_of(books.topic, days=6.9)])
     assert send(books) == (1, 0)
+
+
+def sent_to(books, number):
+    """As a call before that had sent the letters of partition 0 up to an offset."""
+    settings = ClientSettings(books.server.bootstrap_servers)
+    with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as before:
+        before.begin()
+        before.prepare(Mark(number, ""))
+        before.commit()
+
+
+def test_letters_of_a_log_that_ends_before_what_was_sent_are_sent_if_that_is_said(books):
+    """A topic that was made anew, or truncated: which of its letters were sent is not known."""
+    since = {"since": datetime(1970, 1, 1, tzinfo=UTC)}
+    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 2)
+    sent_to(books, 2)
+    with pytest.raises(ValueError, match=f"given: {books.dead_topic}-0 ends at 2, before the l"):
+        send(books)
+    assert send(books, since=datetime.now(UTC) + timedelta(hours=1)) == (0, 0)
+    assert send(books) == (0, 0)  # the mark is one of this log again
+    sent_to(books, 99)
+    assert send(books, **since) == (2, 0)
+    assert send(books) == (0, 0)
+
+
+def test_a_log_that_is_empty_and_ends_before_what_was_sent_begins_anew(books):
+    sent_to(books, 99)
+    assert send(books) == (0, 0)
+    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+    assert send(books) == (1, 0)
+
+
+def test_letters_that_another_call_sends_meanwhile_are_no_other_log(books, monkeypatch):
+    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+    bounds_of = Cluster.bounds_of
+
+    def late(self, topic):
+        monkeypatch.setattr(Cluster, "bounds_of", bounds_of)
+        bounds = bounds_of(self, topic)
+        books.server.produce(books.dead_topic, [letter_of(books.topic)])
+        assert send(books) == (2, 0)
+        return bounds
+
+    monkeypatch.setattr(Cluster, "bounds_of", late)
+    assert send(books) == (0, 0)
 
 
 def test_a_call_that_sends_nothing_says_again_what_was_sent(books, monkeypatch):
