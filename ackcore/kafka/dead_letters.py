@@ -34,6 +34,8 @@ OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS)
 #: A record that died so often goes round in a circle: something sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
+#: Of numbers up to 2**31.
+_DIGITS = 10
 #: How often it is said that letters are not kept.
 _SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
@@ -45,11 +47,19 @@ class DeadLetterLoop(RuntimeError):
     """A record died so often that its dead letters must be coming back by themselves."""
 
 
+def number_in(value: bytes | None) -> int | None:
+    """The number in a header, of those that Kafka counts partitions by; None if it has none."""
+    if value is None or not value.isdigit() or len(value) > _DIGITS:
+        return None
+    number = int(value)
+    return number if number < 2**31 else None
+
+
 def deaths(headers: Headers) -> int:
     """How often a record has died, by its headers; what is no number counts as none."""
     for name, value in reversed(headers):
-        if name == DEATHS and value is not None and value.isdigit():
-            return int(value)
+        if name == DEATHS and (number := number_in(value)) is not None:
+            return number
     return 0
 
 

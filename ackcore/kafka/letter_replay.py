@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -26,6 +27,7 @@ from ackcore.kafka.dead_letters import (
     REASON,
     TOPIC,
     deaths,
+    number_in,
 )
 from ackcore.kafka.producing import Mark, Transactions, check_options, check_topic
 from ackcore.kafka.ranges import OffsetRange
@@ -39,6 +41,9 @@ _log = logging.getLogger(__name__)
 #: In records that a sink of a topology on Spark has sent, and behind `REASON` in its letters;
 #: those `ackcore.spark.replay_topic` sends back.
 _OF_SPARK = "ackcore-batch"
+
+#: As brokers take it.
+_NAME_OF_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
 
 #: What was sent later than so long ago brokers remember, as their defaults are: a week, and for
 #: clocks that differ an hour less.
@@ -235,13 +240,15 @@ def _letter(headers: Headers) -> _Letter | None:
     names = [name for name, _ in reversed(headers)]
     if _OF_SPARK in told and names.index(_OF_SPARK) < names.index(REASON):
         return None
-    partition, attempts = (told[name] or b"" for name in (PARTITION, ATTEMPTS))
+    partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
     # No attempt: it is of a range.
-    if not (partition.isdigit() and attempts.isdigit() and int(attempts)):
+    if partition is None or not attempts:
         return None
     if kind == UNREADABLE_HEADERS.encode():
         return None
     came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
     topic = (told[TOPIC] or b"").decode(errors="replace")
-    return _Letter(topic, int(partition), came, deaths(headers))
+    if _NAME_OF_TOPIC.fullmatch(topic) is None:
+        return None
+    return _Letter(topic, partition, came, deaths(headers))

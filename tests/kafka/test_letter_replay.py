@@ -197,6 +197,12 @@ def test_one_that_dies_in_between_sends_nothing_twice(books, monkeypatch, dies_a
     assert values == [b"a", b"b", b"a", b"b"]
 
 
+def test_a_message_with_a_partition_that_no_topic_has_does_not_hold_up_letters(books):
+    books.server.produce(books.dead_topic, [letter_of(books.topic, partition=2**31)])
+    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+    assert send(books) == (1, 1)
+
+
 def test_a_letter_whose_partition_is_not_there_is_an_error(books):
     books.server.produce(books.dead_topic, [letter_of(books.topic, partition=7)])
     with pytest.raises(DeliveryError, match=f"{books.topic}.*; make .* that many partitions"):
@@ -230,12 +236,21 @@ def test_what_stands_for_no_record_is_left():
 
     assert letter() == ("t", 1, [("h", b"1")], 0)
     assert letter(deaths=b"3") == ("t", 1, [("h", b"1"), ("ackcore-deaths", b"3")], 3)
+    assert letter(partition=b"2147483647")[1] == 2**31 - 1
+    assert letter(deaths=b"9" * 5000)[3] == 0
+    assert letter(topic=b"a" * 249)[0] == "a" * 249
+    assert letter(topic=b"..a_-9")[0] == "..a_-9"
     for left in (
         {"attempts": b"0", "reason": b"LostUpstream: offsets 1 to 9 were deleted"},
         {"reason": b"UnreadableHeaders: the name of a header is not UTF-8"},
         {"batch": b"deployment/lines/0", "row": b"3"},
         {"partition": b"x"},
         {"partition": None},
+        {"partition": b"2147483648"},
+        {"partition": b"9" * 5000},
+        {"attempts": b"9" * 5000},
+        {"topic": None},
+        *({"topic": name} for name in (b"", b".", b"..", b"a b", b"a\0", b"\xff", b"a" * 250)),
     ):
         assert letter(**left) is None, left
     assert _letter([]) is None
