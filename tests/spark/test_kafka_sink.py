@@ -277,6 +277,39 @@ def test_of_a_transaction_rows_that_are_too_large_are_refused_and_the_others_the
     assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30) if n not in (5, 29))
 
 
+@pytest.mark.parametrize("by", ["headers", "message_id"])
+def test_of_a_transaction_only_rows_with_headers_as_large_are_sent_one_by_one(
+    mock_kafka, sink, tmp_path, monkeypatch, by
+):
+    """One as large is found at once, though the header that tells its row is a digit shorter."""
+    alone = []  # and refused by no client: that comes before
+    flush = Deliveries.flush
+    monkeypatch.setattr(Deliveries, "flush", lambda self: (alone.append(1), flush(self)))
+    kind = HEADERS if by == "headers" else pa.string()
+    schema = pa.schema([("n", pa.string()), (by, kind), (ROOT, pa.int64())])
+    files = []
+    for part, large in enumerate((29, 5)):
+        texts = [LARGE if n == large else "w" for n in range(30)]
+        about = [[("trace", text.encode())] for text in texts] if by == "headers" else texts
+        rows = RowFileWriter(str(tmp_path), schema, part, 0)
+        values = [f"{part}.{n:02}" for n in range(30)]
+        rows.write(pa.record_batch([values, about, [None] * 30], schema=schema))
+        name, n, _ = rows.finish()
+        files.append(AcceptedFile(str(tmp_path / name), n))
+    topic = mock_kafka.new_topic()
+    about = {"value": "n", by: by, "options": {"message.max.bytes": 1500}}
+    out = sink(mock_kafka, topic, transactional=True, **about)
+    with pytest.raises(SinkRejects) as raised:
+        out.write_accepted(accepted(tuple(files)))
+    found = refused(raised.value)
+    assert (list(found), alone) == ([(0, 29), (1, 5)], [])
+    known = [
+        file._replace(refused=np.array([at])) for file, (_, at) in zip(files, found, strict=True)
+    ]
+    out.write_accepted(accepted(tuple(known)))
+    assert len(messages(mock_kafka, topic)) == 58
+
+
 def test_messages_that_are_too_large_only_together_are_none_of_their_rows_fault(
     kafka_broker, sink, tmp_path
 ):

@@ -29,7 +29,7 @@ from ackcore.spark.sinks.unavailable import unavailable
 from ackcore.topology.max_refused import MAX_REFUSED
 
 if TYPE_CHECKING:
-    from ackcore.kafka.messages import MessageColumns
+    from ackcore.kafka.messages import Content, MessageColumns
     from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
     from ackcore.kafka.settings import ClientSettings
 
@@ -335,23 +335,33 @@ class KafkaSink:
         would end another, for which all would be sent again.
         """
         refused = _Suspects()
-        rows = list(self._alone(accepted, messages, suspects.have, refused))
-        if rows:
-            least = refused.least
 
-            def is_as_large(key: bytes | str | None, value: bytes | str | None) -> bool:
-                return _size(key, value) >= least and not suspects.have(key, value)
+        def is_suspect(content: Content) -> bool:
+            return suspects.have(*content[:2])
 
-            rows += self._alone(accepted, messages, is_as_large, refused)
+        found = list(self._alone(accepted, messages, is_suspect, refused))
+        if found:
+            least = min(size for _, size in found)
+
+            def is_as_large(content: Content) -> bool:
+                return _size(content) >= least and not is_suspect(content)
+
+            found += self._alone(accepted, messages, is_as_large, refused)
         self.release(accepted.sink, accepted.deployment)
-        return _rejects(rows) if rows else suspects.none_is(self.topic)
+        return _rejects([row for row, _ in found]) if found else suspects.none_is(self.topic)
 
     def _alone(
-        self, accepted: Accepted, messages: _Messages, chosen: _Chosen, refused: _Suspects
-    ) -> Iterator[_Refused]:
+        self,
+        accepted: Accepted,
+        messages: _Messages,
+        chosen: Callable[[Content], bool],
+        refused: _Suspects,
+    ) -> Iterator[tuple[_Refused, int]]:
+        """Yield rows that are refused, each with the size of its message."""
         known = sum(len(file.refused) for file in accepted.files)
         live = None
-        for number, place, row, at in messages.again(dict(enumerate(accepted.files)), chosen):
+        files = dict(enumerate(accepted.files))
+        for number, place, row, at, content in messages.again(files, chosen):
             if live is None:
                 self.release(accepted.sink, accepted.deployment)
                 live = self._transactions(accepted)
@@ -364,7 +374,7 @@ class KafkaSink:
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
-                yield number, place, refused.said
+                yield (number, place, refused.said), _size(content)
                 live = None
 
     def _transactions(self, accepted: Accepted) -> Transactions:
@@ -423,7 +433,8 @@ class _Messages:
         found = _Suspects()
         alone = found.of(_kafka().Deliveries(settings))
         try:
-            for number, place, row, at in self.again(dict(files), suspects.have):
+            chosen = self.again(dict(files), lambda content: suspects.have(*content[:2]))
+            for number, place, row, at, _ in chosen:
                 self.send_rows(alone, number, row, at)
                 alone.flush()
                 if found.count > len(refused):
@@ -441,34 +452,34 @@ class _Messages:
                 at += len(rows)
 
     def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
-        batch, topic = (BATCH, self._batch), self._topic
+        for key, value, headers in self._contents(number, rows, at):
+            deliveries.send(self._topic, value, key, headers)
+
+    def _contents(self, number: int, rows: pa.RecordBatch, at: int) -> Iterator[Content]:
+        """Yield what is in the message of each row, with the sink's own headers."""
+        batch = (BATCH, self._batch)
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
         of_rows = self._columns.headers is not None
         ids = None if self._message_id is None else rows.column(self._message_id)
-        contents = self._columns.contents(rows)
-        for place, (key, value, headers) in enumerate(contents, at):
+        for place, (key, value, headers) in enumerate(self._columns.contents(rows), at):
             if of_rows:  # as a row came that was read from what a sink had written
                 headers = [each for each in headers if each[0] not in ours]
             headers += (batch, (ROW, b"%d.%d" % (number, place)))
             if ids is not None:
                 headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
-            deliveries.send(topic, value, key, headers)
+            yield key, value, headers
 
     def again(
-        self, files: Mapping[int, AcceptedFile], chosen: _Chosen
-    ) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
-        """Yield some rows: file and place, the row, and the number that its message has there."""
+        self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
+    ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
+        """Yield some rows: file and place, the row, and its message's number there and content."""
         for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
-                for i, (key, value, _) in enumerate(self._columns.contents(rows)):
-                    if chosen(key, value):
-                        yield number, int(places[i]), rows.slice(i, 1), at + i
+                for i, content in enumerate(self._contents(number, rows, at)):
+                    if chosen(content):
+                        yield number, int(places[i]), rows.slice(i, 1), at + i, content
                 at += len(rows)
-
-
-#: Whether a message is looked at once more, by key and value.
-_Chosen = Callable[["bytes | str | None", "bytes | str | None"], bool]
 
 
 class _Suspects:
@@ -480,7 +491,6 @@ class _Suspects:
 
     def __init__(self) -> None:
         self.count = 0
-        self.least = 1 << 62
         self.said = ""
         self._hashes: set[int] = set()
 
@@ -491,7 +501,6 @@ class _Suspects:
 
     def _add(self, key: bytes | None, value: bytes | None, said: str) -> None:
         self.count += 1
-        self.least = min(self.least, _size(key, value))
         self.said = said
         self._hashes.add(_hash(key, value))
 
@@ -520,12 +529,19 @@ def _rejects(refused: Sequence[_Refused]) -> SinkRejects:
     return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
 
 
-def _size(*content: bytes | str | None) -> int:
-    return sum(len(one.encode() if isinstance(one, str) else one or b"") for one in content)
+def _size(content: Content) -> int:
+    """Return the size of a message, but for what tells its row: of those as large it differs."""
+    key, value, headers = content
+    others = [part for header in headers if header[0] != ROW for part in header]
+    return sum(map(len, map(_bytes, (key, value, *others))))
 
 
 def _hash(*content: bytes | str | None) -> int:
-    return hash(tuple(one.encode() if isinstance(one, str) else one or b"" for one in content))
+    return hash(tuple(map(_bytes, content)))
+
+
+def _bytes(part: bytes | str | None) -> bytes:
+    return part.encode() if isinstance(part, str) else part or b""
 
 
 def _is_small(accepted: Accepted) -> bool:
