@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,7 @@ pytest.importorskip("deltalake")
 
 import deltalake
 from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, SchemaMismatchError, TableNotFoundError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_disk import SmallDisk
@@ -202,6 +203,84 @@ def test_rows_that_the_columns_do_not_take_are_refused(path, tmp_path, keys):
         (1, 2): "column 'word' takes no null",
     }
     assert rows(path) == [("a", 1), ("c", None)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_with_nulls_in_lists_and_maps_that_take_none_are_refused(path, tmp_path, keys):
+    required = pa.field("element", pa.int64(), nullable=False)
+    listed, mapped = pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64())
+    inner = pa.struct([("y", listed)])
+    schema = pa.schema([WORDS.field("word"), ("l", listed), ("m", mapped), ("s", pa.list_(inner))])
+    of_table = [
+        pa.list_(required),
+        pa.map_(pa.string(), required.with_name("value")),
+        pa.list_(pa.struct([("y", pa.list_(required))])),
+    ]
+    columns = [
+        field.with_type(kind) for field, kind in zip(list(schema)[1:], of_table, strict=True)
+    ]
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([schema.field("word"), *columns]))
+    sink = started(path, schema, keys=keys)
+    some = [
+        ("a", [1], [("k", 1)], [{"y": [1]}, None], None),
+        ("b", [1, None], [("k", 1)], None, None),
+        ("c", None, [("k", 1), ("n", None)], None, None),
+        ("d", [], [], [], None),
+        ("e", [2], None, [{"y": [1]}, {"y": [2, None]}], 10),
+        ("f", [None], None, None, 11),
+        ("g", [3], None, [{"y": None}], None),
+    ]
+    found = written_without_refused(sink, [row_file(tmp_path, some, schema=schema, batch=4)])
+    said = "the value of column {!r} has a null where {} takes none"
+    assert found == {
+        (0, at): said.format(name, str(deltalake_type(path, name)))
+        for at, name in ((1, "l"), (2, "m"), (4, "s"))
+    }
+    assert rows(path) == [tuple(row[:4]) for row in some if row[0] in "adg"]
+
+
+def deltalake_type(path, name):
+    return pa.schema(deltalake.DeltaTable(path).schema().to_arrow()).field(name).type
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_rows_that_deltalake_refuses_are_no_outage_and_their_values_not_shown(path, files, keys):
+    """There is no finding which they are: a constraint is Spark's SQL."""
+    sink = started(path, keys=keys)
+    deltalake.DeltaTable(path).alter.add_constraint({"small": "n < 5"})
+    says = r"sink 'count': Delta table .* 1 rows failed validation check\. .* DROP CONSTRAINT"
+    with pytest.raises(ValueError, match=says) as told:
+        sink.write_accepted(accepted(files[1:]))
+    shown = "".join(traceback.format_exception(told.value))
+    assert "Preview" not in shown
+    assert "| d" not in shown
+    assert rows(path) == []
+    deltalake.DeltaTable(path).alter.drop_constraint("small")
+    sink.write_accepted(accepted(files[1:]))
+    assert rows(path) == [("a", 5), ("d", 4)]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Exception("Cast error: Cannot cast string 'abc' to value of Int64 type"), "Cast error"),
+        (ValueError('Non-nullable field of ListArray "abc"'), "Non-nullable field"),
+        (SchemaMismatchError("Cannot cast field n from List to Int64"), "Cannot cast field n from"),
+    ],
+)
+def test_whatever_deltalake_says_of_rows_is_said_without_values(
+    path, files, monkeypatch, error, said
+):
+    """Of errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
+    sink = started(path)
+    monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
+    with pytest.raises(ValueError, match=f"none is written: {said}") as told:
+        sink.write_accepted(accepted(files))
+    assert "abc" not in "".join(traceback.format_exception(told.value))
+
+
+def raise_(error):
+    raise error
 
 
 def test_rows_are_read_once_where_none_can_be_refused(path, files, monkeypatch):
@@ -471,5 +550,21 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, path, checkpo
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(topology(spark, to_delta(path)), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
+    run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    assert rows(path) == [("a",), ("a",), ("b",)]
+
+
+def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
+    spark, path, checkpoint
+):
+    """At the next start again, and goes on once the table takes them."""
+    started(path, Split.outputs)
+    deltalake.DeltaTable(path).alter.add_constraint({"short": "word <> 'b'"})
+    for _ in range(2):
+        says = r"failed 2 times .* with ValueError: .* failed validation check\. .*DROP CONSTRAINT"
+        with pytest.raises(SinkError, match=says) as told:
+            run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+        assert "Preview" not in "".join(traceback.format_exception(told.value))
+    deltalake.DeltaTable(path).alter.drop_constraint("short")
     run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
     assert rows(path) == [("a",), ("a",), ("b",)]

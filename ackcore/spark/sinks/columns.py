@@ -127,7 +127,38 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.StringArray
         if wrong.any():
             said = f"the value of column {field.name!r} does not fit into {field.type}"
             why = pc.coalesce(why, pc.if_else(pa.array(wrong), said, pa.scalar(None, pa.string())))
+        inside = _nulls_inside(column, field.type)
+        if inside.any():
+            said = f"the value of column {field.name!r} has a null where {field.type} takes none"
+            why = pc.coalesce(why, pc.if_else(pa.array(inside), said, pa.scalar(None, pa.string())))
     return why
+
+
+def _nulls_inside(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+    """Return which values have nulls in lists and maps that take none, which a cast passes over."""
+    is_, have = pa.types, column.type
+    found = np.zeros(len(column), np.bool_)
+    if is_.is_struct(have) and is_.is_struct(kind):
+        for field in kind:
+            if have.get_field_index(field.name) >= 0:
+                found |= _nulls_inside(column.field(field.name), field.type)
+    elif is_.is_map(have) and is_.is_map(kind):
+        found = _any_of_each(column, column.items, kind.item_field)
+    elif all(is_.is_list(each) or is_.is_large_list(each) for each in (have, kind)):
+        found = _any_of_each(column, column.values, kind.value_field)
+    else:
+        return found
+    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(False)
+    return found & valid
+
+
+def _any_of_each(column: pa.Array, values: pa.Array, field: pa.Field) -> npt.NDArray[np.bool_]:
+    bad = _nulls_inside(values, field.type)
+    if not field.nullable:
+        bad |= values.is_null().to_numpy(False)
+    before = np.concatenate(([0], np.cumsum(bad)))[column.offsets.to_numpy()]
+    found: npt.NDArray[np.bool_] = before[1:] > before[:-1]
+    return found
 
 
 def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:

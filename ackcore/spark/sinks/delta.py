@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from types import ModuleType
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 _WAY_OUT = (
     "See that its storage can be reached and written from the driver, by what storage_options say, "
     "and has room; and that the table is where it was"
+)
+
+#: What deltalake says of rows, of which it has no kind of error; behind it come their values.
+_REFUSAL = re.compile(
+    r"Invalid data found: \d+ rows failed validation check|Cast error|Unsupported CAST from [^\n]+"
+    r"|Error during planning|[Nn]on-nullable (?:field|StructArray|ListArray|column)"
 )
 
 #: In place of a fingerprint: somebody says that what is there under the number is right.
@@ -152,6 +159,8 @@ class DeltaSink:
             If rows have nulls or values that the table's columns do not take; nothing is written.
         SinkUnavailable
             If the table is gone or cannot be written.
+        ValueError
+            If deltalake refuses rows as a whole, as for a CHECK constraint; without their values.
         deltalake.exceptions.DeltaError
             If another has committed meanwhile.
         CheckpointForeign
@@ -194,14 +203,18 @@ class DeltaSink:
             ],
         )
         failpoint("in-transaction", number)
-        if self.keys:
-            self._merge(table, accepted, properties)
-        else:
-            rows = pa.RecordBatchReader.from_batches(columns, _rows(accepted, columns))
-            lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
+        with self._without_values(accepted):
+            if self.keys:
+                self._merge(table, accepted, columns, properties)
+            else:
+                rows = pa.RecordBatchReader.from_batches(columns, _rows(accepted, columns))
+                lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
 
-    def _merge(self, table: DeltaTable, accepted: Accepted, properties: Any) -> None:
-        schema = spark_schema(f"sink {accepted.sink!r}", accepted.schema())
+    def _merge(
+        self, table: DeltaTable, accepted: Accepted, columns: pa.Schema, properties: Any
+    ) -> None:
+        # In the table's types: deltalake would cast no column into one with fewer nulls inside.
+        schema = pa.schema([columns.field(name) for name in accepted.schema().names])
         rows = last_of_each_key(pa.Table.from_batches(_rows(accepted, schema), schema), self.keys)
         if not len(rows):
             return
@@ -214,6 +227,27 @@ class DeltaSink:
         if others:
             merger = merger.when_matched_update(others)
         merger.when_not_matched_insert(all_columns).execute()
+
+    @contextlib.contextmanager
+    def _without_values(self, accepted: Accepted) -> Iterator[None]:
+        """Raise ValueError for rows that deltalake refuses: its own errors show what is in them."""
+        exceptions = _deltalake().exceptions
+        try:
+            yield
+        except (OSError, exceptions.CommitFailedError):
+            raise
+        except Exception as error:
+            of_rows = _REFUSAL.search(str(error))
+            if of_rows is None and not isinstance(error, exceptions.SchemaMismatchError):
+                raise
+            said = " ".join((str(error) if of_rows is None else of_rows[0]).split())
+            raise ValueError(
+                f"sink {accepted.sink!r}: Delta table {self.path} does not take the rows of "
+                f"micro-batch {accepted.batch_id}, of which none is written: {said}. They stay as "
+                "they are, so change the table: drop the constraint that they violate (ALTER TABLE "
+                "... DROP CONSTRAINT), or give the column the type that the stream has, with nulls "
+                "if that has some"
+            ) from None
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
