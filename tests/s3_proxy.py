@@ -91,7 +91,7 @@ class S3Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def new_bucket(self) -> str:
-        """Make a bucket, and return its name: none of the first server, as stores are kept by URL."""
+        """Make a bucket of a name that the first server has not: stores are kept by URL."""
         name = f"second-{next(_numbers)}"
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
         urllib.request.urlopen(request).close()
