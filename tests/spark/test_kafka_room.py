@@ -128,7 +128,7 @@ def test_each_spout_has_a_share_of_the_room_in_turn(monkeypatch, room, there, ta
             return OffsetPlan(tasks=((OffsetRange("t", 0, 0, min(n, room)),),))
 
         group = SimpleNamespace(group_id=None)
-        return SimpleNamespace(plan=plan, spout=group, has_new=lambda: n > 0)
+        return SimpleNamespace(plan=plan, spout=group, has_new=lambda: n > 0, has_commit_due=False)
 
     monkeypatch.setattr(sources, "task_slots", lambda spark: 2)
     spark = SimpleNamespace(createDataFrame=lambda *_: None)
