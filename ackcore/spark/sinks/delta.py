@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ackcore.spark.sinks.columns import (
     with_columns,
 )
 from ackcore.spark.sinks.interface import Accepted, read_accepted
-from ackcore.spark.sinks.unavailable import redacted, unavailable
+from ackcore.spark.sinks.unavailable import bare, redacted, secrets_of, unavailable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -38,6 +39,10 @@ _REFUSAL = re.compile(
     r"Invalid data found: \d+ rows failed validation check|Cast error|Unsupported CAST from [^\n]+"
     r"|Error during planning|[Nn]on-nullable (?:field|StructArray|ListArray|column)"
 )
+
+#: Of storage_options, where a bucket is; and what else of them may be seen.
+_ENDPOINT = re.compile(r"(?i)((aws|azure|azure_storage)_)?endpoint(_url)?(_s3)?")
+_SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_name)$")
 
 #: In place of a fingerprint: somebody says that what is there under the number is right.
 _AS_IT_IS = 0
@@ -114,12 +119,14 @@ class DeltaSink:
             raise ValueError("path must not be empty")
         self.keys = named_keys(keys)
         self._options = dict(storage_options or {})
+        #: As errors call it.
+        self._shown = f"table {bare(self.path)}"
         #: Columns of the streams that it was checked for, by the sinks' names.
         self._schemas: dict[str, pa.Schema] = {}
         _deltalake()
 
     def __repr__(self) -> str:
-        return f"to_delta({self.path!r})"
+        return f"to_delta({bare(self.path)!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if the table could not hold the stream's columns."""
@@ -139,7 +146,7 @@ class DeltaSink:
             is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
             columns = _columns(self._open()) if is_there else None
         if columns is not None:
-            with_columns(what, f"table {self.path}", schema.names, columns.names)
+            with_columns(what, self._shown, schema.names, columns.names)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Make the table, if it is not there."""
@@ -183,13 +190,13 @@ class DeltaSink:
             if last == number and table.transaction_version(of_content) in known:
                 return
             raise accepted.foreign(
-                f"Delta table {self.path}", last, self._way_out(application, number, last)
+                f"Delta {self._shown}", last, self._way_out(application, number, last)
             )
         # What another driver commits from here on under this name is a conflict with this commit.
         check_fence()
         what = f"sink {accepted.sink!r}"
         columns = _columns(table)
-        with_columns(what, f"table {self.path}", accepted.schema().names, columns.names)
+        with_columns(what, self._shown, accepted.schema().names, columns.names)
         refuse_misfits(accepted, columns)
         lake = _deltalake()
         properties = lake.CommitProperties(
@@ -242,7 +249,7 @@ class DeltaSink:
                 raise
             said = " ".join((str(error) if of_rows is None else of_rows[0]).split())
             raise ValueError(
-                f"sink {accepted.sink!r}: Delta table {self.path} does not take the rows of "
+                f"sink {accepted.sink!r}: Delta {self._shown} does not take the rows of "
                 f"micro-batch {accepted.batch_id}, of which none is written: {said}. They stay as "
                 "they are, so change the table: drop the constraint that they violate (ALTER TABLE "
                 "... DROP CONSTRAINT), or give the column the type that the stream has, with nulls "
@@ -258,8 +265,23 @@ class DeltaSink:
         except (exceptions.CommitFailedError, exceptions.SchemaMismatchError):
             raise
         except (OSError, exceptions.DeltaError) as error:
-            said = redacted(f"{type(error).__name__}: {error}", self._options.values())
-            raise unavailable(sink, f"Delta table {self.path}", said, _WAY_OUT) from error
+            text = f"{type(error).__name__}: {error}"
+            said = redacted(text, self._secrets())
+            # No cause that shows what is redacted.
+            cause = error if said == text else None
+            raise unavailable(sink, self._where(), said, _WAY_OUT) from cause
+
+    def _where(self) -> str:
+        """Say which table it is, and at which server."""
+        endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
+        return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
+
+    def _secrets(self) -> list[str]:
+        """Return what no error may show: passwords, parameters, and options of other names."""
+        seen = {name for name in self._options if _ENDPOINT.fullmatch(name) or _SHOWN.search(name)}
+        hidden = [of for name, of in self._options.items() if name not in seen]
+        addresses = [self.path, *(self._options[name] for name in seen)]
+        return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def _way_out(self, application: str, number: int, last: int) -> str:
         """Say how a number is taken back, or said to be right, by a commit without rows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from ackcore.spark.sinks.columns import (
     with_columns,
 )
 from ackcore.spark.sinks.interface import Accepted, read_accepted
-from ackcore.spark.sinks.unavailable import redacted, unavailable
+from ackcore.spark.sinks.unavailable import bare, redacted, secrets_of, unavailable
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -229,23 +228,20 @@ class IcebergSink:
             if is_open and not _is_of_catalog(error):
                 raise
             where = f"Iceberg table {self.table} of catalog {self._where()}"
-            said = redacted(f"{type(error).__name__}: {error}", self._secrets())
-            raise unavailable(sink, where, said, _WAY_OUT) from error
+            text = f"{type(error).__name__}: {error}"
+            said = redacted(text, self._secrets())
+            # No cause that shows what is redacted.
+            cause = error if said == text else None
+            raise unavailable(sink, where, said, _WAY_OUT) from cause
 
     def _where(self) -> str:
-        return f"{self._name!r}" + (f" at {self._uri()}" if "uri" in self._properties else "")
+        uri = self._properties.get("uri")
+        return f"{self._name!r}" + (f" at {bare(uri)}" if uri else "")
 
     def _secrets(self) -> list[str]:
         """Return what no error may show: logins, parameters, and properties of any other name."""
-        secrets = [of for name, of in self._properties.items() if name not in _SHOWN]
-        address, _, parameters = self._properties.get("uri", "").partition("?")
-        login = address.partition("://")[2].rpartition("@")[0]
-        return [*secrets, login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
-
-    def _uri(self) -> str:
-        """Return where the catalog is, without a login and parameters."""
-        scheme, colons, rest = self._properties.get("uri", "").partition("://")
-        return scheme + colons + rest.partition("?")[0].rpartition("@")[2]
+        hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
+        return [*hidden, *secrets_of(self._properties.get("uri", ""))]
 
 
 def _is_of_catalog(error: Exception) -> bool:

@@ -10,6 +10,14 @@ _REDACTED = "[redacted]"
 _SHORTEST = 4
 #: Colours, of what deltalake says of a bucket.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+#: Of an address, a login; what has no colon is none: ``abfss://container@account`` is a place.
+_LOGIN = re.compile(r"(?<=://)[^/?#\s@]*:[^/?#\s@]*@")
+#: Its parameters, signatures and tokens among them.
+_PARAMETERS = re.compile(r"(?<=\?)[^\s?<>]*=[^\s<>]*")
+#: What a server says of a request that it refuses: whose it was, and how it was signed.
+_SIGNED = re.compile(
+    r"(<(AWSAccessKeyId|Signature|StringToSign|CanonicalRequest)(\w*)>).*?(?=</\2\3>|$)", re.DOTALL
+)
 
 
 class SinkUnavailable(RuntimeError):
@@ -40,8 +48,27 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:
-    """Return a text without secrets, the longest first: a short one may be part of it."""
+    """Return a text without secrets, and without logins, parameters and signatures in it.
+
+    The longest secret first: a short one may be part of it.
+    """
     found = {str(one) for one in secrets if len(str(one)) >= _SHORTEST}
     for secret in sorted(found - {"true", "false", "True", "False"}, key=len, reverse=True):
         text = text.replace(secret, _REDACTED)
-    return text
+    text = _LOGIN.sub(f"{_REDACTED}@", text)
+    text = _PARAMETERS.sub(_REDACTED, text)
+    return _SIGNED.sub(rf"\1{_REDACTED}", text)
+
+
+def bare(address: str) -> str:
+    """Return an address without a login and parameters."""
+    scheme, slashes, place = address.partition("?")[0].rpartition("://")
+    login, _, rest = place.rpartition("@")
+    return scheme + slashes + (rest if ":" in login else place)
+
+
+def secrets_of(address: str) -> list[str]:
+    """Return what of an address no error may show: its password, and its parameters' values."""
+    place, _, parameters = address.partition("?")
+    login = place.partition("://")[2].rpartition("@")[0]
+    return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
