@@ -22,8 +22,8 @@ from ackcore.spark.dead_letters.listing import (
     LetterFilter,
     LetterId,
     count_letters,
-    count_reasons,
     list_letters,
+    none_found,
 )
 from ackcore.spark.dead_letters.replay import Replay, replay
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
@@ -152,30 +152,12 @@ def _print(
             *record,
         )
     if not rows:
-        typer.echo(_none(store))
+        typer.echo(plain(none_found(store)))
         return
     console().print(shown)
     if limit and rows == limit:
         many = count_letters(store, wanted, [])
         console().print(f"these are {limit} of {many:,}; --limit shows more")
-
-
-#: So many reasons are named.
-_REASONS = 8
-
-
-def _none(store: Letters) -> str:
-    """Say that no letter is like that, and what those are that there are."""
-    counted = count_reasons(store)
-    if not counted:
-        return "there are no dead letters"
-    told = [
-        f"{n:,} of {plain(str(component))} with {plain(str(error))}"
-        for (component, error), n in counted.most_common(_REASONS)
-    ]
-    more = len(counted) - len(told)
-    rest = f", and {more} other reasons" if more else ""
-    return f"no dead letter is like that; there are {', '.join(told)}{rest}"
 
 
 def _many(n: int, one: str, several: str) -> str:
@@ -274,7 +256,7 @@ def _none_sent(store: Letters, wanted: LetterFilter) -> str:
     """Say why none is to be sent: there is none, or all of them were, or stand for no record."""
     found = count_letters(store, wanted, [])
     if not found:
-        return _none(store)
+        return plain(none_found(store))
     sent = count_letters(store, replace(wanted, sent=True), [])
     told = [f"sent already: {sent:,} (--again sends them once more)"] if sent else []
     if found > sent:

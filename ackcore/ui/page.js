@@ -252,7 +252,7 @@ const showLetters = async () => {
         return { cells: [choice, letter.id, moment(letter.last_ms), letter.component, letter.error_type, letter.attempts, letter.replays, letter.sent, record] };
       }));
     const many = found.letters.length;
-    byId("found").textContent = many === found.limit ? `the newest ${many}` : many ? `${many} letters` : "no dead letter is like that";
+    byId("found").textContent = many === found.limit ? `the newest ${many}` : many ? `${many} letters` : found.none_found;
     trouble(damage(found.damaged));
   } catch (error) { trouble(error); }
 };

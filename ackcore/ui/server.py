@@ -27,7 +27,12 @@ from starlette.routing import Route
 
 from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
-from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
+from ackcore.spark.dead_letters.listing import (
+    LetterFilter,
+    LetterId,
+    list_letters,
+    none_found,
+)
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
@@ -209,14 +214,16 @@ def _filter_of(asked: Mapping[str, str]) -> tuple[LetterFilter, int]:
     return wanted, min(max(int(asked.get("limit") or 50), 1), _MOST_LETTERS)
 
 
-def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, list[Any]]:
+def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
     found = []
     damaged: list[CheckpointCorrupt] = []
-    for letter in list_letters(store_of(path), wanted, limit, payload=True, damaged=damaged):
+    store = store_of(path)
+    for letter in list_letters(store, wanted, limit, payload=True, damaged=damaged):
         record = letter.payload or ""
         cut = f"{record[:_MOST_CHARS]} …" if len(record) > _MOST_CHARS else record
         found.append({**asdict(letter), "id": str(letter.id), "payload": cut})
-    return {"letters": found, "damaged": list(map(str, damaged))}
+    none = {} if found else {"none_found": none_found(store)}
+    return {"letters": found, "damaged": list(map(str, damaged)), **none}
 
 
 class Server:

@@ -12,14 +12,17 @@ import urllib.error
 import urllib.request
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pytest
-from checkpoints import with_dead_letters
+from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui
 from ackcore.cli.app import app_of
 from ackcore.cli.entry import COMMANDS
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import Query
+from ackcore.topology.tuples import Reason
 from ackcore.ui.server import Server
 
 TOKEN = "a token ☠ of 24 letters"
@@ -211,6 +214,29 @@ def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
         status, found = asked(server.url, "api/0/status")
         assert status == 503
         assert "manifest.json is damaged" in found["error"]
+
+
+def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
+    path = tmp_path / "checkpoint"
+    lines, all_of_them = {"lines": pa.schema([("value", pa.string())])}, []
+    with OPEN(path, Topology(lines=("value",))) as state:
+        letters = DeadLetters.open(path, state.deployment_key, None, lines, state.records)
+        with Server([path]) as server:
+            _, found = asked(server.url, "api/0/letters?component=no")
+            assert found == {
+                "letters": [], "damaged": [], "none_found": "there are no dead letters", "limit": 50
+            }  # fmt: skip
+            for n in range(10):
+                all_of_them += [Reason(f"bolt{n}", "ValueError", "no")] * (11 - n)
+            dead = {"lines": died(0, len(all_of_them), all_of_them)}
+            letters.write(0, dead)
+            run_one(state, 0, {}, dead)
+            _, found = asked(server.url, "api/0/letters?component=no")
+    assert found["none_found"] == (
+        "of 65 dead letters none is like that: there are 11 of bolt0 with ValueError, "
+        + ", ".join(f"{11 - n} of bolt{n} with ValueError" for n in range(1, 8))
+        + ", and 2 other reasons"
+    )
 
 
 def test_damaged_letters_are_told_of_beside_the_others(checkpoint):

@@ -33,6 +33,8 @@ _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: What a filter looks at.
 _LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
 _REASON_COLUMNS = ("component", "error_type")
+#: So many reasons are named where no letter is like those that were asked for.
+_MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,25 @@ def count_letters(
     return many
 
 
-def count_reasons(store: Letters) -> Counter[tuple[str, str]]:
+def none_found(store: Letters) -> str:
+    """Say that no letter is like those that were asked for, and what those are that there are."""
+    counted = _count_reasons(store)
+    if not counted:
+        return "there are no dead letters"
+    told = [
+        f"{n:,} of {component} with {error}"
+        for (component, error), n in counted.most_common(_MOST_REASONS)
+    ]
+    others = len(counted) - len(told)
+    rest = f", and {others} other reasons" if others else ""
+    many = counted.total()
+    return (
+        f"of {many:,} dead letter{'' if many == 1 else 's'} none is like that: there are "
+        f"{', '.join(told)}{rest}"
+    )
+
+
+def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
     """Return how many letters there are of each component and error, sent again or not.
 
     Files that cannot be read are left out.
