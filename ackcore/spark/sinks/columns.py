@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,33 @@ def with_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str
                 f"{what}: {table} has no column {name!r}, it has {', '.join(has)}; add it "
                 f'(ALTER TABLE ... ADD COLUMN "{name}" ...), or have the bolt emit no such column'
             )
+
+
+def with_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
+    """Raise ValueError if a column of a table lacks a field of the stream's: a cast drops it."""
+    for column in wanted:
+        for name in _lacking(column.name, column.type, has.field(column.name).type):
+            raise ValueError(
+                f"{what}: {table} has no field {name!r}; add it (ALTER TABLE ... ADD COLUMN), or "
+                "have the bolt emit no such field"
+            )
+
+
+def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
+    is_ = pa.types
+    if is_.is_struct(wanted) and is_.is_struct(has):
+        for field in wanted:
+            inner = f"{name}.{field.name}"
+            at = has.get_field_index(field.name)
+            if at < 0:
+                yield inner
+            else:
+                yield from _lacking(inner, field.type, has.field(at).type)
+    elif is_.is_map(wanted) and is_.is_map(has):
+        yield from _lacking(f"{name}.key", wanted.key_type, has.key_type)
+        yield from _lacking(f"{name}.value", wanted.item_type, has.item_type)
+    elif all(is_.is_list(each) or is_.is_large_list(each) for each in (wanted, has)):
+        yield from _lacking(f"{name}.element", wanted.value_type, has.value_type)
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
@@ -124,40 +151,78 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.StringArray
             why = pc.coalesce(why, pc.if_else(column.is_null(), said, pa.scalar(None, pa.string())))
         for at in _unfit(column, field.type, 0, len(rows)):
             wrong[at] = True
+        fits = ~wrong
+        wrong[fits] = _inside(column.filter(pa.array(fits)), field.type, _changed)
         if wrong.any():
             said = f"the value of column {field.name!r} does not fit into {field.type}"
             why = pc.coalesce(why, pc.if_else(pa.array(wrong), said, pa.scalar(None, pa.string())))
-        inside = _nulls_inside(column, field.type)
+        inside = _inside(column, field.type, None)
         if inside.any():
             said = f"the value of column {field.name!r} has a null where {field.type} takes none"
             why = pc.coalesce(why, pc.if_else(pa.array(inside), said, pa.scalar(None, pa.string())))
     return why
 
 
-def _nulls_inside(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Return which values have nulls in lists and maps that take none, which a cast passes over."""
+#: Says of values without parts which are wrong for a type.
+_IsWrong = Callable[[pa.Array, pa.DataType], npt.NDArray[np.bool_]]
+
+
+def _inside(
+    column: pa.Array, kind: pa.DataType, is_wrong: _IsWrong | None
+) -> npt.NDArray[np.bool_]:
+    """Return which values are wrong, or have parts that are; a cast passes over both.
+
+    Without ``is_wrong``, those are nulls in lists and maps that take none.
+    """
     is_, have = pa.types, column.type
     found = np.zeros(len(column), np.bool_)
     if is_.is_struct(have) and is_.is_struct(kind):
         for field in kind:
             if have.get_field_index(field.name) >= 0:
-                found |= _nulls_inside(column.field(field.name), field.type)
+                part = pc.struct_field(column, field.name)  # null where the struct is
+                found |= _inside(part, field.type, is_wrong)
     elif is_.is_map(have) and is_.is_map(kind):
-        found = _any_of_each(column, column.items, kind.item_field)
+        found = _any_of_each(column, column.items, kind.item_field, is_wrong)
+        found |= _any_of_each(column, column.keys, kind.key_field, is_wrong)
     elif all(is_.is_list(each) or is_.is_large_list(each) for each in (have, kind)):
-        found = _any_of_each(column, column.values, kind.value_field)
+        found = _any_of_each(column, column.values, kind.value_field, is_wrong)
     else:
-        return found
+        return found if is_wrong is None else is_wrong(column, kind)
     valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(False)
     return found & valid
 
 
-def _any_of_each(column: pa.Array, values: pa.Array, field: pa.Field) -> npt.NDArray[np.bool_]:
-    bad = _nulls_inside(values, field.type)
-    if not field.nullable:
+def _any_of_each(
+    column: pa.Array, values: pa.Array, field: pa.Field, is_wrong: _IsWrong | None
+) -> npt.NDArray[np.bool_]:
+    bad = _inside(values, field.type, is_wrong)
+    if is_wrong is None and not field.nullable:
         bad |= values.is_null().to_numpy(False)
     before = np.concatenate(([0], np.cumsum(bad)))[column.offsets.to_numpy()]
     found: npt.NDArray[np.bool_] = before[1:] > before[:-1]
+    return found
+
+
+def _changed(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+    """Return which numbers and times Arrow casts without an error into what is not equal to them.
+
+    A float may be rounded to one of fewer bits, as any number that is written into it, and must not
+    become infinite.
+    """
+    is_, have = pa.types, column.type
+    tests = (is_.is_boolean, is_.is_integer, is_.is_floating, is_.is_decimal, is_.is_temporal)
+    if have == kind or not all(any(test(each) for test in tests) for each in (have, kind)):
+        return np.zeros(len(column), np.bool_)
+    try:
+        cast = column.cast(kind, safe=False)
+        if is_.is_floating(kind):
+            infinite = pc.is_inf(column) if is_.is_floating(have) else pa.scalar(False)
+            wrong = pc.and_(pc.is_inf(cast), pc.invert(infinite))
+        else:
+            wrong = pc.not_equal(cast.cast(have, safe=False), column)
+    except pa.ArrowNotImplementedError:
+        return np.zeros(len(column), np.bool_)  # no row is at fault
+    found: npt.NDArray[np.bool_] = wrong.fill_null(False).to_numpy(False)
     return found
 
 
@@ -167,7 +232,7 @@ def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterat
     while parts:
         start, stop = parts.pop()
         try:
-            column.slice(start, stop - start).cast(kind)
+            _part(column, start, stop).cast(kind)
         except pa.ArrowNotImplementedError:
             return  # no row is at fault
         except pa.ArrowInvalid:
@@ -176,3 +241,10 @@ def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterat
             else:
                 middle = (start + stop) // 2
                 parts += [(middle, stop), (start, middle)]
+
+
+def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
+    """Return some of the values, and of nested ones no others' parts, which a cast looks at."""
+    if column.type.num_fields:
+        return column.take(pa.array(np.arange(start, stop)))
+    return column.slice(start, stop - start)

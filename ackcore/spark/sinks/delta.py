@@ -22,6 +22,7 @@ from ackcore.spark.sinks.columns import (
     refuse_misfits,
     spark_schema,
     with_columns,
+    with_fields,
 )
 from ackcore.spark.sinks.interface import Accepted, read_accepted
 from ackcore.spark.sinks.unavailable import bare, redacted, secrets_of, unavailable
@@ -147,6 +148,7 @@ class DeltaSink:
             columns = _columns(self._open()) if is_there else None
         if columns is not None:
             with_columns(what, self._shown, schema.names, columns.names)
+            with_fields(what, self._shown, schema, columns)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Make the table, if it is not there."""
@@ -197,6 +199,7 @@ class DeltaSink:
         what = f"sink {accepted.sink!r}"
         columns = _columns(table)
         with_columns(what, self._shown, accepted.schema().names, columns.names)
+        with_fields(what, self._shown, accepted.schema(), columns)
         refuse_misfits(accepted, columns)
         lake = _deltalake()
         properties = lake.CommitProperties(

@@ -1,0 +1,84 @@
+"""A stream's columns in a Delta table that has others, or of other types."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("deltalake")
+
+import deltalake
+from accepted_rows import accepted, row_file, written_without_refused
+from test_delta_sink import deltalake_type, started
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table"
+
+
+MONEY = decimal.Decimal("1.5")
+NOON = datetime.datetime(2024, 5, 1, 12)
+MIDNIGHT = datetime.datetime(2024, 5, 1)
+DAY = datetime.date(2024, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("have", "kind", "good", "becomes", "bad"),
+    [
+        (pa.float64(), pa.float32(), math.inf, math.inf, [1e300, -1e39]),
+        (pa.float64(), pa.float32(), 0.1, float(np.float32(0.1)), []),
+        (pa.float64(), pa.decimal128(9, 2), 1.5, MONEY, [1.525, math.nan, 1e9]),
+        (pa.timestamp("us", "UTC"), pa.date32(), MIDNIGHT, DAY, [NOON]),
+        (pa.timestamp("us"), pa.date32(), MIDNIGHT, DAY, [NOON]),
+        (pa.int64(), pa.bool_(), 1, True, [2, -1]),
+        (pa.decimal128(20, 1), pa.float32(), MONEY, 1.5, []),
+        (pa.decimal128(20, 1), pa.int32(), decimal.Decimal(2), 2, [MONEY, decimal.Decimal(2**40)]),
+        (pa.string(), pa.int32(), "007", 7, ["x"]),
+    ],
+)
+@pytest.mark.parametrize("deep", [False, True])
+def test_rows_whose_values_a_cast_would_change_are_refused(
+    path, tmp_path, have, kind, good, becomes, bad, deep
+):
+    """Arrow makes a day of an instant, and infinity of a number, without a word."""
+
+    def nested(one):
+        return pa.list_(pa.struct([("m", pa.map_(pa.string(), one))])) if deep else one
+
+    def within(value):
+        return [None, {"m": [("k", None), ("l", value)]}] if deep else value
+
+    schema = pa.schema([("v", nested(have))])
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([("v", nested(kind))]))
+    sink = started(path, schema)
+    some = [None, good, *(value for one in bad for value in (one, good))]
+    file = row_file(tmp_path, [(within(value), None) for value in some], schema=schema, batch=9)
+    if bad:
+        said = f"the value of column 'v' does not fit into {deltalake_type(path, 'v')}"
+        places = [(0, 2 + 2 * n) for n in range(len(bad))]
+        assert written_without_refused(sink, [file]) == dict.fromkeys(places, said)
+    else:
+        sink.write_accepted(accepted([file]))
+    table = deltalake.DeltaTable(path).to_pyarrow_table()["v"].to_pylist()
+    assert table == [within(None), *[within(becomes)] * (1 + len(bad))]
+
+
+def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
+    inner = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.int64())])))])
+    schema = pa.schema([("m", pa.map_(pa.string(), inner))])
+    said = "sink 'count': table .* has no field 'm.value.y.element.z'; add it"
+    sink = started(path, schema)
+    shutil.rmtree(path)
+    less = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("other", pa.int64())])))])
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([("m", pa.map_(pa.string(), less))]))
+    with pytest.raises(ValueError, match=said):
+        started(path, schema)
+    with pytest.raises(ValueError, match=said):  # as one that was changed while the query ran
+        sink.write_accepted(accepted([row_file(tmp_path, [([], None)], schema=schema)]))
