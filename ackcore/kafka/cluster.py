@@ -3,18 +3,12 @@
 All is asked for many partitions at once, and answered for each by itself: one that has no leader
 just now keeps none of the others waiting.
 
-Offsets are committed by a consumer without partitions, of no member and no generation, in one
-request for all partitions of its group; the broker refuses it while the group has members.  What
-was committed is asked for in the same way.  Not by the admin client: in librdkafka 2.16 what that
-asks of a group's coordinator ends the process when the connection breaks meanwhile, as when the
-broker is killed (`rd_kafka_admin_coord_request` frees what its caller uses), or when a coordinator
-answers that it is one no more (`rd_kafka_handle_OffsetFetch`).
+Of a group's offsets nothing is asked by the admin client, see `committer`.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,18 +27,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from ackcore.flow.numbers import positive
 from ackcore.kafka.commit_requests import commit_requests
+from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer
 from ackcore.kafka.errors import error_text, exception_text
 from ackcore.kafka.settings import ClientSettings
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
 
-_DEFAULTS: dict[str, Any] = {
-    "reconnect.backoff.max.ms": 1000,
-    "log.connection.close": False,
-    # What goes wrong is in the answers: librdkafka has a line on stderr for each try to connect.
-    "log_level": 0,
-}
 #: For how long a group is asked again whose coordinator moves, or is its first one just now.
 _MOVES_S = 5.0
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -160,7 +149,7 @@ class Cluster:
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         #: What the client has met last while it asked.
         self._causes: deque[str] = deque(maxlen=1)
-        made = settings.client({}, {**_DEFAULTS, "error_cb": _noting(self._causes)})
+        made = settings.client({}, {**DEFAULTS, "error_cb": _noting(self._causes)})
         level = str(made.get("isolation.level", "read_committed"))
         self._isolation = (
             IsolationLevel.READ_UNCOMMITTED
@@ -169,7 +158,7 @@ class Cluster:
         )
         conf = {name: value for name, value in made.items() if not _CONSUMERS_OWN.match(name)}
         #: By group; one that has not answered is given up, so that no answer comes late.
-        self._committers: dict[str, _Committer] = {}
+        self._committers: dict[str, Committer] = {}
         try:
             self._admin = AdminClient(conf)
         except KafkaException as error:
@@ -306,7 +295,7 @@ class Cluster:
         if not keys:
             return Answers({}, {})
         own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
-        consumer = Consumer(self._settings.client(own, _DEFAULTS))
+        consumer = Consumer(self._settings.client(own, DEFAULTS))
         try:
             return self._until_it_stays(lambda: self._committed(consumer, keys))
         finally:
@@ -378,10 +367,10 @@ class Cluster:
         requests: Sequence[Sequence[TopicPartition]],
         wanted: Mapping[TopicPartition, Committed],
         patience_s: float,
-    ) -> list[_Answer]:
+    ) -> list[CommitAnswer]:
         committer = self._committers.get(group)
         if committer is None:
-            committer = self._committers[group] = _Committer(self._settings, group)
+            committer = self._committers[group] = Committer(self._settings, group)
         answers = committer.commit(
             [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
             min(self._timeout_s, _COMMIT_S, patience_s),
@@ -479,82 +468,6 @@ def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
     return note
 
 
-#: What is wrong with a whole request, and its partitions, each with what is wrong with it.
-_Answer = tuple[KafkaError | None, list[ClientPartition]]
-
-
-class _Committer:
-    """A consumer without partitions that commits offsets of its group.
-
-    Attributes
-    ----------
-    owes : int
-        Answers that did not come in time: they must not be taken for those of a later request.
-    """
-
-    def __init__(self, settings: ClientSettings, group: str) -> None:
-        answers: list[_Answer] = []
-        own: dict[str, Any] = {
-            "group.id": group,
-            "enable.auto.commit": False,
-            # No method: the consumer would be kept by what it keeps.
-            "on_commit": lambda error, partitions: answers.append((error, partitions)),
-        }
-        self.owes = 0
-        self._has_coordinator = False
-        self._answers = answers
-        self._consumer = Consumer(settings.client(own, _DEFAULTS))
-
-    def give_up(self) -> None:
-        """Let go of the client, which waits for what it owes: up to its session's 45 s.
-
-        A thread waits for it that ends with the process, and nobody waits for that.
-        """
-        box = [self._consumer]
-        del self._consumer
-        name = "ackcore-kafka-given-up"
-        threading.Thread(target=box.clear, name=name, daemon=True).start()
-
-    def _find_coordinator(self, one: ClientPartition, timeout_s: float) -> KafkaError | None:
-        """Return why there is none yet, if so.
-
-        librdkafka 2.16 keeps a commit without one for its session's 45 s, and a client that is let
-        go meanwhile as long: a cluster's first, whose topic of offsets is being made meanwhile.
-        """
-        if self._has_coordinator:
-            return None
-        asked = [ClientPartition(one.topic, one.partition)]
-        try:
-            (answer,) = self._consumer.committed(asked, timeout_s)
-        except KafkaException as raised:
-            error: KafkaError = raised.args[0]
-            return error
-        self._has_coordinator = answer.error is None
-        return answer.error
-
-    def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[_Answer]:
-        """Send requests, all before the first answer is waited for, and return their answers."""
-        until = time.monotonic() + timeout_s
-        error = self._find_coordinator(requests[0][0], timeout_s) if requests else None
-        if error is not None:
-            return [(error, [])] * len(requests)
-        found: dict[tuple[str, int], _Answer] = {}
-        for request in requests:
-            try:
-                self._consumer.commit(offsets=request, asynchronous=True)
-                self.owes += 1
-            except KafkaException as raised:
-                found[request[0].topic, request[0].partition] = raised.args[0], []
-        while self.owes and time.monotonic() < until:
-            self._consumer.poll(_POLL_S)
-            while self._answers:
-                error, answered = self._answers.pop()
-                self.owes -= 1
-                found.update({(one.topic, one.partition): (error, answered) for one in answered})
-        none: _Answer = KafkaError(KafkaError._TIMED_OUT), []
-        return [found.get((request[0].topic, request[0].partition), none) for request in requests]
-
-
 #: A topic that is not there, or that we are not to know of.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
 #: Nobody has answered.
@@ -576,8 +489,6 @@ _OF_ONE = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
-#: A poll goes on when it has served an answer.
-_POLL_S = 0.005
 #: What passes by itself, and confluent-kafka's flag does not say so.
 _RETRIABLE = {
     KafkaError._TIMED_OUT,
