@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 from checkpoints import OPEN, decision, died, records, roots
 
-from ackcore.spark.base.checksummed import TableCache, write_batches
+from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
 from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.protocol import decide as decide_module
 from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.stores.files import making_in, read_file

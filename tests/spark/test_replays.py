@@ -21,6 +21,7 @@ from ackcore.spark.checkpoint.dead import DeadFile
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 from ackcore.spark.checkpoint.segments import Segment, with_replayed, write_segment
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
@@ -405,7 +406,7 @@ def test_a_table_that_tells_only_whether_is_read(checkpoint):
         ask(checkpoint, table=of_before(records(0, 2), True, True))
         due = state.split_due(state.make_plan(0, 0)).due["lines"]
         assert due[REPLAYED].to_pylist() == [1, 1]
-        cache = checksummed.TableCache(atomic.make_directory(checkpoint / "tables"))
+        cache = TableCache(atomic.make_directory(checkpoint / "tables"))
         name = checksummed.write_table(cache.root, "waiting-lines", flags)
         old = Segment(cache, name, 2, 1000, 0)
         whole = write_segment(cache, ".", "lines", [old, records(2, 1)]).table()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
-from ackcore.spark.checkpoint import history, segments, waiting
+from ackcore.spark.checkpoint import history, segments, tables, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
 # -- columns ----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_nothing_is_opened_in_which_nothing_is_due(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 10, due_ms=10**9), "clicks": records(0, 10)})
         opened = []
-        monkeypatch.setattr(checksummed, "read_table", lambda path, check: opened.append(path))
+        monkeypatch.setattr(tables, "read_table", lambda path, **_: opened.append(path))
         state.split_due(state.make_plan(1, 999))
         micro_batch(state, 1, 999, [("lines", records(50, 5, due_ms=10**9))])
         assert opened == []

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from ackcore.spark.base.checksummed import (
     RUN_AGAIN,
-    TableCache,
     check_data,
     check_size,
     table_in,
@@ -27,6 +26,7 @@ from ackcore.spark.base.checksummed import (
 )
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.stores.files import adopt_object
 from ackcore.spark.stores.interface import Store
 

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reason_columns import refused
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.segments import with_replayed
+from ackcore.spark.checkpoint.tables import TableCache
 
 
 @dataclass(frozen=True, slots=True)

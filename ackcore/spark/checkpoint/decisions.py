@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import TRACKING, SinkFile
 from ackcore.spark.checkpoint.dead import Dead, dead_of
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 
 #: The one column of ``BatchDecision.nonacked``.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.bucket_runs import BucketRuns
 from ackcore.spark.checkpoint.bucket_tables import BucketTables
@@ -21,6 +20,7 @@ from ackcore.spark.checkpoint.requests import (
     Requests,
 )
 from ackcore.spark.checkpoint.run_directories import RunDirectories
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.stores.opening import open_store
 
 #: A checkpoint whose driver goes on writing is tried to be taken over so often.

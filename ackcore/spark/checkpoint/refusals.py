@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
 from ackcore.spark.checkpoint.records import Records
+from ackcore.spark.checkpoint.tables import TableCache
 
 #: A refused row: its file's number among those of the sink, its place in it, the roots that it
 #: hangs from, and why: an encoded `ackcore.topology.Reason`.

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.topology.tuples import UNCOUNTED
 
 #: What is sorted or merged at a time, in rows and in bytes: that much is in memory.

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.schemas import DUE_MS, MESSAGE_ID, TRACKING
 from ackcore.spark.checkpoint.segments import (
     Segment,
@@ -31,6 +30,7 @@ from ackcore.spark.checkpoint.segments import (
     untried_in,
     write_segment,
 )
+from ackcore.spark.checkpoint.tables import TableCache
 
 #: Segments of a size that are merged, and the ratio of sizes.
 _FAN = 8

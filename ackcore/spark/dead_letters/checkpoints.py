@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
-from ackcore.spark.base.checksummed import TableCache, read_record
+from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.lock import Holder, Lock, epoch_of, holder_of
 from ackcore.spark.checkpoint import replays
@@ -26,6 +26,7 @@ from ackcore.spark.checkpoint.places import letters_url
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.records import META, RecordFiles, Records
 from ackcore.spark.checkpoint.requests import POINTER
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.files import DirectoryLetters, Letters
 from ackcore.spark.stores.opening import is_bucket, open_store

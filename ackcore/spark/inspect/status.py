@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import TableCache
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.lock import Holder
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
