@@ -111,6 +111,17 @@ def test_a_plan_goes_on_where_the_one_before_ended(of):
     assert taken(it.plan(second, 2, bounded=True)) == [(2, 0, 1)]
 
 
+def test_where_there_is_room_for_one_each_partition_is_taken_in_turn(of):
+    """And not the one that is furthest behind, for ever, if it stays so."""
+    cluster = Cluster((0, 90), (0, 2), (0, 0), (0, 5))
+    it, plan, found = of(cluster), None, []
+    for room in (1, 1, 1, 1, 2, 0, 1, 1, 3):
+        plan = it.plan(plan, 1, bounded=True, room=room)
+        found.append([partition for partition, *_ in taken(plan)])
+    assert found == [[0], [1], [3], [0], [1, 3], [], [0], [3], [0, 3]]
+    assert taken(plan) == [(0, 3, 5), (3, 3, 4)]
+
+
 def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(of, monkeypatch, caplog):
     """Brokers are asked when the leader is another one, and not before."""
     cluster, asked = Cluster((0, 10), (0, 10)), []

@@ -191,14 +191,35 @@ def test_shares_are_even_and_leave_nobody_out(waiting, most):
     st.integers(0, 200),
 )
 def test_no_more_is_taken_than_may_fail(waiting, most, room):
-    """Where not even one of each may, those furthest behind are taken; else it changes nothing."""
+    """Where not even one of each may, as many have one; else it changes nothing."""
     found = shares(waiting, most, room)
     there = {each: n for each, n in waiting.items() if n}
     assert sum(found.values()) <= room
     assert all(1 <= n <= there[each] for each, n in found.items())
     if room >= len(there):
-        assert found == shares(waiting, min(most, room))
+        assert found == shares(waiting, min(most, room), after=("t", 3))
     else:
         assert sum(found.values()) == room
-        left = [n for each, n in there.items() if each not in found]
-        assert all(there[each] >= max(left) for each in found)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 3), min_size=5, max_size=5), st.integers(1, 6)),
+        min_size=6,
+        max_size=40,
+    )
+)
+def test_no_partition_that_has_records_waits_longer_than_there_are_partitions(steps):
+    """However little room there is, if there is some, and whatever comes meanwhile."""
+    waiting = {("t", p): 0 for p in range(5)}
+    passed_over = dict.fromkeys(waiting, 0)
+    after = None
+    for coming, room in steps:
+        for each, n in zip(waiting, coming, strict=True):
+            waiting[each] += n
+        found = shares(waiting, 100, room, after)
+        after = next(reversed(found), after)
+        for each, n in waiting.items():
+            passed_over[each] = passed_over[each] + 1 if n and each not in found else 0
+            waiting[each] -= found.get(each, 0)
+        assert max(passed_over.values()) < len(waiting)

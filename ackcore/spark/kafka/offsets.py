@@ -84,6 +84,8 @@ class SpoutOffsets:
         )
         #: Where it was not told yet what is done from there on.
         self._untold: dict[Key, int] = {}
+        #: Behind which partition those begin that have one each, where not all can.
+        self._turn: Key | None = None
         self.intake = Intake(spout)
         #: A cluster is asked by one thread at a time.
         self._asking = threading.Lock()
@@ -270,7 +272,9 @@ class SpoutOffsets:
             }
             stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
         there = {each: max(0, stops[each] - at[each]) for each in marks}
-        takes = shares(there, self.intake.most, room) if bounded else there
+        takes = shares(there, self.intake.most, room, self._turn) if bounded else there
+        # The last one has had its turn, where there was not room for one of each.
+        self._turn = next(reversed(takes), self._turn)
         ranges = [one for start in starts.values() for one in start.holes]
         ranges += [
             OffsetRange(*each, at[each], at[each] + n)

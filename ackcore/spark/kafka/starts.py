@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -185,12 +186,15 @@ def _from(found: Found, start: Start, low: int, kind: str, said: str) -> Start:
 
 
 def shares(
-    waiting: Mapping[tuple[str, int], int], most: int, room: int | None = None
+    waiting: Mapping[tuple[str, int], int],
+    most: int,
+    room: int | None = None,
+    after: tuple[str, int] | None = None,
 ) -> dict[tuple[str, int], int]:
     """Return how many offsets of each partition a micro-batch takes.
 
     As evenly as what there is allows, ``most`` in all, but one of each that has any, and never
-    more than there is room for.
+    more than there is room for: where there is not for one of each, those in turn have one.
 
     Parameters
     ----------
@@ -200,12 +204,15 @@ def shares(
         How many in all.
     room : int, optional
         How many may fail; None: any.
+    after : (str, int), optional
+        Behind which partition the turn begins: the last one that had its turn.
     """
     found: dict[tuple[str, int], int] = {}
     if room is not None:
-        behind = sorted((each for each, n in waiting.items() if n), key=waiting.__getitem__)
-        if room < len(behind):
-            return dict.fromkeys(behind[len(behind) - room :], 1)
+        there = sorted(each for each, n in waiting.items() if n)
+        if room < len(there):
+            first = 0 if after is None else bisect_right(there, after)
+            return dict.fromkeys((there[first:] + there[:first])[:room], 1)
         most = min(most, room)
     left, partitions = most, sum(1 for n in waiting.values() if n)
     for each, n in sorted(waiting.items(), key=lambda one: one[1]):
