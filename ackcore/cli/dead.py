@@ -309,6 +309,10 @@ def _filter(
     until: str | None,
     sent: bool | None = None,
 ) -> LetterFilter:
+    texts = {"component": component, "error": error, "message": message}
+    for name, text in texts.items():
+        if text is not None and not text.strip():  # as of a shell's variable that is not set
+            raise typer.BadParameter(f"--{name} must be a text, got {text!r}; leave it out for any")
     since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
     return LetterFilter(ids, spout, component, error, message, since_ms, until_ms, sent)
 
@@ -330,12 +334,12 @@ def time_in(text: str) -> int:
         If it says none.
     """
     ago = _AGO.fullmatch(text.removesuffix("ago").strip())
-    if ago is not None:
-        return int((time.time() - float(ago[1]) * _SECONDS[ago[2]]) * 1000)
     try:
+        if ago is not None:
+            return int((time.time() - float(ago[1]) * _SECONDS[ago[2]]) * 1000)
         # Without a zone it is this machine's.
         return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise typer.BadParameter(f"a time is {_TIME}, got {plain(text)!r}") from None
 
 

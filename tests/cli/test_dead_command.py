@@ -66,7 +66,12 @@ def test_filters(ackcore, checkpoint, lines, options, many):
 def test_wrong_filters_are_refused(ackcore, checkpoint):
     said = ackcore("dead", "list", checkpoint, "--spout", "line", code=2).stderr
     assert "spout must be one of clicks, lines, got 'line'" in said
-    assert "a time is" in ackcore("dead", "list", checkpoint, "--since", "soon", code=2).stderr
+    for text in ("soon", f"{'9' * 400}d"):
+        assert "a time is" in ackcore("dead", "list", checkpoint, "--since", text, code=2).stderr
+    for option in ("--message", "--error", "--component"):
+        for command in (["list"], ["replay", "--dry-run"], ["drop"]):
+            said = ackcore("dead", *command, checkpoint, option, " ", code=2).stderr
+            assert f"{option} must be a text, got ' '; leave it out for any" in said
     said = ackcore("dead", "show", checkpoint, "lines/1", code=2).stderr
     assert "SPOUT/MICRO-BATCH/NUMBER" in said
 

@@ -325,7 +325,7 @@ def _reading(path: Path, way_out: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise corrupt(path, "is missing, though a record names it", way_out) from None
-    except pa.ArrowInvalid as error:
+    except _DAMAGE as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}") from error
@@ -347,9 +347,20 @@ def table_in(
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
-        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    except pa.ArrowInvalid as error:
+        return _table_of(data)
+    except _DAMAGE as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
+
+
+#: What Arrow raises over bytes that it did not write.
+_DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError)
+
+
+def _table_of(data: pa.Buffer) -> pa.Table:
+    table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    # What is damaged where no checksum was looked at is to fail here, and be named.
+    len(table.column_names)
+    table.validate()
     return table
 
 
@@ -435,8 +446,7 @@ def read_table(
         if check and _checksum_of(path, len(named[1])) != named[1]:
             what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
             raise corrupt(path, what, way_out)
-        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    return table
+        return _table_of(data)
 
 
 def read_table_schema(path: Path, way_out: str = WAY_OUT) -> pa.Schema:
