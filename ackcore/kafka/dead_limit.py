@@ -44,8 +44,9 @@ class DeadLimit:
         if len(self._last) == self._window:
             self._dead -= self._last[0]
         self._last.append(dead)
-        most = min(self._share * self._window, self._window - 1)
-        if len(self._last) == self._window and self._dead > most:
+        # Not a product of the share, which is no whole number: 0.29 * 100 is less than 29.
+        too_many = self._dead / self._window > self._share or self._dead == self._window
+        if len(self._last) == self._window and too_many:
             self.excess = self.excess or (
                 f"{self._dead} of the last {self._window} records died, and max_dead is "
                 f"{self._share:g}"

@@ -73,6 +73,10 @@ _WAYS_OUT = {
         "raise max.message.bytes of the topic, and message.max.bytes in options if it is there; or "
         "send less"
     ),
+    KafkaError.INVALID_RECORD: (
+        "give each message a key, which a topic with cleanup.policy=compact asks for; else see "
+        "what the broker's log says of it"
+    ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
     KafkaError._UNKNOWN_TOPIC: "make the topic",
     KafkaError._UNKNOWN_PARTITION: "make the topic, or give it that many partitions",

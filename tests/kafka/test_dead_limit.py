@@ -37,6 +37,11 @@ def excess(limit, ends):
             "xx..x.xx",
             (8, "3 of the last 4 records died, and max_dead"),
         ),
+        *(
+            ({"share": n / 100, "window": 100}, "." * (100 - n) + "x" * n + ".", None)
+            for n in (29, 57, 58)
+        ),
+        ({"share": 0.29, "window": 100}, "." * 70 + "x" * 30, (100, "30 of the last 100")),
         ({"share": 1.0, "window": 3}, "xx.xx.xx", None),
         ({"share": 1.0, "window": 3}, ".xxx", (4, "3 of the last 3 records died")),
         ({"share": 0.001, "window": 1000}, "x" + "." * 999 + "x" + "." * 999, None),

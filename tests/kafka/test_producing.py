@@ -64,6 +64,14 @@ def test_a_message_is_as_large_as_its_topic_takes(kafka_broker, closing):
         deliveries.flush()
 
 
+def test_a_message_without_the_key_that_a_topic_asks_for_is_told_so(kafka_broker, closing):
+    deliveries = closing(Deliveries(settings(kafka_broker)))
+    topic = kafka_broker.new_topic(cleanup_policy="compact")
+    deliveries.send(topic, b"v")
+    with pytest.raises(DeliveryError, match=r"\(INVALID_RECORD\); give each message a key, which"):
+        deliveries.flush()
+
+
 def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka, closing):
     topic = mock_kafka.new_topic()
     deliveries = closing(Deliveries(settings(mock_kafka)))

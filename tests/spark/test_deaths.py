@@ -126,6 +126,7 @@ SINCE = "since this start died"
         (99, [(0, 10)], (0, f"all of 10 records {SINCE}: "), True),
         (99, [(0, 9)], None, True),
         (0.01, [(90, 9), (91, 9)], None, True),
+        *((n / 100, [(100 - n, n)], None, False) for n in (29, 57, 58)),
         (0.01, [(90, 10)], (0, f"10 of 100 records {SINCE}, and max_dead is 0.01: "), True),
         # (acked, dead, of them first seen before this start)
         (1.0, [(0, 99, 99)], None, False),

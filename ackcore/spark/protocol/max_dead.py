@@ -241,8 +241,8 @@ def _excess(died: int, among: int, since: str, max_dead: float | None) -> str | 
         return None
     if died == among:
         return f"all of {_records(died)}{since} died"
-    limit = max_dead * among if isinstance(max_dead, float) else max_dead
-    if died <= limit:
+    # Shares are compared, since their product is no whole number: 0.29 * 100 is less than 29.
+    if (died / among if isinstance(max_dead, float) else died) <= max_dead:
         return None
     return f"{died} of {_records(among)}{since} died, and max_dead is {max_dead}"
 
