@@ -114,6 +114,11 @@ class HeadRecords:
         """The head as it was before this driver owned it: epoch, holder, whether it is open."""
         return self._before
 
+    @property
+    def owned(self) -> bool:
+        """Whether this driver has put one, and so owned it then."""
+        return self._owned
+
     def take_over(self) -> None:
         """Own the checkpoint, as it was when it was read; once more does no harm.
 

@@ -65,7 +65,7 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
         records = HeadRecords(store)
         tables = BucketTables(store, records.epoch)
         try:
-            requests = BucketRequests(partial(letters_url, records, url))
+            requests = BucketRequests(partial(letters_url, records, url), records)
             runs = BucketRuns(store, records.check_owner)
             found = use(Place(url, requests, records, tables, runs))
             records.take_over()

@@ -3,6 +3,11 @@
 On a file system they are files below the checkpoint; see `ackcore.spark.checkpoint.replays`.  In a
 bucket they are named by the index of the store of dead letters: with the note that makes one count
 it is there, by one put.
+
+Anybody may add a request there, beside a query that runs.  None but the driver that owns the
+checkpoint takes one out: since a micro-batch that is done took it, or since it was withdrawn and no
+plan has taken it.  The driver looks whether it is the owner after it has read the version that it
+replaces.  Who takes over from then on opens the store, and by that replaces that version.
 """
 
 from __future__ import annotations
@@ -30,8 +35,11 @@ REQUESTS, _WITHDRAWN = ".requests", ".withdrawn"
 class Requests(Protocol):
     """Requests that a query may take."""
 
-    def names(self) -> list[str]:
-        """Return the names of all that are there, sorted; cheap enough for every heartbeat."""
+    def names(self, taken: Collection[str]) -> list[str]:
+        """Return the names of all that are there, sorted; cheap enough for every heartbeat.
+
+        Those that were ``taken`` by plans are left out.
+        """
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a request in the columns that its source has now.
@@ -43,7 +51,7 @@ class Requests(Protocol):
         """
 
     def withdrawn(self, name: str) -> bool:
-        """Whether a user wants the query to go on without it."""
+        """Whether a user wants the query to go on without one that a plan took; none is changed."""
 
     def forget(self, names: Collection[str]) -> None:
         """Remove requests that were taken by micro-batches that are done."""
@@ -61,9 +69,9 @@ class DirectoryRequests:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def names(self) -> list[str]:
+    def names(self, taken: Collection[str]) -> list[str]:
         """As `Requests.names`."""
-        return replays.visible(self._directory)
+        return [name for name in replays.visible(self._directory) if name not in taken]
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
         """As `Requests.read`."""
@@ -78,6 +86,17 @@ class DirectoryRequests:
         """Do nothing: they go with the plans that took them."""
 
 
+class Owner(Protocol):
+    """What tells whether a driver owns its checkpoint: `ackcore.spark.checkpoint.head`."""
+
+    @property
+    def owned(self) -> bool:
+        """Whether it was taken over by this driver; before that it is only read."""
+
+    def check_owner(self) -> None:
+        """Raise CheckpointInUse if another driver has taken over since."""
+
+
 class BucketRequests:
     """Requests in the index of a store of dead letters.
 
@@ -85,10 +104,12 @@ class BucketRequests:
     ----------
     where : callable
         Returns the URL of the store, once the checkpoint is known.
+    owner : Owner
+        The checkpoint.
     """
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self._where = where
+    def __init__(self, where: Callable[[], str], owner: Owner) -> None:
+        self._where, self._owner = where, owner
         self._opened: tuple[Store, SharedRecord] | None = None
 
     @property
@@ -106,21 +127,26 @@ class BucketRequests:
             self._opened = store, SharedRecord(store, INDEX)
         return self._opened
 
-    def names(self) -> list[str]:
-        """As `Requests.names`: a trip, and one for each that is there."""
-        found = sorted(self._index.load().get("requests", {}))
-        for name in found:
-            if self._store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None:
-                self._withdraw(name)
-        return sorted(self._index.read().get("requests", {}))
+    def names(self, taken: Collection[str]) -> list[str]:
+        """As `Requests.names`: a trip, and one for each that is there and was not taken."""
+        there = [name for name in self._index.load().get("requests", {}) if name not in taken]
+        marked = {name for name in there if self._marked(name)}
+        if marked and self._owner.owned:
+            self._withdraw(marked)
+        return sorted({*there} - marked)
 
-    def _withdraw(self, name: str) -> None:
+    def _marked(self, name: str) -> bool:
+        return self._store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
+
+    def _withdraw(self, names: Collection[str]) -> None:
+        """Note that letters were not sent; the plans have taken none of these."""
+
         def change(body: Body) -> Body | None:
-            if name not in body["requests"]:
+            gone = [name for name in body.get("requests", {}) if name in names]
+            if not gone:
                 return None
-            requests = {each: of for each, of in body["requests"].items() if each != name}
-            withdrawn = [*body.get("withdrawn", []), name]
-            return {**body, "requests": requests, "withdrawn": withdrawn}
+            self._owner.check_owner()
+            return {**_without(body, gone), "withdrawn": [*body.get("withdrawn", []), *gone]}
 
         self._index.replace(change)
 
@@ -139,28 +165,33 @@ class BucketRequests:
         return replays.fitted(table, schema, name, place, way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """As `Requests.withdrawn`."""
-        self.names()
-        return name in self._index.read().get("withdrawn", [])
+        """As `Requests.withdrawn`; it is noted down once no plan has it any more."""
+        return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
         """As `Requests.forget`; it takes trips only if there are some."""
-        body = self._index.read()
-        there = body.get("requests", {}).keys() | {*body.get("withdrawn", [])}
-        names = there & {*names}
-        if not names:
-            return
         gone: list[str] = []
 
-        def change(body: Body) -> Body:
-            gone[:] = [of["object"] for name, of in body["requests"].items() if name in names]
-            requests = {each: of for each, of in body["requests"].items() if each not in names}
-            # Too late: it was taken.
-            withdrawn = [each for each in body.get("withdrawn", []) if each not in names]
-            return {**body, "requests": requests, "withdrawn": withdrawn}
+        def change(body: Body) -> Body | None:
+            requests, withdrawn = body.get("requests", {}), body.get("withdrawn", [])
+            there = {*requests, *withdrawn} & {*names}
+            if not there:
+                return None
+            self._owner.check_owner()
+            gone[:] = [requests[name]["object"] for name in there if name in requests]
+            gone.extend(f"{REQUESTS}/{name}{_WITHDRAWN}" for name in there)
+            # What was withdrawn, too: it was too late, as an ackcore of before did not look.
+            left = [each for each in withdrawn if each not in names]
+            return {**_without(body, names), "withdrawn": left}
 
         self._index.replace(change)
-        self._store.delete([*gone, *(f"{REQUESTS}/{name}{_WITHDRAWN}" for name in names)])
+        if gone:
+            self._store.delete(gone)
+
+
+def _without(body: Body, names: Collection[str]) -> Body:
+    requests = body.get("requests", {}).items()
+    return {**body, "requests": {name: of for name, of in requests if name not in names}}
 
 
 def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:

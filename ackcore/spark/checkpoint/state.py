@@ -547,5 +547,4 @@ class State:
 
         Cheap enough for every heartbeat, and for its thread.
         """
-        taken = self._history.taken
-        return tuple(name for name in self._requests.names() if name not in taken)
+        return tuple(self._requests.names(self._history.taken))

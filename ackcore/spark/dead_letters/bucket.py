@@ -8,7 +8,8 @@ themselves.  Nothing is learned by a list, which may lag.
 
 The driver that opens the store puts its token there, and writes while that is in it; who wrote
 before is refused at his next step.  `drop` and `replay` write beside the driver: each change is
-made of what is there, so none undoes another's.
+made of what is there, so none undoes another's.  Requests are taken out of the index by the driver
+alone, in `ackcore.spark.checkpoint.requests`, which asks whose the checkpoint is instead.
 
 Keys bear the epoch, which is counted up when a driver opens the store, and random bits.  What no
 index names and is of an earlier epoch was left by who died: nobody can name it any more, as the
