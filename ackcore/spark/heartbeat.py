@@ -216,7 +216,7 @@ class Pacemaker(Attendant):
     poll_ms : int
         How often to look at the clock while something waits.
     called : callable, optional
-        Whether a replay waits for a micro-batch: called once a second.
+        Whether something else waits for a micro-batch, as a replay: called once a second.
     """
 
     #: How often what other processes ask for is looked at.
@@ -259,7 +259,7 @@ class Pacemaker(Attendant):
             if self._called is not None and not self._answered and now >= look_at:
                 look_at = now + self.CALLED_S
                 with contextlib.suppress(OSError, RuntimeError):
-                    # One beat for each replay: the next micro-batch takes it, and raises what is
+                    # One beat for all of it: the next micro-batch takes it, and raises what is
                     # raised here.
                     self._answered = self._called()
                     beat = beat or self._answered

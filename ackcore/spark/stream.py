@@ -169,7 +169,7 @@ class Stream:
                 self._beats.advance,
                 self._engine.clock,
                 self._settings.heartbeat_ms,
-                lambda: bool(state.pending_replays()),
+                self._is_called,
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
         try:
@@ -203,6 +203,11 @@ class Stream:
         for one in (self._offsets, self._groups):
             if one is not None:
                 one.close()
+
+    def _is_called(self) -> bool:
+        """Whether a micro-batch is to run for a replay, or for a commit that did not arrive."""
+        groups = self._groups
+        return bool(self._state.pending_replays()) or (groups is not None and groups.has_commit_due)
 
     def _begin(self) -> StreamingQuery:
         """Start Spark's query, with what there is at the checkpoint."""

@@ -8,10 +8,12 @@ from functools import reduce
 from types import SimpleNamespace
 
 import broker
+import mock_broker
 import pytest
 from connector import connector_spark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
+from servers import wait_until
 from streams import until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -23,8 +25,10 @@ from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.kafka import groups
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
 from ackcore.spark.protocol import batch, runs
+from ackcore.spark.stream import Stream
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -127,6 +131,31 @@ def test_two_spouts_of_one_dataframe_have_a_group_each(connected, kafka_broker, 
     assert [kafka_broker.committed(group, topic)[0] for group in groups] == [3, 3]
 
 
+def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
+    connected, kafka_broker, mock_kafka, checkpoint, kept, running, monkeypatch
+):
+    """The group's own cluster can refuse; the records come from the one that Spark reads."""
+    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
+    topic = kafka_broker.new_topic()
+    kafka_broker.produce(topic, [b"a"])
+    mock_kafka.create_topic(topic)
+    mock_kafka.produce(topic, [b"a", b"b"])
+    told = KafkaGroup("g", mock_kafka.bootstrap_servers)
+    on = running(
+        topology(kept, lines=(lines(connected, kafka_broker, topic), told)), connected, checkpoint
+    )
+    on.process_all_available()
+    mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
+    kafka_broker.produce(topic, [b"b"])
+    on.process_all_available()
+    assert on.progress.lag == {"lines": 1}
+    assert mock_kafka.committed("g", topic)[0] == 1
+    mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
+    assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")
+    assert mock_kafka.committed("g", topic)[0] == 2
+    assert kept.texts == ["a", "b"]
+
+
 @pytest.mark.parametrize("step", ["planned", "decided", "marked"])
 def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
     connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
@@ -177,6 +206,33 @@ def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
     assert not checkpoint.exists()
 
 
+def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
+    spark, mock_kafka, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"b"])
+    frame = spark.readStream.format("rate").load()
+    group = KafkaGroup("g", mock_kafka.bootstrap_servers)
+    spout = SimpleNamespace(name="lines", kind=None, source=frame, group=group)
+    waiting = SimpleNamespace(tables=lambda name: [])
+    decisions = [SimpleNamespace(number=n, waiting=waiting) for n in range(2)]
+    for n in range(2):
+        (tmp_path / str(n)).write_text(f'v1\n{{}}\n{{"t":{{"0":{n + 1}}}}}\n-')
+    told = FrameGroups(SimpleNamespace(spouts={"lines": spout}), 5, tmp_path)
+    stream = SimpleNamespace(_state=SimpleNamespace(pending_replays=list), _groups=told)
+    try:
+        assert told.done(decisions[0]) == {"lines": 1}
+        mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)
+        assert told.done(decisions[1]) == {"lines": 1}
+        assert wait_until(lambda: Stream._is_called(stream), "that it asks")
+        mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
+        assert told.done(decisions[1]) == {"lines": 0}
+        assert not Stream._is_called(stream)
+    finally:
+        told.close()
+
+
 @pytest.mark.parametrize(("version", "noted"), [("1", 4), ("2", 2)])
 def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, noted):
     """Spark has it in its log for each spout in format 1, and once in format 2."""
@@ -204,16 +260,16 @@ def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, 
             for name, (frame, group) in frames.items()
         }
     )
-    groups = FrameGroups(it, 5, tmp_path)
+    told = FrameGroups(it, 5, tmp_path)
     try:
-        assert [(each.name, each.number) for each in groups._groups] == [
+        assert [(each.name, each.number) for each in told._groups] == [
             ("b", 0),
             ("c", 1),
             ("d", 0),
         ]
-        assert groups._sources == [0, 0, 1, 0, 2]  # and the heartbeat
+        assert told._sources == [0, 0, 1, 0, 2]  # and the heartbeat
     finally:
-        groups.close()
+        told.close()
     it.spouts["a"].group = group
     with pytest.raises(ValueError, match=r"spouts 'a' and 'd' read the same .* group 'g'"):
         FrameGroups(it, 5, tmp_path)

@@ -81,6 +81,11 @@ class FrameGroups:
             self._complained = True
             return {}
 
+    @property
+    def has_commit_due(self) -> bool:
+        """Whether a commit that did not arrive is to be repeated now, by a micro-batch."""
+        return any(one.has_commit_due for one in self._groups)
+
     def close(self) -> None:
         """Close the connections."""
         for one in self._groups:
@@ -100,6 +105,10 @@ class _FrameGroup:
         self.teller = Teller(spout.name, spout.group.group_id, servers, [number])
         #: Where it was not told yet what is done.
         self._untold: dict[Key, int] = {}
+
+    @property
+    def has_commit_due(self) -> bool:
+        return self._group.is_due
 
     def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
         """Commit what is done; return how far the group is from the ends, as far as is known."""
