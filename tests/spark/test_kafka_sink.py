@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -277,9 +278,16 @@ def test_of_a_transaction_rows_that_are_too_large_are_refused_and_the_others_the
     assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30) if n not in (5, 29))
 
 
-@pytest.mark.parametrize("by", ["headers", "message_id"])
+@pytest.mark.parametrize(
+    ("by", "value", "sent"),
+    [
+        ("headers", "{part}.{n:02}", []),
+        ("message_id", "{part}.{n:02}", []),
+        ("headers", "alike", [1]),  # that one is taken, and none alike that is no larger is sent
+    ],
+)
 def test_of_a_transaction_only_rows_with_headers_as_large_are_sent_one_by_one(
-    mock_kafka, sink, tmp_path, monkeypatch, by
+    mock_kafka, sink, tmp_path, monkeypatch, by, value, sent
 ):
     """One as large is found at once, though the header that tells its row is a digit shorter."""
     alone = []  # and refused by no client: that comes before
@@ -292,22 +300,43 @@ def test_of_a_transaction_only_rows_with_headers_as_large_are_sent_one_by_one(
         texts = [LARGE if n == large else "w" for n in range(30)]
         about = [[("trace", text.encode())] for text in texts] if by == "headers" else texts
         rows = RowFileWriter(str(tmp_path), schema, part, 0)
-        values = [f"{part}.{n:02}" for n in range(30)]
+        values = [value.format(part=part, n=n) for n in range(30)]
         rows.write(pa.record_batch([values, about, [None] * 30], schema=schema))
         name, n, _ = rows.finish()
         files.append(AcceptedFile(str(tmp_path / name), n))
-    topic = mock_kafka.new_topic()
     about = {"value": "n", by: by, "options": {"message.max.bytes": 1500}}
-    out = sink(mock_kafka, topic, transactional=True, **about)
+    out = sink(mock_kafka, mock_kafka.new_topic(), transactional=True, **about)
     with pytest.raises(SinkRejects) as raised:
         out.write_accepted(accepted(tuple(files)))
     found = refused(raised.value)
-    assert (list(found), alone) == ([(0, 29), (1, 5)], [])
+    assert (list(found), alone) == ([(0, 29), (1, 5)], sent)
     known = [
         file._replace(refused=np.array([at])) for file, (_, at) in zip(files, found, strict=True)
     ]
-    out.write_accepted(accepted(tuple(known)))
+    topic = mock_kafka.new_topic()  # this Kafka shows what was sent in a transaction that ended
+    sink(mock_kafka, topic, transactional=True, **about).write_accepted(accepted(tuple(known)))
     assert len(messages(mock_kafka, topic)) == 58
+
+
+def test_of_a_transaction_a_row_is_refused_though_a_larger_one_alike_is_compressed(
+    kafka_broker, sink, tmp_path
+):
+    topic = kafka_broker.new_topic(**{"max.message.bytes": 1000})
+    schema = pa.schema([("value", pa.string()), ("headers", HEADERS), (ROOT, pa.int64())])
+    texts = [b"x" * 3000, random.Random(5).randbytes(1500)]
+    rows = RowFileWriter(str(tmp_path), schema, 0, 0)
+    about = [[("trace", text)] for text in texts]
+    rows.write(pa.record_batch([["alike"] * 2, about, [None] * 2], schema=schema))
+    name, n, _ = rows.finish()
+    file = AcceptedFile(str(tmp_path / name), n)
+    options = {"compression.type": "gzip"}
+    about = {"value": "value", "headers": "headers", "options": options}
+    out = sink(kafka_broker, topic, transactional=True, **about)
+    with pytest.raises(SinkRejects) as raised:
+        out.write_accepted(accepted((file,)))
+    assert list(refused(raised.value)) == [(0, 1)]
+    out.write_accepted(accepted((file._replace(refused=np.array([1])),)))
+    assert [dict(each.headers())["trace"] for each in messages(kafka_broker, topic)] == texts[:1]
 
 
 def test_messages_that_are_too_large_only_together_are_none_of_their_rows_fault(

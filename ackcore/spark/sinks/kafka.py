@@ -335,18 +335,25 @@ class KafkaSink:
         would end another, for which all would be sent again.
         """
         refused = _Suspects()
+        #: Of messages alike but for their headers, the size of the largest that was taken.
+        taken: dict[int, int] = {}
 
         def is_suspect(content: Content) -> bool:
             return suspects.have(*content[:2])
 
-        found = list(self._alone(accepted, messages, is_suspect, refused))
+        def is_larger(content: Content) -> bool:
+            return is_suspect(content) and _size(content) > taken.get(_hash(*content[:2]), -1)
+
+        found = list(self._alone(accepted, messages, is_larger, refused, taken))
+        if not found:  # a smaller one may be the larger when both are compressed
+            found = list(self._alone(accepted, messages, is_suspect, refused, taken))
         if found:
             least = min(size for _, size in found)
 
             def is_as_large(content: Content) -> bool:
                 return _size(content) >= least and not is_suspect(content)
 
-            found += self._alone(accepted, messages, is_as_large, refused)
+            found += self._alone(accepted, messages, is_as_large, refused, taken)
         self.release(accepted.sink, accepted.deployment)
         return _rejects([row for row, _ in found]) if found else suspects.none_is(self.topic)
 
@@ -356,8 +363,9 @@ class KafkaSink:
         messages: _Messages,
         chosen: Callable[[Content], bool],
         refused: _Suspects,
+        taken: dict[int, int],
     ) -> Iterator[tuple[_Refused, int]]:
-        """Yield rows that are refused, each with the size of its message."""
+        """Yield rows that are refused, each with the size of its message; note others as taken."""
         known = sum(len(file.refused) for file in accepted.files)
         live = None
         files = dict(enumerate(accepted.files))
@@ -376,6 +384,9 @@ class KafkaSink:
                 refused.check(self.topic, known)
                 yield (number, place, refused.said), _size(content)
                 live = None
+            else:
+                alike = _hash(*content[:2])
+                taken[alike] = max(taken.get(alike, -1), _size(content))
 
     def _transactions(self, accepted: Accepted) -> Transactions:
         wanted = _id(accepted.sink, accepted.deployment)
