@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("deltalake")
 
 import deltalake
-from accepted_rows import accepted, row_file, written_without_refused
-from test_delta_sink import deltalake_type, started
+from accepted_rows import WORDS, accepted, row_file, written_without_refused
+from test_delta_sink import deltalake_type, rows, started
 
 
 @pytest.fixture
@@ -82,3 +82,48 @@ def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
         started(path, schema)
     with pytest.raises(ValueError, match=said):  # as one that was changed while the query ran
         sink.write_accepted(accepted([row_file(tmp_path, [([], None)], schema=schema)]))
+
+
+def test_a_column_that_the_stream_does_not_have_and_takes_no_null_is_named(path, tmp_path):
+    sink = started(path)
+    shutil.rmtree(path)
+    required = pa.field("at", pa.int64(), nullable=False)
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([*WORDS, required]))
+    said = "sink 'count': table .* takes no null in column 'at', which the stream does not have;"
+    with pytest.raises(ValueError, match=said):
+        started(path)
+    file = row_file(tmp_path, [("a", 2, None)])
+    with pytest.raises(ValueError, match=said):  # as one that was changed while the query ran
+        sink.write_accepted(accepted([file]))
+    # Rows that are there keep theirs.
+    deltalake.write_deltalake(path, pa.table({"word": ["a"], "n": [1], "at": [9]}), mode="append")
+    started(path, keys="word").write_accepted(accepted([file]))
+    assert rows(path) == [("a", 2, 9)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_column_that_the_table_computes_is_computed(path, tmp_path, keys):
+    tens = {"delta.generationExpression": "n * 10"}
+    number = deltalake.schema.PrimitiveType("long")
+    fields = deltalake.Schema.from_arrow(WORDS).fields
+    schema = deltalake.Schema([*fields, deltalake.Field("tens", number, metadata=tens)])
+    deltalake.DeltaTable.create(str(path), schema=schema)
+    sink = started(path, keys=keys)
+    for _ in range(2):
+        sink.write_accepted(accepted([row_file(tmp_path, [("a", 2, None)])]))
+    assert rows(path) == [("a", 2, 20)]
+    own = pa.schema([*WORDS, ("tens", pa.int64())])
+    some = [("b", 3, 30, None)]
+    started(path, own, keys=keys).write_accepted(
+        accepted([row_file(tmp_path, some, schema=own)], batch_id=1)
+    )
+    assert rows(path) == [("a", 2, 20), ("b", 3, 30)]
+
+
+def test_columns_are_named_as_they_are(path, tmp_path):
+    schema = pa.schema([("a`b", pa.int64()), ("c.d", pa.int64()), ("E", pa.int64())])
+    sink = started(path, schema, keys=["a`b", "c.d"])
+    for number, value in enumerate((5, 6)):
+        some = [(1, 2, value, None)]
+        sink.write_accepted(accepted([row_file(tmp_path, some, schema=schema)], number))
+    assert rows(path) == [(1, 2, 6)]

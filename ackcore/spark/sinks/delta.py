@@ -45,6 +45,9 @@ _REFUSAL = re.compile(
 _ENDPOINT = re.compile(r"(?i)((aws|azure|azure_storage)_)?endpoint(_url)?(_s3)?")
 _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_name)$")
 
+#: A field of a table with this is computed from others, where rows do not have it.
+_COMPUTED = "delta.generationExpression"
+
 #: In place of a fingerprint: somebody says that what is there under the number is right.
 _AS_IT_IS = 0
 
@@ -145,10 +148,9 @@ class DeltaSink:
         self._schemas[name] = spark_schema(what, schema)
         with self._named(name):
             is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
-            columns = _columns(self._open()) if is_there else None
-        if columns is not None:
-            with_columns(what, self._shown, schema.names, columns.names)
-            with_fields(what, self._shown, schema, columns)
+            table = self._open() if is_there else None
+        if table is not None:
+            self._columns_for(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Make the table, if it is not there."""
@@ -197,9 +199,7 @@ class DeltaSink:
         # What another driver commits from here on under this name is a conflict with this commit.
         check_fence()
         what = f"sink {accepted.sink!r}"
-        columns = _columns(table)
-        with_columns(what, self._shown, accepted.schema().names, columns.names)
-        with_fields(what, self._shown, accepted.schema(), columns)
+        columns = self._columns_for(what, table, accepted.schema())
         refuse_misfits(accepted, columns)
         lake = _deltalake()
         properties = lake.CommitProperties(
@@ -220,6 +220,28 @@ class DeltaSink:
                 rows = pa.RecordBatchReader.from_batches(columns, _rows(accepted, columns))
                 lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
 
+    def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
+        """Return the columns that are written; raise ValueError if the stream lacks, or has, one.
+
+        Appended rows have all of the table's but those that it computes.
+        """
+        columns = pa.schema(table.schema().to_arrow())
+        with_columns(what, self._shown, stream.names, columns.names)
+        with_fields(what, self._shown, stream, columns)
+        if self.keys:
+            return columns
+        computed = {field.name for field in table.schema().fields if _COMPUTED in field.metadata}
+        computed -= set(stream.names)
+        columns = pa.schema([field for field in columns if field.name not in computed])
+        for field in columns:
+            if not field.nullable and field.name not in stream.names:
+                raise ValueError(
+                    f"{what}: {self._shown} takes no null in column {field.name!r}, which the "
+                    "stream does not have; have the bolt emit it, or let the table take nulls "
+                    f"there (ALTER TABLE ... ALTER COLUMN `{field.name}` DROP NOT NULL)"
+                )
+        return columns
+
     def _merge(
         self, table: DeltaTable, accepted: Accepted, columns: pa.Schema, properties: Any
     ) -> None:
@@ -228,9 +250,10 @@ class DeltaSink:
         rows = last_of_each_key(pa.Table.from_batches(_rows(accepted, schema), schema), self.keys)
         if not len(rows):
             return
-        same = " AND ".join(f"t.`{key}` = s.`{key}`" for key in self.keys)
-        all_columns = {f"`{name}`": f"s.`{name}`" for name in schema.names}
-        others = {f"`{name}`": f"s.`{name}`" for name in schema.names if name not in self.keys}
+        same = " AND ".join(f"{_quoted(key, 't.')} = {_quoted(key, 's.')}" for key in self.keys)
+        all_columns = {_quoted(name): _quoted(name, "s.") for name in schema.names}
+        keys = {_quoted(key) for key in self.keys}
+        others = {name: value for name, value in all_columns.items() if name not in keys}
         merger = table.merge(
             rows, same, source_alias="s", target_alias="t", commit_properties=properties
         )
@@ -323,8 +346,9 @@ def _positive(digest: bytes) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def _columns(table: DeltaTable) -> pa.Schema:
-    return pa.schema(table.schema().to_arrow())
+def _quoted(column: str, of: str = "") -> str:
+    """Return a column as an expression has it."""
+    return f"{of}`{column.replace('`', '``')}`"
 
 
 def _rows(accepted: Accepted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
