@@ -281,7 +281,7 @@ def bench_all_fail(
 ):
     """A micro-batch of records of 1 kB that all fail, against one that all succeed.
 
-    With an exchange behind the bolt that fails them they are settled, and read again.
+    With an exchange behind the bolt that fails them there is a settle stage.
     """
     rows = 100_000 if quick else 1_000_000
     topologies.write_long_lines(tmp_path, rows, 1000)

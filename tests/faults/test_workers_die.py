@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 
 import ackcore.spark.run.action
 from ackcore.spark import dead_letters
+from ackcore.spark.protocol import runs
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -77,7 +78,8 @@ def lost(spark, job, monkeypatch):
     taken back by Spark, so what the others return must be of the same run of the stages before.
     """
 
-    def lost(otherwise):
+    def lost(otherwise, few=runs.FEW_FAILURES):
+        monkeypatch.setattr(runs, "FEW_FAILURES", few)
         # What failed in one run succeeds in the next: so much for answering otherwise.
         rules = {"until": {3: 1}, "once": list(range(1, 80, 2)) if otherwise else []}
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
@@ -92,25 +94,26 @@ def lost(spark, job, monkeypatch):
     return lost
 
 
+@pytest.mark.parametrize("few", [runs.FEW_FAILURES, 0], ids=["few fail", "tasks write what fails"])
 @pytest.mark.parametrize(
     ("otherwise", "checks"),
     [(False, True), (True, True), (True, False)],
     ids=["alike", "otherwise", "otherwise, and Spark does not mind"],
 )
-def test_shuffle_files_are_lost(request, lost, otherwise, checks):
+def test_shuffle_files_are_lost(request, lost, otherwise, checks, few):
     """Stages run again: if they answer alike, that will do; else the micro-batch is run again."""
     if not checks:
         request.getfixturevalue("unchecked")
-    it, runs = lost(otherwise)
+    it, ran = lost(otherwise, few)
     it.check(alive=lambda key: True)
-    assert runs == (2 if otherwise else 1)
+    assert ran == (2 if otherwise else 1)
 
 
 @pytest.mark.faults
 def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
     monkeypatch.setattr(ackcore.spark.run.action, "trailer_problems", lambda *arguments: [])
-    it, runs = lost(otherwise=True)
-    assert runs == 1
+    it, ran = lost(otherwise=True)
+    assert ran == 1
     with pytest.raises(AssertionError, match="== \\[\\]"):
         it.check()
 

@@ -70,13 +70,24 @@ class Picky(BasicBolt):
         collector.emit((n,))
 
 
-def topology(spark, away, **settings):
+class Kept(BasicBolt):
+    """Hands on what it gets."""
+
+    outputs = pa.schema([("n", pa.int64())])
+
+    def execute(self, tuple, collector):
+        collector.emit((tuple["n"],))
+
+
+def topology(spark, away, exchange=False, **settings):
     """A source that is read again by position, and one whose rows are spilled."""
     builder = TopologyBuilder()
     fixed = spark.range(0, 120, numPartitions=3).selectExpr("id AS n", f"'{away}' AS text")
     builder.spout("fixed", fixed)
     builder.spout("spilled", fixed.where("current_timestamp() > timestamp '2000-01-01'"))
     builder.bolt("picky", Picky()).shuffle("fixed").shuffle("spilled")
+    if exchange:
+        builder.bolt("behind", Kept()).fields("picky", "n")
     return builder.build(max_attempts=3, backoff_ms=1000, max_backoff_ms=60_000, **settings)
 
 
@@ -86,7 +97,8 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
     if not in_run:
         monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]
-    checkpoint, away = tmp_path / f"{few}-{in_run}", tmp_path / f"away-{few}-{in_run}"
+    name = f"{few}-{in_run}-{settings.get('exchange', False)}"
+    checkpoint, away = tmp_path / name, tmp_path / f"away-{name}"
 
     def wait(seconds):
         now[0] += 30_000
@@ -117,23 +129,21 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
     often = dead_letters(checkpoint, spark).groupBy("error_message", "replays").count()
     told.append(sorted(map(tuple, often.collect())))
     assert {row[1] for row in told[-1]} == {0, 1}
-    with State.open(
-        checkpoint, topology(spark, away), sources=dict.fromkeys(("fixed", "spilled"), NUMBERS),
-        kind="batch",
-    ) as state:  # fmt: skip
+    made = topology(spark, away, **settings)
+    sources = dict.fromkeys(("fixed", "spilled"), NUMBERS)
+    with State.open(checkpoint, made, sources=sources, kind="batch") as state:
         assert state.waiting(state.last_done).rows() == 0
     return told
 
 
 def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
-    """When it is read again, and in the run."""
-    ways = [(10_000, False), (0, False), (0, True)]
+    """When it is read again, and in the run, also in front of an exchange."""
+    ways = [(10_000, False, False), (0, False, False), (0, True, False), (0, True, True)]
     told = []
-    for few, in_run in ways:
+    for few, in_run, exchange in ways:
         with monkeypatch.context() as patch:
-            told.append(run_through(spark, tmp_path, few, patch, in_run))
-    assert told[0] == told[1]
-    assert told[0] == told[2]
+            told.append(run_through(spark, tmp_path, few, patch, in_run, exchange=exchange))
+    assert told[1:] == told[:1] * 3
     books, letters = told[0][:2]
     assert books.balanced
     assert (books.records, books.dead) == (240, len(letters))
@@ -179,8 +189,8 @@ class Died(BaseException):
     pass
 
 
-@pytest.fixture
-def failing(spark, tmp_path, monkeypatch):
+@pytest.fixture(params=["narrow", "in front of an exchange"])
+def failing(request, spark, tmp_path, monkeypatch):
     """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
     monkeypatch.setattr(runs, "FEW_FAILURES", 0)
     now = [1_700_000_000_000]
@@ -190,7 +200,11 @@ def failing(spark, tmp_path, monkeypatch):
         builder = TopologyBuilder()
         builder.spout("n", spark.range(0, 60, numPartitions=2).selectExpr("id AS n"))
         builder.bolt("failing", Failing()).shuffle("n")
-        builder.sink("failing", lambda frame, n: rows.__setitem__(n, frame.collect()))
+        last = "failing"
+        if request.param != "narrow":
+            last = "kept"
+            builder.bolt("kept", Kept()).fields("failing", "n")
+        builder.sink(last, lambda frame, n: rows.__setitem__(n, frame.collect()))
         books = run_batch(
             builder.build(max_attempts=2), spark, tmp_path / name, max_dead=None,
             clock=lambda: now[0], wait=lambda seconds: now.__setitem__(0, now[0] + 100_000),

@@ -15,8 +15,10 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from sessions import on_both_sessions
 
+from ackcore.retry import Policy
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.run.types import InputFrame
+from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -204,6 +206,20 @@ def test_a_repeated_message_id_is_a_named_failure(spark, execute):
     # They would meet again at each attempt.
     assert reasons == [("a", "RepeatedMessageId", True), ("c", "RepeatedMessageId", True)]
     assert result.rows["split", "default"] == {(2, "b"): 1, (3, "d"): 1}
+
+
+def test_what_its_task_has_written_is_no_repetition_besides(spark, execute):
+    """It has failed for a reason of its own; the other of its id has not."""
+    rows = [(1, "bad"), (2, "bad"), (1, "c"), (3, "d")]
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame(rows, LINES), message_id="id")
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", lambda frame, number: None)
+    rules = Rules(0, 0, Policy(3, 1000, 60_000), 1e12)
+    result = execute(builder.build(), rules=rules, few_failures=-1)
+    (found,) = result.failed.values()
+    assert (found[0].type, found[1]["text"]) == ("RepeatedMessageId", "c")
+    assert len(result.run.written.root_ids()) == 2
 
 
 @pytest.mark.parametrize("columns", [("id",), ("id", "text")])

@@ -49,7 +49,7 @@ from ackcore.spark.tasks.results import (
     results_in,
 )
 from ackcore.spark.tasks.retry_stage import RetryStage
-from ackcore.spark.tasks.row_files import RowFile
+from ackcore.spark.tasks.row_files import RowFile, among
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology.builder import Topology
@@ -120,12 +120,23 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         problems.append(f"{stray} roots were acked or failed that no spout of this run sent")
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
-        counted = failed["spout"].value_counts()
-        bad = {one["values"].as_py(): one["counts"].as_py() for one in counted}
+        bad = _counted(failed, result.written)
         problems += count_problems(setup.sources.values(), sent, acked, bad)
     if problems:
         return replace(result, problems=tuple(problems))
     return replace(result, failed=with_repeated_ids(setup, result, claims)) if claims else result
+
+
+def _counted(failed: pa.Table, written: WrittenFailures | None) -> Counter[str]:
+    """Count the records of each spout that are not ACKED; those written may be among ``failed``."""
+    counted = Counter[str]()
+    if written is not None:
+        there = np.sort(written.root_ids())
+        failed = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), there)))
+        counted.update({name: len(rows) for name, rows in written.found.items()})
+    for one in failed["spout"].value_counts():
+        counted[one["values"].as_py()] += one["counts"].as_py()
+    return counted
 
 
 def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) -> RunResult:

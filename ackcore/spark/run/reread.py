@@ -328,7 +328,10 @@ def check_content(
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
     suspects = _fetch(setup, result, {}, claims)
-    failed = np.sort(result.failed["root_id"].to_numpy())
+    failed = result.failed["root_id"].to_numpy()
+    if result.written is not None:
+        failed = np.concatenate([failed, result.written.root_ids()])
+    failed = np.sort(failed)
     tables = [result.failed]
     for spout, table in suspects.items():
         roots = table[ROOT_ID].to_numpy()

@@ -110,8 +110,7 @@ class RunSetup:
             isolates=isolates,
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
-            # What an exchange is behind may fail for a reason that counts for more.
-            rules=None if layout.settles else plan.rules,
+            rules=plan.rules,
             # From afar a few are read again no sooner than many.
             few_failures=0 if _reads_afar(self.sources) else plan.few_failures,
             trace_per_million=settings.trace_per_million,

@@ -33,6 +33,7 @@ from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import (
     NO_COLUMNS,
     AnchoredRows,
+    Chunk,
     Chunks,
     Owners,
     running_counts,
@@ -46,11 +47,12 @@ from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised
 class OpenRows(NamedTuple):
     """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it.
 
-    They are without their columns.
+    They are without their columns.  ``groups`` had come into the task by then.
     """
 
     first: int
     rows: AnchoredRows
+    groups: int
 
 
 @dataclass(slots=True)
@@ -199,7 +201,8 @@ class Bolts:
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
         # A bolt may have all rows of a task open: what they hold is its own to keep.
-        bolt.open_rows.append(OpenRows(bolt.next, rows.without_columns()))
+        bare = rows.without_columns()
+        bolt.open_rows.append(OpenRows(bolt.next, bare, self._chunks.groups))
         bolt.next += len(rows)
         started_ns = time.time_ns() if self.tracer is not None else 0
         with self._time_limit.on(target):
@@ -271,6 +274,18 @@ class Bolts:
     def open_rows(self) -> list[AnchoredRows]:
         """Rows of which tuples may still be open, in any bolt."""
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
+
+    def open_groups(self, chunk: Chunk) -> Int64s:
+        """Return the groups of the last chunk, by their places in it, that may have tuples open."""
+        found = [np.empty(0, np.int64)]
+        for bolt in self._instances.values():
+            for part in reversed(bolt.open_rows):
+                if part.groups <= chunk.first:
+                    break  # this chunk had not come in
+                if part.rows.only_chunk in (None, chunk):
+                    found.append(part.rows.owners.ids - chunk.first)
+        places = np.concatenate(found)
+        return places[(places >= 0) & (places < chunk.groups)]
 
     @property
     def used(self) -> bool:

@@ -19,6 +19,8 @@ from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange_format import (
     HEAD,
     LEDGER,
+    RECEIPTS,
+    RESULT,
     ROW_SCHEMA,
     SETTLE,
     TRAILER,
@@ -103,6 +105,10 @@ class Outbox:
         for dest, blob in zip(dests, packed.column(2), strict=True):
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
+    def send_result(self, dest: int, kind: int, blob: bytes) -> None:
+        """Send something for the driver through a destination of the last level."""
+        self.send(dest, SETTLE, RESULT, blob, subscription=kind)
+
     def send_trailers(
         self, levels: Iterable[int], task_report: bytes, alike: bytes | None = None
     ) -> None:
@@ -180,8 +186,10 @@ class Inbox:
         self._level = level
         self.tuples: list[TupleBlob] = []
         self.ledger: list[pa.Buffer] = []
-        #: At the last level: packed receipts of other tasks, and all tasks' reports by origin.
+        #: At the last level: packed receipts of other tasks, all tasks' reports by origin, and what
+        #: else tasks have for the driver, by kinds.
         self.receipts_of_others: list[bytes] = []
+        self.results: list[tuple[int, bytes]] = []
         self.task_reports: dict[int, set[bytes]] = {}
         self._got: Counter[int] = Counter()
         self._trailers: dict[int, set[tuple[int, int]]] = {}
@@ -212,8 +220,10 @@ class Inbox:
                 self.tuples.append(row)
             elif kind == LEDGER:
                 self.ledger.append(blob)
-            else:
+            elif kind == RECEIPTS:
                 self.receipts_of_others.append(blob.to_pybytes())
+            else:
+                self.results.append((subscriptions[i], blob.to_pybytes()))
         return passed
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ A row is ``(dest, level, kind, origin, seq, subscription, blob, side)``, never a
 `TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
 `LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
 `RECEIPTS`  blob: which trailers a task has received
+`RESULT`    blob: what a task has for the driver, of the kind that ``subscription`` says
 `TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
 ==========  ======================================================================================
 
@@ -32,7 +33,7 @@ from ackcore._records import Int32s, Int64s
 from ackcore.arrow import offsets_of
 from ackcore.spark.base.versions import from_arrow_schema
 
-TUPLES, LEDGER, RECEIPTS, TRAILER = 1, 2, 3, 4
+TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5
 
 #: The level of the stage that settles.
 SETTLE = 127

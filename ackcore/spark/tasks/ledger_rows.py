@@ -1,12 +1,15 @@
 """The ledger rows of one task: what its groups ack, what fails and why, and claims.
 
 They leave with the task's output, so that an attempt that is discarded takes them along
-(SEMANTICS 6).  Where nothing is settled, failures are kept for the driver instead.
+(SEMANTICS 6).  Where nothing is settled, failures are kept for the driver instead.  So are those of
+records that fail in the spout stage before anything of their trees has left the task: nothing else
+can come of them, so they need no ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,7 @@ from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import (
     AnchoredRows,
+    Bools,
     Chunk,
     Chunks,
     Owners,
@@ -27,6 +31,19 @@ from ackcore.spark.tasks.tracking import (
     some_rows,
 )
 from ackcore.topology.tuples import Reason
+
+
+class _Failed(NamedTuple):
+    """Groups of a chunk that a component failed, by their places in it, and why."""
+
+    component: str
+    groups: Int64s
+    reasons: pa.Table
+
+    def some(self, which: Bools) -> Self:
+        """Return some of them, where each has one root."""
+        reasons = self.reasons.filter(pa.array(which))
+        return self._replace(groups=self.groups[which], reasons=reasons)
 
 
 class LedgerRows:
@@ -39,17 +56,23 @@ class LedgerRows:
         The groups of the task.
     outbox : Outbox
         Where they go.
+    holds : bool
+        Whether failures wait for the end of their chunk, and its groups have one root each.
     """
 
-    def __init__(self, spec: TaskSpec, chunks: Chunks, outbox: Outbox) -> None:
+    def __init__(
+        self, spec: TaskSpec, chunks: Chunks, outbox: Outbox, *, holds: bool = False
+    ) -> None:
         self._spec = spec
         self._chunks = chunks
         self._outbox = outbox
+        self._holds = holds
+        self._held: list[_Failed] = []
         self._events: list[tuple[Int64s, Int64s, int]] = []
         self._reasons: list[pa.Table] = []
         #: Failures of rows that hang from no group.
         self.untracked_failures = 0
-        #: By spout, roots that failed and why: where nothing is settled.
+        #: By spout, roots that failed and why, and that nobody else settles.
         self.failed: dict[int, list[pa.Table]] = {}
         self._new_failures: list[pa.Table] = []
 
@@ -62,8 +85,9 @@ class LedgerRows:
         tracked = np.zeros(len(owners), np.bool_)
         texts = [reason.encode() for reason in reasons]
         for chunk, places in self._chunks.split(of_group):
-            of, at = chunk.entries_of(of_group[places] - chunk.first)
-            roots, vals = chunk.roots[at], chunk.vals[at]
+            groups = of_group[places] - chunk.first
+            of, at = chunk.entries_of(groups)
+            roots = chunk.roots[at]
             rows = of_row[places][of]
             tracked[rows] = True
             if len(texts) == 1:
@@ -78,13 +102,59 @@ class LedgerRows:
                 if self._spec.rules is not None:
                     self._new_failures.append(found)
                 continue
-            way = f"{component}!"
-            ordinals = running_counts(of_group[places] - chunk.first, chunk.ordinals(way))[of]
-            poison = edge_ids(self._spec.key, roots, way, vals, ordinals)
-            self._events.append((roots, poison, ACK))
-            self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
-            self._reasons.append(found)
+            failed = _Failed(component, groups, found)
+            if self._holds and not chunk.closed:
+                self._held.append(failed)
+            else:
+                self._poison(chunk, failed)
         self.untracked_failures += int(len(owners) - tracked.sum())
+
+    def _poison(self, chunk: Chunk, failed: _Failed) -> None:
+        of, at = chunk.entries_of(failed.groups)
+        roots, vals = chunk.roots[at], chunk.vals[at]
+        way = f"{failed.component}!"
+        ordinals = running_counts(failed.groups, chunk.ordinals(way))[of]
+        poison = edge_ids(self._spec.key, roots, way, vals, ordinals)
+        self._events.append((roots, poison, ACK))
+        self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
+        self._reasons.append(failed.reasons)
+
+    def ended(self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]) -> list[pa.Table]:
+        """Return why groups of the last chunk failed whose trees have ended with that.
+
+        Nothing of them was sent, and no tuple of them is open, so nobody else will ever say
+        anything of them: they leave no ledger rows.  What else was held is sent.
+
+        Parameters
+        ----------
+        chunk : Chunk
+            All of which was handed on, and that is not closed.
+        open_groups : callable
+            Returns the groups of a chunk, by their places in it, that may have tuples open.
+        """
+        held, self._held = self._held, []
+        if not held:
+            return []
+        goes_on = np.zeros(chunk.groups, np.bool_)
+        for counts in chunk.sent.values():
+            goes_on |= counts > 0
+        goes_on[open_groups(chunk)] = True
+        over = np.zeros(chunk.groups, np.bool_)
+        found = []
+        for failed in held:
+            left = goes_on[failed.groups]
+            if left.all():
+                self._poison(chunk, failed)
+                continue
+            if left.any():
+                self._poison(chunk, failed.some(left))
+                failed = failed.some(~left)
+            over[failed.groups] = True
+            found.append(failed.reasons)
+        if found:
+            chunk.over = over
+            self.failed.setdefault(chunk.task, []).extend(found)
+        return found
 
     def new_failures(self) -> list[pa.Table]:
         """Return why roots failed since this was asked before, where failures are written."""

@@ -47,6 +47,7 @@ class SettleStage:
             for report in sorted(reports)
         ]
         rows += [(TRAILER_RECEIPTS, blob) for blob in inbox.receipts_of_others]
+        rows += inbox.results
         receiver = origin_of(SETTLE, attempt_at(SETTLE).partition)
         rows.append((TRAILER_RECEIPTS, inbox.receipts(receiver)))
         yield result_batch(rows + self._settle(inbox.ledger))

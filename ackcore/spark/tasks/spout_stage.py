@@ -130,7 +130,7 @@ class SpoutStage:
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
         _deliver(task, source, rows, bad)
         if task.failed_in_run is not None:
-            failures = task.ledger_rows.new_failures()
+            failures = task.failures_in(chunk)
             if failures:
                 task.failed_in_run.write(some, chunk.roots, failures)
         task.close(chunk)

@@ -93,9 +93,10 @@ class Task:
         self.chunks = Chunks()
         self.spilled: dict[str, RowFileWriter] = {}
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
-        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox)
         self.failed_in_run: FailedInRun | None = None
-        if spec.rules is not None:
+        writes = spec.rules is not None and attempt.level == 1
+        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=writes)
+        if spec.rules is not None and writes:
             self.failed_in_run = FailedInRun(
                 spec.directory, attempt.partition, spec.rules, spec.few_failures, spec.number
             )
@@ -117,6 +118,12 @@ class Task:
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
 
+    def failures_in(self, chunk: Chunk) -> list[pa.Table]:
+        """Return why records failed that this task may write; all of a chunk was handed on."""
+        if self.spec.layout.settles:
+            return self.ledger_rows.ended(chunk, self._bolts.open_groups)
+        return self.ledger_rows.new_failures()
+
     def finish(self) -> list[SinkFile]:
         """Flush the bolts, in the order of data; return the files that were written.
 
@@ -137,31 +144,37 @@ class Task:
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """End the output: with trailers, or with the results where nothing is settled."""
+        """End the output: with what is for the driver, and trailers where there is an exchange."""
         report |= {
             "partition": self.attempt.partition,
             "level": self.attempt.level,
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
+        written = None
+        if self.failed_in_run is not None:
+            written = self.failed_in_run.finish(self.ledger_rows.new_failures())
+        if written is not None:
+            report["failed"] = written
         alike = json.dumps(report, sort_keys=True).encode()
         # Depends on when a service was out, though this task's answers come from its journal.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
-        written = None
-        if self.failed_in_run is not None:
-            written = self.failed_in_run.finish(self.ledger_rows.new_failures())
-        if written is not None:
-            report["failed"] = written
         task_report = json.dumps(report, sort_keys=True).encode()
-        if self.spec.layout.settles:
-            self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)
-            yield from self.outbox.taken()
+        failed = self._settled(None if written is None else self.failed_in_run)
+        if not self.spec.layout.settles:
+            yield result_batch([(TASK_REPORT, task_report), *failed])
             return
-        rows = [(TASK_REPORT, task_report)]
-        in_run = None if written is None else self.failed_in_run
+        for kind, blob in failed:
+            self.outbox.send_result(self.attempt.partition % self.spec.dests, kind, blob)
+        self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)
+        yield from self.outbox.taken()
+
+    def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
+        """Return what the driver is told of the records that this task settled."""
+        rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
             # Of traced roots it is told why they failed.
             if in_run is not None and self.tracer is None:
@@ -170,7 +183,7 @@ class Task:
                 rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
         if in_run is not None:
             rows += [(PICKED, to_stream(table)) for table in in_run.found()]
-        yield result_batch(rows)
+        return rows
 
     def __enter__(self) -> Self:
         return self

@@ -20,11 +20,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
 from ackcore.arrow import offsets_of, take_rows
 from ackcore.topology.tuples import Identity
+
+Bools = npt.NDArray[np.bool_]
 
 #: The owner of a row that hangs from nothing.
 NONE = -1
@@ -153,6 +156,7 @@ class Chunk:
         "first",
         "groups",
         "offsets",
+        "over",
         "sent",
         "task",
     )
@@ -169,7 +173,10 @@ class Chunk:
         self.task = task
         self.groups = groups
         self.offsets = offsets
+        #: By way, how many rows each group has sent.
         self.sent: dict[str, Int64s] = {}
+        #: Which groups have failed, and are settled by this task; None if none of them are.
+        self.over: Bools | None = None
         #: Whether its ledger rows have left: what is sent from then on is acked by itself.
         self.closed = False
         self._load = load
@@ -224,7 +231,13 @@ class Chunk:
         return of, np.arange(len(of)) - np.repeat(before, sizes) + np.repeat(starts, sizes)
 
     def acks(self) -> tuple[Int64s, Int64s]:
-        """Return roots and ack vals: what each group came on, and all that it sent."""
+        """Return roots and ack vals: what each group came on, and all that it sent.
+
+        Only groups of one root each may be over.
+        """
+        if self.over is not None:
+            left = ~self.over
+            return self.roots[left], self.vals[left] ^ self.totals[left]
         if self.offsets is None:
             return self.roots, self.vals ^ self.totals
         of, places = self.entries_of(np.arange(self.groups))
@@ -237,6 +250,11 @@ class Chunks:
     def __init__(self) -> None:
         self._chunks: list[Chunk] = []
         self._next = 0
+
+    @property
+    def groups(self) -> int:
+        """How many groups have come in so far."""
+        return self._next
 
     def add(
         self,
