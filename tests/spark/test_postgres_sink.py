@@ -33,7 +33,7 @@ from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import postgres_session
+from ackcore.spark.sinks import postgres_rows, postgres_session
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -317,7 +317,7 @@ rows_of_words = st.lists(
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(rows_of_words, min_size=1, max_size=3), chunk=st.integers(1, 8))
 def test_upserts_are_those_of_a_dict(postgres, sink, tmp_path, monkeypatch, batches, chunk):
-    monkeypatch.setattr(postgres_session, "_CHUNK", chunk)
+    monkeypatch.setattr(postgres_rows, "_CHUNK", chunk)
     execute(postgres, "DROP TABLE IF EXISTS words, ackcore_batches", TABLE)
     one = sink(postgres, keys="word")
     expected = {}

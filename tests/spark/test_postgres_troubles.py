@@ -25,7 +25,7 @@ from test_postgres_sink import TABLE, execute, refused, topology, words
 from ackcore.spark import SinkError, SinkUnavailable, TooManyRefused, run_batch, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.interface import check_sink
-from ackcore.spark.sinks.postgres_session import PostgresSession
+from ackcore.spark.sinks.postgres_rows import PostgresRows
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -126,13 +126,13 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
 ):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     execute(postgres, TABLE)
-    taken, asked = PostgresSession._is_taken, []
+    taken, asked = PostgresRows._is_taken, []
 
     def counted(self, *of):
         asked.append(of)
         return taken(self, *of)
 
-    monkeypatch.setattr(PostgresSession, "_is_taken", counted)
+    monkeypatch.setattr(PostgresRows, "_is_taken", counted)
     one = sink(postgres, keys=keys, max_refused=20)
     bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]
     some = [("a", 1, None), *bad, ("c", 3, None)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import psycopg
@@ -13,6 +13,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.postgres_table import Ask, columns_of, quoted, unique_indexes
 from ackcore.spark.sinks.unavailable import unavailable
 
 _MARKER = """(
@@ -33,13 +34,6 @@ class Target(NamedTuple):
     table: str
     keys: tuple[str, ...]
     marker: str
-
-
-class Column(NamedTuple):
-    """A column of the table: whether it is an array, and whether it is always generated."""
-
-    is_array: bool
-    generated: bool
 
 
 def where(dsn: str) -> str:
@@ -120,11 +114,22 @@ def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
     return connection
 
 
+def asking(connection: psycopg.Connection[Any]) -> Ask:
+    """Return what asks a connection."""
+
+    def ask(query: str) -> str | None:
+        found = connection.execute(query).fetchone()
+        return None if found is None or found[0] is None else str(found[0])
+
+    return ask
+
+
 def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
     """Raise ValueError if the table is not there, lacks a column or the keys' index."""
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
-        columns = columns_of(connection, table)
+        ask, named = asking(connection), ".".join(map(quoted, table))
+        columns = columns_of(ask, named)
         with_columns(what, f"table {target.table}", schema.names, list(columns))
         for name in schema.names:
             if columns[name].generated:
@@ -132,11 +137,11 @@ def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
                     f"{what}: column {name!r} of table {target.table} is always generated; have "
                     "the bolt emit no such column"
                 )
-        if target.keys and not _indexes(connection, table, target.keys):
-            named = ", ".join(f'"{key}"' for key in target.keys)
+        if target.keys and not unique_indexes(ask, named, target.keys):
+            keys = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
                 f"{what}: keys must have a unique index, and table {target.table} has none on "
-                f"{named} alone; CREATE UNIQUE INDEX ON {target.table} ({named}) makes one"
+                f"{keys} alone; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
             )
 
 
@@ -186,42 +191,3 @@ def _find(connection: psycopg.Connection[Any], table: str) -> tuple[str, str] | 
 def marker_name(connection: psycopg.Connection[Any], schema: str, marker: str) -> str:
     """Return the name of the table of micro-batches, with its schema."""
     return marker if "." in marker else f"{sql.Identifier(schema).as_string(connection)}.{marker}"
-
-
-def columns_of(connection: psycopg.Connection[Any], table: tuple[str, str]) -> dict[str, Column]:
-    """Return the columns of a table, by their names."""
-    found = connection.execute(
-        "SELECT attname, typcategory = 'A', attgenerated <> '' OR attidentity = 'a'"
-        " FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid"
-        " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [sql.Identifier(*table).as_string(connection)],
-    )
-    return {name: Column(is_array, generated) for name, is_array, generated in found}
-
-
-def nulls_differ(
-    connection: psycopg.Connection[Any], table: tuple[str, str], keys: Sequence[str]
-) -> bool:
-    """Whether keys may be null, and one that is equals no other."""
-    indexes = _indexes(connection, table, keys)
-    return any(may_be and not equal for may_be, equal in indexes) and not any(
-        equal for _, equal in indexes
-    )
-
-
-def _indexes(
-    connection: psycopg.Connection[Any], table: tuple[str, str], keys: Sequence[str]
-) -> list[tuple[bool, bool]]:
-    """Return of each index that makes just these columns unique, for each row and at once, whether
-    they may be null, and whether nulls are equal there (NULLS NOT DISTINCT)."""
-    found = connection.execute(
-        # As JSON: PostgreSQL before 15 has no such column.
-        "SELECT array_agg(attname::text), bool_or(NOT attnotnull),"
-        " bool_or(coalesce(to_jsonb(pg_index) ->> 'indnullsnotdistinct', 'false')::bool)"
-        " FROM pg_index"
-        " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])"
-        " WHERE indrelid = to_regclass(%s) AND indisunique AND indimmediate AND indisvalid"
-        " AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
-        [sql.Identifier(*table).as_string(connection)],
-    )
-    return [(may_be, equal) for names, may_be, equal in found if set(names) == set(keys)]

@@ -1,0 +1,256 @@
+"""How the rows of a micro-batch get into a table of PostgreSQL, within a transaction that is open.
+
+Without keys they are copied into the table itself; with keys into a temporary one, from which one
+statement merges them in the order of the keys.  Whatever refuses a row refuses the whole statement:
+it is repeated, within savepoints, by halves of halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.sinks.copy_format import as_csv
+from ackcore.spark.sinks.interface import Accepted, read_accepted, read_with_places
+from ackcore.spark.sinks.postgres_table import nulls_differ, quoted
+from ackcore.spark.sinks.rejects import RefusalCount
+
+#: Rows that are sent, and halved, at a time.
+_CHUNK = 1 << 16
+
+_STAGE = 'pg_temp."ackcore_stage"'
+_ROW = '"_ackcore_row"'
+
+#: What a row, and not the table or the server, is at fault for: an integrity constraint, a value
+#: that does not fit, a view's check, a value that is too large for an index.
+_REFUSALS = ("22", "23", "44")
+_REFUSED = {"54000"}
+#: What a trigger raises may be about a row or about none: of which it is, others tell that go in.
+_RAISED = "P0001"
+#: Rows in a row that a trigger raises over, behind which none is looked at if none went in.
+_HOPELESS = 64
+#: Of class 22, but about the form in which we sent the row.
+_OURS = {"22P04"}
+_NOT_NULL = "23502"
+
+E = TypeVar("E", bound=Exception)
+#: Numbers of rows, from 0, and the rows.
+Chunks = Iterator[tuple[int, pa.RecordBatch]]
+
+
+class Session(Protocol[E]):
+    """A connection whose transaction is open: psycopg's, or JDBC's."""
+
+    #: What the server raises.
+    error: type[E]
+
+    def run(self, statement: str) -> object:
+        """Run a statement."""
+
+    def ask(self, query: str) -> str | None:
+        """Run a query, and return the one value that it has, as text."""
+
+    def copy(self, statement: str, chunks: Iterator[Any]) -> None:
+        """Run a COPY, with buffers of what it reads."""
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """Undo all that its body has done if that raises."""
+
+    def about(self, error: E) -> tuple[str, str | None]:
+        """Return an error's SQLSTATE, and the column that it names, if one."""
+
+
+class Into(NamedTuple):
+    """What rows are written into.
+
+    Attributes
+    ----------
+    table : str
+        The table's name, as SQL has it.
+    names : sequence of str
+        Its columns, in the order of the stream's.
+    keys : sequence of str
+        Those of them that are keys.
+    arrays : list of bool
+        Of each column, whether a list becomes an array; JSON if not.
+    """
+
+    table: str
+    names: Sequence[str]
+    keys: Sequence[str]
+    arrays: list[bool]
+
+
+class PostgresRows(Generic[E]):
+    """The writing of one micro-batch's rows.
+
+    Parameters
+    ----------
+    session : Session
+        The connection.
+    into : Into
+        The table.
+    chunks : callable
+        Yields the rows, as `numbered` does; called again where some are refused.
+    count : RefusalCount
+        Counts these.
+    """
+
+    def __init__(
+        self, session: Session[E], into: Into, chunks: Callable[[], Chunks], count: RefusalCount
+    ) -> None:
+        self._session, self._into, self._chunks, self._count = session, into, chunks, count
+        self._named = ", ".join(map(quoted, into.names))
+        #: Whether any of the rows has gone in by itself or with others.
+        self._any_taken = False
+
+    def write(self) -> dict[int, E]:
+        """Write the rows; return the errors of those that are refused, by their numbers."""
+        refused = self._write_and_bisect()
+        raised = [error for error in refused.values() if self._state(error) == _RAISED]
+        if raised and len(refused) > 1 and not self._any_taken:
+            raise raised[0]  # a trigger of the whole table, perhaps: no row is at fault
+        return refused
+
+    def _state(self, error: E) -> str:
+        return self._session.about(error)[0]
+
+    def _write_and_bisect(self) -> dict[int, E]:
+        # A deferred constraint would refuse the whole micro-batch, and at its end.
+        self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
+        if not self._into.keys:
+            copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
+            return self._copy_all(copy, numbered=False)[0]
+        self._session.run(
+            f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
+            f" NULL::bigint AS {_ROW} FROM {self._into.table} WITH NO DATA"
+        )
+        copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
+        refused, rows = self._copy_all(copy, numbered=True)
+        return {**refused, **self._merge_all(rows)}
+
+    def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, E], int]:
+        """Copy the rows; return the numbers of those refused, and how many there were in all."""
+        rows = 0
+
+        def texts(chunks: Chunks) -> Iterator[Any]:
+            nonlocal rows
+            for first, chunk in chunks:
+                yield as_csv(chunk, self._into.arrays, first if numbered else None)
+                rows = first + len(chunk)
+
+        def send(chunks: Chunks) -> None:
+            self._session.copy(copy, texts(chunks))
+
+        if self._is_taken(lambda: send(self._chunks())) is None:
+            return {}, rows
+        refused: dict[int, E] = {}
+        for first, chunk in self._chunks():
+
+            def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
+                send(iter([(start, chunk.slice(start - first, stop - start))]))
+
+            refused.update(self._bisect(first, first + len(chunk), write))
+            rows = first + len(chunk)
+        return refused, rows
+
+    def _merge_all(self, rows: int) -> dict[int, E]:
+        into, session = self._into, self._session
+        keys = ", ".join(map(quoted, into.keys))
+        unlike = ""
+        if nulls_differ(session.ask, into.table, into.keys):
+            some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
+            unlike = f", CASE WHEN {some} THEN {_ROW} END"
+        others = [quoted(name) for name in into.names if name not in into.keys]
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+        head = (
+            f"INSERT INTO {into.table} ({self._named}) SELECT DISTINCT ON ({keys}{unlike})"
+            f" {self._named} FROM {_STAGE} WHERE {_ROW} BETWEEN "
+        )
+        tail = (
+            f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
+            f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
+        )
+
+        def write(start: int, stop: int) -> None:
+            session.run(f"{head}{start} AND {stop - 1}{tail}")
+
+        # Room to sort in; a user's own setting that is larger stays.
+        session.ask(
+            "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
+            "current_setting('work_mem')) < 64 * 1024 * 1024"
+        )
+        if self._is_taken(lambda: write(0, rows)) is None:
+            return {}
+        session.run(f"CREATE INDEX ON {_STAGE} ({_ROW})")
+        session.run(f"ANALYZE {_STAGE}")
+        return dict(self._bisect(0, rows, write))
+
+    def _is_taken(self, write: Callable[[], None]) -> E | None:
+        """Write within a savepoint; return the error if a row was refused, None if all went in."""
+        try:
+            with self._session.savepoint():
+                write()
+        except self._session.error as error:
+            if not self._is_refusal(error):
+                raise
+            return error
+        return None
+
+    def _is_refusal(self, error: E) -> bool:
+        state, column = self._session.about(error)
+        if state == _NOT_NULL and column not in self._into.names:
+            return False  # a column that the stream does not have: no row is at fault
+        if state == _RAISED or state in _REFUSED:
+            return True
+        return state.startswith(_REFUSALS) and state not in _OURS
+
+    def _bisect(
+        self, start: int, stop: int, write: Callable[[int, int], None]
+    ) -> Iterator[tuple[int, E]]:
+        """Write rows by halves, in their order; yield those that are refused by themselves."""
+        pending = [(start, stop)]
+        raised = 0
+        while pending:
+            start, stop = pending.pop()
+            error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
+            if error is None:
+                self._any_taken = True
+                continue
+            if stop - start == 1:
+                raised += self._state(error) == _RAISED
+                if raised >= _HOPELESS and not self._any_taken:
+                    raise error
+                self._count.add(error)
+                yield start, error
+            else:
+                middle = (start + stop) // 2
+                pending += [(middle, stop), (start, middle)]
+
+
+def numbered(accepted: Accepted) -> Chunks:
+    """Yield the rows, and with each batch the number of its first one."""
+    first = 0
+    for file in accepted.files:
+        for rows in read_accepted(file, accepted.nonacked):
+            for at in range(0, len(rows), _CHUNK):
+                chunk = rows.slice(at, _CHUNK)
+                yield first, chunk
+                first += len(chunk)
+
+
+def placed(accepted: Accepted, refused: dict[int, E]) -> Iterator[tuple[int, int, E]]:
+    """Yield of refused rows, given by their numbers, file, place and error."""
+    numbers: Int64s = np.array(sorted(refused), np.int64)
+    first = 0
+    for file, about in enumerate(accepted.files if refused else ()):
+        for rows, places in read_with_places(about, accepted.nonacked):
+            start, stop = np.searchsorted(numbers, [first, first + len(rows)])
+            for row in numbers[start:stop].tolist():
+                yield file, int(places[row - first]), refused[row]
+            first += len(rows)

@@ -1,0 +1,110 @@
+"""What a table of PostgreSQL has: asked by statements that psycopg and JDBC's driver take alike.
+
+None has a value apart: both would look for the places of such in names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeAlias
+
+#: Runs a query, and returns the one value that it has, as text.
+Ask: TypeAlias = Callable[[str], str | None]
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes
+    ----------
+    kind : str
+        Its type's name; of a domain, the name of what it is made of.
+    is_array : bool
+        Whether it is an array.
+    generated : bool
+        Whether it is always generated.
+    needed : bool
+        Whether a row must have a value for it.
+    """
+
+    kind: str
+    is_array: bool
+    generated: bool
+    needed: bool
+
+
+def quoted(name: str) -> str:
+    """Return a name as an identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal."""
+    escaped = text.replace("'", "''").replace("\\", "\\\\")
+    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
+
+
+def columns_of(ask: Ask, table: str) -> dict[str, Column]:
+    """Return the columns of a table, which is named as SQL has it, by their names."""
+    found = _lists(
+        ask,
+        "attname, coalesce(base.typname, own.typname), own.typcategory = 'A',"
+        " attgenerated <> '' OR attidentity = 'a',"
+        " attnotnull AND NOT atthasdef AND attidentity = ''",
+        "FROM pg_attribute JOIN pg_type AS own ON own.oid = atttypid"
+        " LEFT JOIN pg_type AS base ON base.oid = own.typbasetype"
+        f" WHERE attrelid = to_regclass({literal(table)}) AND attnum > 0 AND NOT attisdropped"
+        " ORDER BY attnum",
+    )
+    return {name: Column(*about) for name, *about in found}
+
+
+def nulls_differ(ask: Ask, table: str, keys: Sequence[str]) -> bool:
+    """Whether keys may be null, and one that is equals no other."""
+    found = unique_indexes(ask, table, keys)
+    return any(may_be and not equal for may_be, equal in found) and not any(
+        equal for _, equal in found
+    )
+
+
+def unique_indexes(ask: Ask, table: str, keys: Sequence[str]) -> list[tuple[bool, bool]]:
+    """Return of each index that makes just these columns unique, for each row and at once, whether
+    they may be null, and whether nulls are equal there (NULLS NOT DISTINCT)."""
+    found = _lists(
+        ask,
+        # As JSON: PostgreSQL before 15 has no such column.
+        "array_agg(attname::text), bool_or(NOT attnotnull),"
+        " bool_or(coalesce(to_jsonb(pg_index) ->> 'indnullsnotdistinct', 'false')::bool)",
+        "FROM pg_index"
+        " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])"
+        f" WHERE indrelid = to_regclass({literal(table)}) AND indisunique AND indimmediate"
+        " AND indisvalid AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
+    )
+    return [(may_be, equal) for names, may_be, equal in found if set(names) == set(keys)]
+
+
+def _lists(ask: Ask, columns: str, rest: str) -> list[list[Any]]:
+    """Return the rows of a query."""
+    found = ask(
+        "SELECT coalesce(json_agg(one), '[]')::text"
+        f" FROM (SELECT json_build_array({columns}) AS one {rest}) AS found"
+    )
+    rows: list[list[Any]] = json.loads(found or "[]")
+    return rows
+
+
+def session_name(deployment: str, sink: str) -> str:
+    """Return the name that the connection of a sink of a checkpoint has in the server."""
+    said = blake2b(sink.encode(), digest_size=8).hexdigest() if len(sink) > 32 else sink
+    return f"ackcore-{deployment}-{said}"[:63]
+
+
+def end_others(name: str) -> str:
+    """Return the query that ends the other connections of a name, which may hold locks."""
+    return (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name ="
+        f" {literal(name)} AND usename = current_user AND datname = current_database()"
+        " AND pid <> pg_backend_pid()"
+    )
