@@ -5,7 +5,8 @@ primary key; the rows lie in eight files, as a micro-batch leaves them. Both sid
 CSV, made of Arrow by the same function, in one transaction; wall time, since most of it passes in
 the server. The table is made anew for each turn, so that a bare COPY, which cannot replace rows,
 can run at all; what it costs to replace every row stands beside it, without a bound. `to_jdbc` has
-the same table by PostgreSQL's JDBC driver, which comes through Maven, and two tasks.
+the same table by PostgreSQL's JDBC driver, which comes through Maven, whose COPY reads the same CSV
+from a pipe.
 """
 
 from __future__ import annotations
@@ -132,11 +133,10 @@ def jdbc_spark():
 def bench_to_jdbc_against_a_bare_copy(
     dsn, jdbc_spark, accepted, rows, quick, interleaved, report_ratio
 ):
-    """The same by JDBC: tasks fill a staging table, from which statements move the rows on."""
+    """The same by JDBC: this process makes the CSV, the JVM sends it."""
     about = dict(part.split("=", 1) for part in dsn.split())
     url = f"jdbc:postgresql://127.0.0.1:{about['port']}/{about['dbname']}"
-    url += "?reWriteBatchedInserts=true"
-    properties = {"user": about["user"], "driver": "org.postgresql.Driver", "batchsize": "10000"}
+    properties = {"user": about["user"], "driver": "org.postgresql.Driver"}
     upsert = to_jdbc(url, "rows", keys="id", properties=properties)
     append = to_jdbc(url, "rows", properties=properties)
     here = replace(accepted, spark=jdbc_spark)

@@ -1,20 +1,16 @@
 """A table of a JDBC database as a sink: rows of ACKED records, each micro-batch once.
 
-On Derby, which comes with Spark, and on a real PostgreSQL, whose driver comes through Maven.
+On Derby, which comes with Spark; what it is on PostgreSQL is in test_jdbc_postgres.py.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import signal
-import socket
-import socketserver
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +20,6 @@ from accepted_rows import WORDS, accepted, row_file, two_files
 from pyspark import cloudpickle
 from small_disk import SmallDisk
 
-from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import (
     SinkError,
     SinkRejects,
@@ -305,7 +300,7 @@ def taken_over_while(database, files, monkeypatch, step):
         return method(self, *of)
 
     monkeypatch.setattr(jdbc_transaction.JdbcTransaction, step, take_over)
-    with pytest.raises((CheckpointInUse, JdbcError)):
+    with pytest.raises((CheckpointInUse, JdbcError, SinkUnavailable)):
         first.write_accepted(database.accepted(files))
     first.write_accepted(database.accepted(files))
     assert database.rows() == [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
@@ -464,12 +459,12 @@ def topology(spark, sink):
 STEPS = ["in-transaction", "in-sink", "acted"]
 
 
-def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, monkeypatch):
-    spark = derby.session
-    derby.execute("CREATE TABLE words (word VARCHAR(5) CHECK (word <> 'x'))")
+def written_once_wherever_the_driver_fails(database, checkpoint, monkeypatch):
+    spark = database.session
+    database.execute("CREATE TABLE words (word VARCHAR(5) CHECK (word <> 'x'))")
 
     def sink():
-        return to_jdbc(derby.url, "words", properties=derby.properties)
+        return to_jdbc(database.url, "words", properties=database.properties)
 
     for step in STEPS:
         monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
@@ -477,87 +472,12 @@ def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, m
             run_batch(topology(spark, sink()), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
     run_batch(topology(spark, sink()), spark, checkpoint, max_dead=None)
-    assert derby.rows("word") == [("a",), ("a",), ("b",)]
-    assert not derby.has_staging()
+    assert database.rows("word") == [("a",), ("a",), ("b",)]
+    assert not database.has_staging()
     assert dead_letters(checkpoint, spark).count() == 2
     for file in Path(checkpoint).rglob("*"):
         assert not file.is_file() or b"hunter2" not in file.read_bytes()
 
 
-# -- on PostgreSQL ---------------------------------------------------------------------------------
-
-
-def jars_of_postgres():
-    """Return Spark's setting of the driver's jars, or skip the test."""
-    pytest.importorskip("confluent_kafka")  # by what downloads jars
-    broker = importlib.import_module("broker")
-    pom = Path(__file__).parent / "jdbc-pom.xml"
-    try:
-        found = broker.downloaded(pom, pom.parents[2] / "build" / "jdbc", "PostgreSQL's driver")
-    except broker.Unavailable as error:
-        pytest.skip(str(error))
-    return ",".join(map(str, found.glob("*.jar")))
-
-
-@pytest.fixture(scope="module")
-def postgres_spark(live_spark):
-    """A session of its own, with the driver: the one of the other tests makes room for it."""
-    conf = {"spark.jars": jars_of_postgres()}
-    live_spark.close()
-    with spark_session("local[2,4]", conf) as (session, _):
-        yield session
-
-
-@pytest.fixture
-def on_postgres(postgres, postgres_server, postgres_spark):
-    """By TCP, which is all that the driver speaks: it goes through a socket of ours to the file."""
-    psycopg = pytest.importorskip("psycopg")
-    about = psycopg.conninfo.conninfo_to_dict(postgres)
-    with forwarded(f"{about['host']}/.s.PGSQL.{about.get('port', 5432)}") as port:
-        url = f"jdbc:postgresql://127.0.0.1:{port}/{about['dbname']}"
-        about = {"user": about["user"], "driver": "org.postgresql.Driver"}
-        yield Database(postgres_spark, url, password="hunter2", **about)
-
-
-@contextmanager
-def forwarded(path):
-    """Yield a port of this host behind which a socket in the file system answers."""
-
-    class Forward(socketserver.BaseRequestHandler):
-        def handle(self):
-            with socket.socket(socket.AF_UNIX) as to:
-                to.connect(path)
-                back = threading.Thread(target=pump, args=(to, self.request))
-                back.start()
-                pump(self.request, to)
-                back.join()
-
-    def pump(one, other):
-        with suppress(OSError):
-            while data := one.recv(1 << 16):
-                other.sendall(data)
-        with suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_postgres_holds_a_micro_batch_once(on_postgres, files, keys):
-    written_once(on_postgres, files, keys)
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_postgres_refuses_rows_one_by_one(on_postgres, tmp_path, keys):
-    refused_one_by_one(on_postgres, tmp_path, keys)
-
-
-@pytest.mark.parametrize("step", ["_fill", "_move"])
-def test_postgres_is_taken_over(on_postgres, files, monkeypatch, step):
-    taken_over_while(on_postgres, files, monkeypatch, step)
+def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, monkeypatch):
+    written_once_wherever_the_driver_fails(derby, checkpoint, monkeypatch)

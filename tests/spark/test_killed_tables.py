@@ -9,8 +9,8 @@ import signal
 from contextlib import ExitStack, suppress
 
 import pytest
+from jdbc_postgres import forwarded, jars_of_postgres
 from killed_tables import BATCHES, drive
-from test_jdbc_sink import forwarded, jars_of_postgres
 from test_killed_sinks import DEAD, KEPT, STEPS
 
 QUICK = ["decided", "in-transaction", "in-sink"]

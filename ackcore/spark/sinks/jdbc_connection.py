@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.versions import Py4JJavaError, active_context
+from ackcore.spark.base.versions import Py4JError, Py4JJavaError, active_context
 
 T = TypeVar("T")
 
@@ -41,13 +41,16 @@ class JdbcError(RuntimeError):
     ----------
     sqlstate : str
         The class of the error and what it is, as SQL has it; "" if it is not known.
+    column : str or None
+        The column that it is about, if PostgreSQL's driver says so.
     connecting : bool
         Whether there was no connection yet.
     """
 
-    def __init__(self, message: str, sqlstate: str = "") -> None:
+    def __init__(self, message: str, sqlstate: str = "", column: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+        self.column = column
         self.connecting = False
 
 
@@ -98,13 +101,14 @@ class Server:
             return call()
         except (Py4JJavaError, PySparkException) as error:
             java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
-            state, text = "", one_line(error)
+            state, text, column = "", one_line(error), None
             # Not all of Java's errors are SQL's.
             with contextlib.suppress(Exception):
                 state, text = java.getSQLState() or "", java.getMessage() or text
+                column = java.getServerErrorMessage().getColumn()
             text = " ".join(self.redacted(text).split())[:_LONGEST]
         # Outside of the handler: Java's own error, with its secrets, must not be its context.
-        raise JdbcError(f"{self.shown()}: {text}", state)
+        raise JdbcError(f"{self.shown()}: {text}", state, column)
 
 
 class JdbcConnection:
@@ -204,6 +208,21 @@ class JdbcConnection:
 
         return self._run(f"SELECT * FROM {table} WHERE 1 = 0", (), read)
 
+    def unwrapped(self, interface: str) -> Any:
+        """Return the driver's own connection if it has an interface of the driver's, or None."""
+        try:
+            loader = self._connection.getClass().getClassLoader()
+            kind = self._jvm.java.lang.Class.forName(interface, True, loader)
+            if not self._connection.isWrapperFor(kind):
+                return None
+            return self._connection.unwrap(kind)
+        except Py4JError:  # there is no such class
+            return None
+
+    def opened(self, path: str) -> Any:
+        """Return a file as a stream of the JVM's."""
+        return self.server.told(lambda: self._jvm.java.io.FileInputStream(path))
+
     def fill(self, table: str, rows: DataFrame) -> None:
         """Have Spark's writer insert rows, whose columns are the table's; tasks commit."""
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
@@ -226,13 +245,21 @@ class JdbcConnection:
 
         return self._run(sql, values, read)
 
-    def _run(self, sql: str, values: Sequence[str | int], use: Callable[[Any], T]) -> T:
-        options = {name.lower(): value for name, value in self.server.properties.items()}
+    def ask(self, sql: str) -> str | None:
+        """Return the first value of a query's first row as text."""
+        found = self.row(sql)
+        return None if found is None else found[0]
 
+    def query_timeout(self) -> int:
+        """Return after how many seconds a statement is given up, 0 if never."""
+        options = {name.lower(): value for name, value in self.server.properties.items()}
+        return int(options.get("querytimeout", 0))
+
+    def _run(self, sql: str, values: Sequence[str | int], use: Callable[[Any], T]) -> T:
         def run() -> T:
             statement = self._connection.prepareStatement(sql)
             try:
-                statement.setQueryTimeout(int(options.get("querytimeout", 0)))
+                statement.setQueryTimeout(self.query_timeout())
                 for i, value in enumerate(values, 1):
                     if isinstance(value, int):
                         statement.setLong(i, value)
@@ -248,6 +275,10 @@ class JdbcConnection:
     def save(self) -> Any:
         """Return a savepoint."""
         return self.server.told(self._connection.setSavepoint)
+
+    def release(self, saved: Any) -> None:
+        """Forget a savepoint."""
+        self.server.told(lambda: self._connection.releaseSavepoint(saved))
 
     def commit(self) -> None:
         """Commit."""

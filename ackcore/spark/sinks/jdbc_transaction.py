@@ -1,5 +1,8 @@
 """How a micro-batch gets into a table of a JDBC database.
 
+Into PostgreSQL by COPY, all in one transaction, which begins with the lock of the sink's row in the
+table of micro-batches: `jdbc_copy` says where.  Else by what all databases have:
+
 1. The sink's row in the table of micro-batches is locked, and given the name of a staging table
    that nobody has used; the one named before is dropped.
 2. Tasks fill the staging table, each row with its number, which is unique there: a task that is run
@@ -23,11 +26,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.columns import with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
+from ackcore.spark.sinks.jdbc_copy import JdbcCopy
+from ackcore.spark.sinks.postgres_rows import Chunks, Into, PostgresRows, numbered, placed
+from ackcore.spark.sinks.postgres_table import session_name
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 
 _log = logging.getLogger("ackcore")
@@ -105,16 +113,11 @@ class JdbcTransaction:
 
     def write(self) -> None:
         """Write the micro-batch, or find that it is written."""
-        if self._begin():
-            return
-        try:
-            wanted = self._fill()
-            self._move(wanted)
-        finally:
-            self._drop_own()
-
-    def _begin(self) -> bool:
-        """Name the staging table; return whether the micro-batch is written already."""
+        copy = JdbcCopy.of(self._connection)
+        if copy is not None:
+            # Who has the lock is not waited for: it may be cut off, or stand still.
+            check_fence()
+            copy.take_over(session_name(self._accepted.deployment, self._accepted.sink))
         last, content, before = self._locked()
         # What passes here was the checkpoint's own with the lock in its hands.
         check_fence()
@@ -122,12 +125,67 @@ class JdbcTransaction:
             if (last, content) != (self._accepted.batch_id, self._content):
                 raise self._foreign(last)
             self._connection.rollback()
-            return True
+            return
+        own = self._find_columns()
+        if copy is not None and self._copy(copy, own, before):
+            return
+        self._begin(before)
+        try:
+            wanted = self._fill(own)
+            self._move(wanted)
+        finally:
+            self._drop_own()
+
+    def _find_columns(self) -> dict[str, str]:
+        """Return the table's name for each of the stream's columns."""
+        columns = self._connection.columns(self._names.table)
+        what = f"sink {self._accepted.sink!r}"
+        own = find_columns(what, self._names.table, self._accepted.schema().names, list(columns))
+        self._others = {
+            name: needed for name, needed in columns.items() if name not in own.values()
+        }
+        return own
+
+    def _copy(self, copy: JdbcCopy, own: dict[str, str], before: str | None) -> bool:
+        """Write and commit; return whether the table allows for that, and nothing is done if not.
+
+        The lock is held.
+        """
+        accepted, table, names = self._accepted, self._names.table, list(own.values())
+        keys = [own[key] for key in self._keys]
+        types = to_arrow_schema(from_arrow_schema(accepted.schema()))
+        if not copy.suits(table, names, keys, types):
+            return False
+        if before is not None:
+            copy.run(f"DROP TABLE IF EXISTS {self._names.schema}{self._connection.quoted(before)}")
+
+        def chunks() -> Chunks:
+            for first, rows in numbered(accepted):
+                yield first, as_spark_types(rows, types)
+
+        into = Into(table, names, keys, [False] * len(names))
+        refused = PostgresRows(copy, into, chunks, self._count).write()
+        if refused:
+            self._connection.rollback()
+            files, places, why = zip(*placed(accepted, refused), strict=True)
+            raise SinkRejects.at(files, places, why)
+        self._commit("staging = NULL")
+        return True
+
+    def _commit(self, *more: str) -> None:
+        """Write the micro-batch's number, and commit."""
+        number = self._accepted.batch_id
+        sets = ", ".join(["batch_id = ?", "content = ?", *more])
+        self._mark(sets, number, self._content)
+        failpoint("in-transaction", number)
+        self._connection.commit()
+
+    def _begin(self, before: str | None) -> None:
+        """Name the staging table, and drop the one that was named before."""
         self._mark("staging = ?", self._bare)
         self._connection.commit()
         if before is not None:
             self._drop(self._names.schema + self._connection.quoted(before))
-        return False
 
     def _locked(self) -> tuple[int, str, str | None]:
         self._mark("sink = sink")
@@ -150,19 +208,12 @@ class JdbcTransaction:
             *self._of,
         )
 
-    def _fill(self) -> dict[str, str]:
+    def _fill(self, own: dict[str, str]) -> dict[str, str]:
         """Fill the staging table; return the table's name, quoted, for each of the stream's."""
-        connection, names = self._connection, self._accepted.schema().names
-        what = f"sink {self._accepted.sink!r}"
-        columns = connection.columns(self._names.table)
-        own = find_columns(what, self._names.table, names, list(columns))
-        self._others = {
-            name: needed for name, needed in columns.items() if name not in own.values()
-        }
-        wanted = {name: connection.quoted(column) for name, column in own.items()}
+        wanted = {name: self._connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
-        connection.fill(self._staging, rows)
+        self._connection.fill(self._staging, rows)
         return wanted
 
     def _make_staging(self, columns: list[str]) -> None:
@@ -185,7 +236,7 @@ class JdbcTransaction:
 
     def _move(self, wanted: dict[str, str]) -> None:
         """Move rows from the staging table on, and commit."""
-        connection, number = self._connection, self._accepted.batch_id
+        number = self._accepted.batch_id
         keys = [wanted[key] for key in self._keys]
         if keys:
             self._index(keys)
@@ -200,9 +251,7 @@ class JdbcTransaction:
         found = self._bounds(-1, 1 << 62)
         if found is not None:
             self._move_all(wanted, keys, *found)
-        self._mark("batch_id = ?, content = ?", number, self._content)
-        failpoint("in-transaction", number)
-        connection.commit()
+        self._commit()
 
     def _index(self, keys: Sequence[str]) -> None:
         row = self._connection.quoted(_ROW)
