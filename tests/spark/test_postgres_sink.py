@@ -387,8 +387,9 @@ def test_two_sinks_and_two_checkpoints_have_numbers_of_their_own(postgres, sink,
     assert len(execute(postgres, "SELECT * FROM words")) == 12
 
 
+@pytest.mark.parametrize("name", ["count", "zähle"])
 def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
-    postgres, sink, files, monkeypatch
+    postgres, sink, files, monkeypatch, name
 ):
     """Its host stands still with its locks; who takes over ends its connection."""
     execute(postgres, TABLE)
@@ -403,14 +404,14 @@ def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
     def take_over(*point):
         if not taken:
             taken.append(point)
-            Context().run(second.write_accepted, accepted(files))
+            Context().run(second.write_accepted, accepted(files, sink=name))
 
     monkeypatch.setattr(postgres_session, "failpoint", take_over)
     with fenced(fence), pytest.raises(SinkUnavailable, match="terminating connection"):
-        first.write_accepted(accepted(files))
+        first.write_accepted(accepted(files, sink=name))
     assert taken == [("in-transaction", 0)]
     with fenced(fence), pytest.raises(CheckpointInUse):
-        first.write_accepted(accepted(files))
+        first.write_accepted(accepted(files, sink=name))
     assert words(postgres) == {"a": 5, "c": 3, "d": 4}
 
 

@@ -97,7 +97,9 @@ def _lists(ask: Ask, columns: str, rest: str) -> list[list[Any]]:
 
 def session_name(deployment: str, sink: str) -> str:
     """Return the name that the connection of a sink of a checkpoint has in the server."""
-    said = blake2b(sink.encode(), digest_size=8).hexdigest() if len(sink) > 32 else sink
+    # PostgreSQL cuts long ones, and has a question mark for each character that is not ASCII's.
+    plain = len(sink) <= 32 and sink.isascii() and sink.isprintable()
+    said = sink if plain else blake2b(sink.encode(), digest_size=8).hexdigest()
     return f"ackcore-{deployment}-{said}"[:63]
 
 
