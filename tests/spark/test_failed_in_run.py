@@ -20,6 +20,7 @@ from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.protocol.decide import propagate_failures
 from ackcore.spark.protocol.payloads import payloads_of
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.types import WrittenFailures
@@ -27,11 +28,11 @@ from ackcore.spark.tasks import failed_in_run, failed_writer
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.retry_stage import RetryStage, Slice
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile, RowFileWriter
 from ackcore.spark.tasks.source_records import pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.testing import Source
-from ackcore.topology import Bolt, Reject, Retry, TopologyBuilder
+from ackcore.topology import Bolt, Reject, Retry, TopologyBuilder, Unavailable
 
 RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12)
 
@@ -54,6 +55,26 @@ class FailsTwice(Bolt):
     def execute(self, tuple):
         self.collector.emit((tuple["record"], tuple["value"]), anchors=tuple)
         self.collector.fail(tuple, "first")
+
+
+class FailsTheFirst(Bolt):
+    """Emits a row for each two tuples, hung from both, and fails the first of them."""
+
+    outputs = ROWS
+
+    def __init__(self, error):
+        self.error = error
+
+    def prepare(self, context):
+        self.open = []
+
+    def execute(self, tuple):
+        self.open.append(tuple)
+        if len(self.open) == 2:
+            self.collector.emit((tuple["record"], tuple["value"]), anchors=self.open)
+            self.collector.fail(self.open[0], self.error)
+            self.collector.ack(tuple)
+            self.open.clear()
 
 
 class FailsLater(Bolt):
@@ -294,6 +315,28 @@ def test_what_fails_beside_what_is_written_is_read_again(simulate):
     assert roots == failed["root_id"].to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("error", "counts"), [(ValueError("no"), True), (Unavailable("away"), False)]
+)
+def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
+    simulate, error, counts
+):
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("pairs", FailsTheFirst(error)).local_or_shuffle("spout")
+    builder.sink("pairs", lambda frame, number: None)
+    simulation = simulate(builder.build())
+    done = simulation.rest(simulation.first([0] * 8), np.random.default_rng(0))
+    assert not len(done.failed)
+    written = set(done.written.root_ids().tolist())
+    found = propagate_failures(
+        done.failed, done.files, simulation.directory, ["spout"], done.written
+    )
+    assert len(found) == len(written) == 4
+    assert written.isdisjoint(found["root_id"].to_pylist())
+    assert ReasonTexts.of_column(found["reason"]).counts().tolist() == [counts] * 4
+
+
 @pytest.mark.parametrize(("few", "tasks"), [(14, 2), (15, 0)])
 def test_of_few_a_task_writes_none(simulate, few, tasks):
     simulation = simulate(once({"asks": Asks(1, 1)}), few=few)
@@ -369,9 +412,9 @@ def failures(*roots):
 
 
 def of_tasks(*roots):
-    found = pa.table(
-        {ROOT_ID: pa.array(roots, pa.int64()), PLACE: pa.nulls(len(roots), pa.int64())}
-    )
+    n = len(roots)
+    columns = [pa.array(roots, pa.int64()), pa.nulls(n, pa.int64()), pa.array([True] * n)]
+    found = pa.table(dict(zip((ROOT_ID, PLACE, COUNTS), columns, strict=True)))
     return WrittenFailures(Path("failed"), (), {"s": found}, {}, 0)
 
 

@@ -22,7 +22,7 @@ from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket, open_store
 from ackcore.spark.tasks.failed_writer import FailedFile
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 
 RECORDS = ["manifest", "refused-0", "refused"]
 
@@ -140,7 +140,9 @@ def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
 def test_what_a_task_told_of_a_file_goes_along_with_it():
     waits = FailedFile("lines", False, "waiting-lines.0.arrow", 5, 321, 1000, 0)
     dies = FailedFile("lines", True, "dead-lines.0.parquet", 4, 123, 0, 0)
-    found = pa.table({ROOT_ID: pa.array(range(9), pa.int64()), PLACE: pa.nulls(9)})
+    found = pa.table(
+        {ROOT_ID: pa.array(range(9), pa.int64()), PLACE: pa.nulls(9), COUNTS: [True] * 9}
+    )
     failures = WrittenFailures("work", (waits, dies), {"lines": found}, {}, 0)
     lost = decide_module._written(failures)["lines"]
     (waiting,), (dead,) = lost.waits, lost.dies

@@ -144,8 +144,10 @@ def propagate_failures(
         "a row for a sink hangs from this record and from one that failed",
     )
     # An attempt only if that of one of those that it shares rows with was.
-    counted = ReasonTexts.of_column(failed["reason"]).counts()
-    counts = np.isin(entailed, spread(np.unique(start[counted])))
+    counted = failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]
+    if written is not None:
+        counted = np.concatenate([counted, written.root_ids(counting=True)])
+    counts = np.isin(entailed, spread(distinct(counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
     owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
     added = pa.table(

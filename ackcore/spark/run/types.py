@@ -22,7 +22,7 @@ from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedFile
 from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile
 from ackcore.topology.tuples import Raised
 
 
@@ -213,8 +213,8 @@ class WrittenFailures:
     files : tuple of FailedFile
         What waits, and what is dead.
     found : mapping from str to pyarrow.Table
-        By spout: their roots, and their places among those due, null for new records, and of type
-        null where all are new.
+        By spout: their roots, their places among those due, null for new records, and of type
+        null where all are new, and whether their reasons count.
     replayed : mapping from str to int
         How many of them are dead letters that were sent again.
     uncounted : int
@@ -247,9 +247,12 @@ class WrittenFailures:
             sum(report["uncounted"] for report in reports),
         )
 
-    def root_ids(self) -> Int64s:
-        """Return the roots whose records are in files."""
-        roots = [rows[ROOT_ID].to_numpy() for rows in self.found.values()]
+    def root_ids(self, *, counting: bool = False) -> Int64s:
+        """Return the roots whose records are in files; or those whose reasons count."""
+        tables = list(self.found.values())
+        if counting:
+            tables = [rows.filter(rows[COUNTS]) for rows in tables]
+        roots = [rows[ROOT_ID].to_numpy() for rows in tables]
         return np.concatenate([np.empty(0, np.int64), *roots])
 
     def places(self, spout: str) -> Int64s:

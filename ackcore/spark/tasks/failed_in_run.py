@@ -127,5 +127,5 @@ class FailedInRun:
         return [one for one in left if len(one)]
 
     def found(self) -> Iterator[pa.Table]:
-        """Yield the roots that were written, and their places among those due, by spout."""
+        """Yield what is told of the roots that were written, as `FailedWriter.found`."""
         return self._writer.found()

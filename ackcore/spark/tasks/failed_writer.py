@@ -20,7 +20,7 @@ from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.stores.files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 from ackcore.spark.tasks.source_records import SourceRecords
 
 #: A task writes a file of what waits of one spout when it has so much of it: more than makes a
@@ -177,7 +177,8 @@ class FailedWriter:
         waits, dies, uncounted = judge(self._rules, lost, reasons, first_ms, replayed)
         self._uncounted += uncounted
         self._replayed[spout] += int(np.count_nonzero(replayed))
-        self._found.setdefault(spout, []).append(lost.select([ROOT_ID, PLACE]))
+        found = lost.select([ROOT_ID, PLACE]).append_column(COUNTS, pa.array(reasons.counts()))
+        self._found.setdefault(spout, []).append(found)
         if len(waits):
             kept = self._waiting.get(spout)
             if kept is not None and kept.nbytes + waits.nbytes > _TOGETHER_BYTES:
@@ -220,7 +221,7 @@ class FailedWriter:
         self._place.close()
 
     def found(self) -> Iterator[pa.Table]:
-        """Yield the roots that were found, and their places among those due, by spout.
+        """Yield the roots that were found, their places among those due, and which count, by spout.
 
         Where none of them was due, the places are of type null, which takes no room.
         """

@@ -43,6 +43,8 @@ ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
 #: Of a record that is read again: its place among those due, null for a new one.
 PLACE = "_ackcore_place"
+#: Of one that was written: whether its failure was an attempt, but for its age.
+COUNTS = "_ackcore_counts"
 
 #: A task puts so many files into a bucket beside each other.
 _PUT_AT_ONCE = 8
