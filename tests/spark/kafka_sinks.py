@@ -1,0 +1,34 @@
+"""`to_kafka` in tests: sinks that are closed in the end, and what is in their topics then."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+
+from ackcore.spark import to_kafka
+
+QUICK = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
+
+
+@contextmanager
+def kafka_sinks():
+    """``sink(kafka, topic, ...)``; closed in the end."""
+    with ExitStack() as made:
+
+        def sink(server, topic, **arguments):
+            options = {**QUICK, **arguments.pop("options", {})}
+            one = to_kafka(topic, server.bootstrap_servers, options=options, **arguments)
+            made.callback(one.close)
+            return one
+
+        yield sink
+
+
+def messages(server, topic, partitions=1):
+    found = [server.consume(topic, partition=n) for n in range(partitions)]
+    return [message for some in found for message in some]
+
+
+def words(server, topic):
+    return Counter(json.loads(message.value())["word"] for message in messages(server, topic))
