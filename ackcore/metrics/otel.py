@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,11 +16,11 @@ from ackcore.metrics.readings import (
     READINGS,
     SYSTEM,
     Reading,
-    Snapshot,
+    SnapshotListener,
 )
 
 
-class OpenTelemetryListener:
+class OpenTelemetryListener(SnapshotListener):
     """Shows the metrics of a query in an OpenTelemetry meter.
 
     What is exported, how often and whereto, is the meter provider's: with ``ackcore[otlp]`` a
@@ -36,9 +35,8 @@ class OpenTelemetryListener:
     """
 
     def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
+        super().__init__()
         self._told = {QUERY: query}
-        self._lock = threading.Lock()
-        self._at = Snapshot()
         provider = get_meter_provider() if meter_provider is None else meter_provider
         meter = provider.get_meter("ackcore")
         for one in READINGS:
@@ -60,24 +58,9 @@ class OpenTelemetryListener:
 
         return observe
 
-    def on_start(self, books: Any) -> None:
-        """Take in the start."""
-        with self._lock:
-            self._at.start(books)
-
-    def on_batch_start(self, batch_id: int) -> None:
-        """Take in that a micro-batch begins."""
-        with self._lock:
-            self._at.begin()
-
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
         with self._lock:
             self._at.take(progress, books)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
         self._durations.record(progress.duration_ms / 1000, about)
-
-    def on_end(self, error: BaseException | None, books: Any) -> None:
-        """Take in the end."""
-        with self._lock:
-            self._at.end(books)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
@@ -24,13 +23,13 @@ from ackcore.metrics.readings import (
     QUERY,
     READINGS,
     SYSTEM,
-    Snapshot,
+    SnapshotListener,
 )
 
 _UNITS = {"s": "_seconds"}
 
 
-class PrometheusListener:
+class PrometheusListener(SnapshotListener):
     """Shows the metrics of a query in a registry of prometheus-client.
 
     A name has underscores for the dots of OpenTelemetry's, and Prometheus' endings:
@@ -46,24 +45,13 @@ class PrometheusListener:
     """
 
     def __init__(self, query: str = "", registry: CollectorRegistry | None = None) -> None:
+        super().__init__()
         self._query = query
-        self._lock = threading.Lock()
-        self._at = Snapshot()
         self._buckets = [0] * (len(DURATION_BOUNDS) + 1)
         self._seconds = 0.0
         #: Where they are shown.
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
-
-    def on_start(self, books: Any) -> None:
-        """Take in the start."""
-        with self._lock:
-            self._at.start(books)
-
-    def on_batch_start(self, batch_id: int) -> None:
-        """Take in that a micro-batch begins."""
-        with self._lock:
-            self._at.begin()
 
     def on_progress(self, progress: Any, books: Any) -> None:
         """Take in a micro-batch."""
@@ -72,11 +60,6 @@ class PrometheusListener:
             self._at.take(progress, books)
             self._buckets[bisect_left(DURATION_BOUNDS, seconds)] += 1
             self._seconds += seconds
-
-    def on_end(self, error: BaseException | None, books: Any) -> None:
-        """Take in the end."""
-        with self._lock:
-            self._at.end(books)
 
     def describe(self) -> list[Metric]:
         """Return what is not known before there are values, for the registry."""

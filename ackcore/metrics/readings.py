@@ -8,6 +8,7 @@ conventions for messaging (1.38, in development there); what these have no name 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,29 @@ class Snapshot:
     def end(self, books: Any) -> None:
         """Take in the end."""
         self.active, self.books, self.began_s = False, books, 0.0
+
+
+class SnapshotListener:
+    """Keeps what a query has told; who inherits takes in the micro-batches, and shows it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at = Snapshot()
+
+    def on_start(self, books: Any) -> None:
+        """Take in the start."""
+        with self._lock:
+            self._at.start(books)
+
+    def on_batch_start(self, batch_id: int) -> None:
+        """Take in that a micro-batch begins."""
+        with self._lock:
+            self._at.begin()
+
+    def on_end(self, error: BaseException | None, books: Any) -> None:
+        """Take in the end."""
+        with self._lock:
+            self._at.end(books)
 
 
 class Reading(NamedTuple):

@@ -6,9 +6,11 @@ No tests; a module of its own, so that a fork server can load it once for all of
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,6 +88,24 @@ class DiskWorld(World):
     def letters(self):
         files = sorted(self.root.glob("dead-*.json"))
         return sorted(line for file in files for line in json.loads(file.read_text()))
+
+
+def in_processes(drive, patience_s):
+    """Return what has `drive` run in a process of its own, and returns what that ended with."""
+    context = multiprocessing.get_context("forkserver")
+    # What takes long to load; its path has not this directory.
+    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
+
+    def driver(*of):
+        process = context.Process(target=drive, args=of)
+        process.start()
+        process.join(patience_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and its JVM, if it has one
+        assert process.exitcode is not None
+        return process.exitcode
+
+    return driver
 
 
 def drive(path, kind, points):

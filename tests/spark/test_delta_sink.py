@@ -24,6 +24,7 @@ from accepted_rows import WORDS, accepted, row_file, two_files, written_without_
 from deltalake.exceptions import CommitFailedError, SchemaMismatchError, TableNotFoundError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_sink import Split, word_count
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_delta
@@ -34,7 +35,6 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import columns
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.spark.sinks.unavailable import redacted
-from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -392,10 +392,12 @@ def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
         sink.write_accepted(accepted(files[1:]))
 
 
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys):
-    """It stands still between its look at the table and its commit; who takes over writes."""
-    first, second = started(path, keys=keys), started(path, keys=keys)
+def cut_off(path, files, **arguments):
+    """Return a sink that stood still between its look at the table and its commit.
+
+    Who takes over has written meanwhile, so that its commit failed.
+    """
+    first, second = (started(path, **arguments) for _ in range(2))
     fences = []
 
     def take_over():
@@ -404,6 +406,12 @@ def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys
 
     with fenced(lambda: take_over() if not fences else None), pytest.raises(CommitFailedError):
         first.write_accepted(accepted(files))
+    return first
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys):
+    first = cut_off(path, files, keys=keys)
     found = rows(path)
     assert len(found) == (3 if keys else 4)
     first.write_accepted(accepted(files))
@@ -438,15 +446,7 @@ def test_a_table_in_a_bucket_has_each_micro_batch_once(lake, files, keys):
 
 def test_of_two_drivers_one_commits_to_a_table_in_a_bucket(lake, files):
     path, options = lake
-    first, second = (started(path, storage_options=options) for _ in range(2))
-    fences = []
-
-    def take_over():
-        fences.append(None)
-        second.write_accepted(accepted(files))
-
-    with fenced(lambda: take_over() if not fences else None), pytest.raises(CommitFailedError):
-        first.write_accepted(accepted(files))
+    first = cut_off(path, files, storage_options=options)
     first.write_accepted(accepted(files))
     assert len(rows(path, options)) == 4
 
@@ -583,25 +583,6 @@ def test_each_row_is_there_once_whenever_the_driver_is_killed(path, files):
 # -- in a topology ---------------------------------------------------------------------------------
 
 
-class Split(BasicBolt):
-    """Rejects lines with a ``no``, behind words that it has emitted."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            assert word != "no"
-            collector.emit((word,))
-
-
-def topology(spark, sink):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", sink)
-    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
-
-
 STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "marked"]
 
 
@@ -609,9 +590,9 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, path, checkpo
     for step in STEPS:
         monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(topology(spark, to_delta(path)), spark, checkpoint)
+            run_batch(word_count(spark, to_delta(path)), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
     assert rows(path) == [("a",), ("a",), ("b",)]
 
 
@@ -624,8 +605,8 @@ def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
     for _ in range(2):
         says = r"failed 2 times .* with ValueError: .* failed validation check\. .*DROP CONSTRAINT"
         with pytest.raises(SinkError, match=says) as told:
-            run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+            run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
         assert "Preview" not in "".join(traceback.format_exception(told.value))
     deltalake.DeltaTable(path).alter.drop_constraint("short")
-    run_batch(topology(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
     assert rows(path) == [("a",), ("a",), ("b",)]

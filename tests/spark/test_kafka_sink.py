@@ -24,6 +24,7 @@ import mock_broker
 from accepted_rows import WORDS, accepted, row_file
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from kafka_sinks import QUICK, kafka_sinks, messages, words
+from one_sink import Split, word_count
 from servers import raise_errors
 
 from ackcore.kafka import producing
@@ -36,7 +37,7 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.interface import AcceptedFile, check_sink
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -176,25 +177,6 @@ def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
 
 
 # -- one transaction for each micro-batch ----------------------------------------------------------
-
-
-class Split(BasicBolt):
-    """Rejects lines with a ``no``, behind words that it has emitted."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            assert word != "no"
-            collector.emit((word,))
-
-
-def word_count(spark, sink):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", sink)
-    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
 
 
 class Refuses:

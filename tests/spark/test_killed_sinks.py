@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 
 import pytest
-from killed_sinks import BATCHES, DiskWorld, drive
+from killed_sinks import BATCHES, DiskWorld, drive, in_processes
 
 from ackcore.spark.checkpoint.state import State
 
@@ -29,18 +28,7 @@ STEPS = [
 @pytest.fixture(scope="module")
 def driver():
     """``driver(path, kind, points)`` runs one, and returns what it ended with."""
-    context = multiprocessing.get_context("forkserver")
-    # What takes long to load; its path has not this directory.
-    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
-
-    def driver(*of):
-        process = context.Process(target=drive, args=of)
-        process.start()
-        process.join(60)
-        assert process.exitcode is not None
-        return process.exitcode
-
-    return driver
+    return in_processes(drive, 60)
 
 
 #: About what is refused.  The others are in `make faults`, six of them in test_refused_rows.py.

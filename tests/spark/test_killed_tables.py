@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 from jdbc_postgres import forwarded, jars_of_postgres
+from killed_sinks import in_processes
 from killed_tables import BATCHES, drive
 from test_killed_sinks import DEAD, KEPT, STEPS
 
@@ -47,20 +46,7 @@ def table(request, tmp_path):
 @pytest.fixture(scope="module")
 def driver():
     """``driver(path, kind, of, conf, points)`` runs one, and returns what it ended with."""
-    context = multiprocessing.get_context("forkserver")
-    # What takes long to load; its path has not this directory.
-    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
-
-    def driver(*of):
-        process = context.Process(target=drive, args=of)
-        process.start()
-        process.join(240)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and its JVM
-        assert process.exitcode is not None
-        return process.exitcode
-
-    return driver
+    return in_processes(drive, 240)
 
 
 FAULTS = pytest.mark.faults

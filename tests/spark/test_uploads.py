@@ -2,22 +2,14 @@
 
 import re
 import urllib.request
-from datetime import timedelta
 
 import pytest
 from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, NO_UPLOAD, REFUSED, SLOW_DOWN
+from test_stores import SOON
 
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.objects import ObjectStore
 
-SOON = {
-    "max_retries": 2,
-    "retry_timeout": timedelta(seconds=20),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=1),
-        "max_backoff": timedelta(milliseconds=2),
-    },
-}
 FAULTS = [LOST, ERROR_AFTER, REFUSED, ERROR, SLOW_DOWN]
 CONTENT = b"0123456789abcdef" * (20 << 16)
 

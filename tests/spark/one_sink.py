@@ -1,0 +1,31 @@
+"""A topology with one sink: the words of three lines, one of which fails."""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Split(BasicBolt):
+    """Rejects lines with a ``no``, behind words that it has emitted."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            assert word != "no"
+            collector.emit((word,))
+
+
+def word_count(spark, sink):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", sink)
+    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
