@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from contextvars import Context
 from io import BytesIO
 
 import numpy as np
@@ -14,7 +16,7 @@ from pyspark import cloudpickle
 from s3_server import ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory, parquet_objects
@@ -51,13 +53,15 @@ def accepted(files, nonacked=(), batch_id=0, spark=None, **changes):
 
 @pytest.fixture
 def found(bucket):
-    """Return the words of a micro-batch, and the names of its files."""
-    store = open_store(bucket, "path")
+    """Return the words of a micro-batch, and how many files have any."""
 
-    def look(batch_id=0):
+    def look(batch_id=0, place=bucket):
+        store = open_store(place, "path")
         keys = [entry.key for entry in store.list(f"batch_id={batch_id}")]
         tables = [pq.read_table(BytesIO(store.get(key).data)) for key in keys]
-        return "".join(sorted(w for t in tables for w in t["word"].to_pylist())), len(keys)
+        assert {table.schema for table in tables} <= {pa.schema([WORDS.field("word")])}
+        with_rows = [table["word"].to_pylist() for table in tables if len(table)]
+        return "".join(sorted(word for words in with_rows for word in words)), len(with_rows)
 
     return look
 
@@ -109,7 +113,8 @@ def test_what_died_amid_a_replacement_is_finished(bucket, files, found, monkeypa
     sink = to_parquet(bucket)
     write_sink(sink, accepted(files))
     with monkeypatch.context() as patch:
-        patch.setattr(sink._store, "delete", lambda keys: 1 / 0)
+        put = sink._store.put
+        patch.setattr(sink._store, "put", lambda *to, **on: put(*to, **on) if on else 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_sink(sink, accepted(files, [8]))
     assert found() == ("abcdefgh", 1)
@@ -148,6 +153,86 @@ def test_a_driver_that_lost_its_checkpoint_writes_nothing(bucket, s3, files, fou
     with fenced(lost), pytest.raises(CheckpointInUse):
         write_sink(to_parquet(bucket), accepted(files))
     assert not s3.requests
+
+
+@pytest.mark.parametrize("then", ["takes over", "takes over, and dies"])
+@pytest.mark.parametrize("earlier", [None, [4], [2, 3]])
+def test_a_driver_that_sleeps_before_any_request_puts_no_rows_beside_the_next_ones(
+    bucket, s3, files, found, earlier, then
+):
+    """It has refused one row of the micro-batch, and who takes over two others."""
+    for n in itertools.count(1):
+        place, left, over = f"{bucket}/{n}", itertools.count(1), []
+        if earlier is not None:
+            write_sink(to_parquet(place), accepted(files, earlier))
+
+        def take_over(request, n=n, place=place, left=left, over=over):
+            if next(left) == n:
+                s3.before = None
+                over.append(request)
+                if then == "takes over, and dies":
+                    Context().run(dies_before_it_puts_rows, place)
+                Context().run(write_sink, to_parquet(place), accepted(files, [2, 3]))
+
+        def dies_before_it_puts_rows(place):
+            sink = to_parquet(place)
+            sink._store.put_file = lambda *to, **on: 1 / 0
+            with pytest.raises(ZeroDivisionError):
+                write_sink(sink, accepted(files, [2, 3]))
+
+        def fence(over=over):
+            if over:
+                raise CheckpointInUse("was taken over")
+
+        s3.before = take_over
+        try:
+            with fenced(fence):
+                write_sink(to_parquet(place), accepted(files, [1]))
+        except StateError:
+            assert over
+        s3.before = None
+        if not over:
+            break
+        assert found(place=place) == ("adefgh", 1), f"stopped at {n}"
+        note = json.loads(open_store(place, "path").get("_ackcore/batch_id=0.json").data)
+        fingerprint = accepted(files, [2, 3]).fingerprint()
+        assert note["content"].partition("-")[0] == fingerprint, f"stopped at {n}"
+    assert n > 2
+
+
+def test_rows_that_come_and_go_and_come_again(bucket, files, found):
+    sink = to_parquet(bucket)
+    for nonacked, words in [([1], "bcdefgh"), ([2], "acdefgh"), ([1], "bcdefgh"), ([1], "bcdefgh")]:
+        write_sink(sink, accepted(files, nonacked))
+        assert found() == (words, 1)
+    # By another driver, too.
+    write_sink(to_parquet(bucket), accepted(files, [2]))
+    assert found() == ("acdefgh", 1)
+
+
+def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
+    """Of an attempt at rows of which some were refused afterwards, by the same driver."""
+    sink, late = to_parquet(bucket), []
+    writer = sink._writer
+
+    def held_up(parts, of):
+        late.append(writer(parts, of))
+        return lambda number, rows: None
+
+    sink._writer = held_up
+    write_sink(sink, accepted(files))
+    sink._writer = writer
+    write_sink(sink, accepted(files, [8]))
+    with pytest.raises(CheckpointInUse, match="has other rows of micro-batch 0 by now"):
+        late[0](0)
+    assert found() == ("abcdefg", 1)
+
+
+def test_the_same_rows_in_other_bytes_are_fine(bucket, files, found):
+    """As another version of the library writes them."""
+    write_sink(to_parquet(bucket, compression="zstd"), accepted(files))
+    write_sink(to_parquet(bucket, compression="none"), accepted(files))
+    assert found() == ("abcdefgh", 1)
 
 
 @pytest.mark.parametrize("other", [{"deployment": "def"}, {"sink": "other"}])

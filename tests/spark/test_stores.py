@@ -165,6 +165,20 @@ def test_a_file_becomes_an_object(store, tmp_path):
     assert store.list() == [Entry("rows/some rows-%.arrow", len(content))]
 
 
+def test_a_file_is_put_where_there_is_none(store, tmp_path):
+    def put(content):
+        path = tmp_path / "file"
+        path.write_bytes(content)
+        store.put_file("a", path, if_absent=True)
+        return not path.exists()
+
+    assert put(b"rows")
+    assert put(b"rows")
+    with pytest.raises(StoreConflict):
+        put(b"other")
+    assert store.get("a").data == b"rows"
+
+
 def test_a_list_is_of_what_is_below_a_prefix(store):
     for key in ("b/2", "b/1/x", "bb/1", "a"):
         store.put(key, key.encode())
@@ -351,6 +365,18 @@ def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatc
     assert any("partNumber=3" in request.path for request in proxy.requests)
     assert objects.read("large").equals(objects.read_range("large", 0, len(content)))
     assert bytes(objects.read("large")) == content
+
+
+def test_a_large_file_is_put_where_there_is_none(objects, monkeypatch, tmp_path):
+    """In parts, which take no condition: it is looked at before."""
+    monkeypatch.setattr("ackcore.spark.stores.objects._CONDITIONAL_BYTES", 10)
+    path = tmp_path / "large"
+    for content in (b"x" * 11, b"y" * 11):
+        path.write_bytes(content)
+        with suppress(StoreConflict):
+            objects.put_file("a", path, if_absent=True)
+    assert objects.get("a").data == b"x" * 11
+    assert path.exists()
 
 
 def test_round_trips_are_counted(objects, proxy, tmp_path):

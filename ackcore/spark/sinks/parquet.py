@@ -58,7 +58,8 @@ def to_parquet(
         system it is renamed into place when it is whole, and stays there when the same rows are
         written again.  In a bucket, where nothing can be renamed, each file is there whole or not
         at all, and a reader that comes in between may see some files of a micro-batch; written
-        again, the same rows have the same names.
+        again, the same rows have the same names.  Where other rows take the place of some, files
+        without rows stay under the former names.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 

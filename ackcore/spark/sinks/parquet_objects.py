@@ -5,14 +5,21 @@ follows from what is in it: ``batch_id=7/part-00001-of-00004-<content>.parquet``
 is the fingerprint of the micro-batch's rows and how many files they take goes by the run's files
 alone.  Whoever writes these rows again, after a crash, beside a task that was given up or a driver
 that was, writes the same objects.  Before them goes ``_ackcore/batch_id=7.json``, put if there is
-none: the content, in how many files, and what they take the place of, which is deleted by name.
+none: the content, in how many files, and what they take the place of.
+
+Other rows under one batch id, as where a sink around this one refuses some, are announced by
+another note, in the place of the one that was read, and have names that none had before.  Who wrote
+the rows of before may be a driver that sleeps, or a task that was given up.  So what it may write
+is not deleted: at each of its names there is put a file without rows, and none of the files with
+rows is put where there is something already.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +28,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
@@ -38,6 +45,8 @@ from ackcore.spark.stores.opening import open_store
 
 #: Of the run's files, a Parquet file has about so many bytes.
 _PART_BYTES = 64 << 20
+#: So many files without rows are put beside each other.
+_AT_ONCE = 16
 
 
 class Parts(NamedTuple):
@@ -46,7 +55,8 @@ class Parts(NamedTuple):
     Attributes
     ----------
     content : str
-        What tells them from others, as `Accepted.fingerprint`.
+        What tells them from others: `Accepted.fingerprint`, and behind it a number if they took the
+        place of others.
     files : int
         How many files they take at most; one without rows is not written.
     """
@@ -57,6 +67,10 @@ class Parts(NamedTuple):
     def name(self, batch_id: int, number: int) -> str:
         """Return the key of one of them."""
         return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
+
+    def are_of(self, fingerprint: str, files: int) -> bool:
+        """Whether they have such rows, in so many files."""
+        return self.files == files and self.content.partition("-")[0] == fingerprint
 
 
 class Writer(Protocol):
@@ -78,6 +92,8 @@ class ParquetObjects:
         self._store = open_store(url, "path")
         self.path = self._store.url
         self.compression = checked_codec(compression)
+        #: A micro-batch, and what of it this process has put files without rows in the place of.
+        self._emptied: tuple[int, set[Parts]] = -1, set()
 
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
@@ -92,16 +108,14 @@ class ParquetObjects:
         small = is_small(accepted.rows, sum(sizes))
         # Not by how many tasks can run: with other names the rows would be there twice.
         count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
-        parts = Parts(accepted.fingerprint(), count)
-        write = self._writer(parts, accepted)
         if small:
             # To read has no effect, so it goes on beside the fence and the note.
             with ThreadPoolExecutor(1) as beside:
                 rows = beside.submit(lambda: list(read_all(accepted.files, accepted.nonacked)))
-                self._announce(accepted, parts)
+                write = self._writer(self._announce(accepted, count), accepted)
                 write(0, rows.result())
         else:
-            self._announce(accepted, parts)
+            write = self._writer(self._announce(accepted, count), accepted)
 
             def in_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in numbers:
@@ -124,23 +138,32 @@ class ParquetObjects:
         def write(number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
             if rows is None:
                 rows = _one_by_one(files[number :: parts.files], nonacked)
+            key = parts.name(batch_id, number)
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, "part.parquet")
                 with open(path, "wb") as file:
                     if not write_parquet(file, compression, rows):
                         return
-                store.put_file(parts.name(batch_id, number), path)
+                try:
+                    store.put_file(key, path, if_absent=True)
+                except StoreConflict:
+                    # The note first: what is there was put behind it, or has these rows.
+                    _check_announced(store, batch_id, parts)
 
         return write
 
-    def _announce(self, accepted: Accepted, parts: Parts) -> None:
-        """Put on record what will be there, and delete what was there instead of it."""
-        key = f"_ackcore/batch_id={accepted.batch_id}.json"
+    def _announce(self, accepted: Accepted, files: int) -> Parts:
+        """Put on record what will be there, and put nothing in the place of what was there before.
+
+        The note that is there is replaced in any case: a driver that sleeps, and has read it, is
+        to find another one when it wakes.
+        """
+        batch_id, fingerprint = accepted.batch_id, accepted.fingerprint()
+        key, parts = _note_of(batch_id), Parts(fingerprint, files)
         whose = {"deployment": accepted.deployment, "sink": accepted.sink}
-        record = {**whose, "content": parts.content, "parts": parts.files, "replaced": []}
         check_fence()
         try:
-            self._store.put(key, json.dumps(record).encode(), if_absent=True)
+            self._store.put(key, _noted(whose, parts, ()), if_absent=True)
         except StoreConflict:
             found = self._store.get(key)
             if found is None:
@@ -151,15 +174,40 @@ class ParquetObjects:
                     owned_by_another(self.path, before, accepted.checkpoint, True)
                 ) from None
         else:
-            return
+            return parts
         replaced = {Parts(*each) for each in before["replaced"]}
-        replaced.add(Parts(before["content"], before["parts"]))
-        replaced.discard(parts)
-        record["replaced"] = sorted(replaced)
-        self._store.put(key, json.dumps(record).encode(), if_version=found.version)
+        last = Parts(before["content"], before["parts"])
+        if last.are_of(fingerprint, files):
+            parts = last
+        else:
+            replaced.add(last)
+            # Never called so before: what was put in the place of the same rows stays there.
+            parts = Parts(f"{fingerprint}-{len(replaced)}", files)
+        # Behind the look at the note: whoever takes over from now on replaces it.
         check_fence()
-        stale = [(each, number) for each in replaced for number in range(each.files)]
-        self._store.delete(each.name(accepted.batch_id, number) for each, number in stale)
+        self._store.put(key, _noted(whose, parts, replaced), if_version=found.version)
+        self._empty(accepted, replaced)
+        return parts
+
+    def _empty(self, accepted: Accepted, replaced: set[Parts]) -> None:
+        """Put files without rows where others are, or may be put yet by who announced them."""
+        batch_id = accepted.batch_id
+        if self._emptied[0] != batch_id:
+            self._emptied = batch_id, set()
+        left = replaced - self._emptied[1]
+        keys = [each.name(batch_id, number) for each in left for number in range(each.files)]
+        if not accepted.files:  # of which one would know the columns
+            self._store.delete(keys)
+            return
+        with tempfile.TemporaryFile() as file:
+            write_parquet(
+                file, self.compression, [pa.RecordBatch.from_pylist([], accepted.schema())]
+            )
+            file.seek(0)
+            empty = file.read()
+        with ThreadPoolExecutor(_AT_ONCE) as beside:
+            list(beside.map(lambda key: self._store.put(key, empty), keys))
+        self._emptied[1].update(left)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Take the place for one sink of one checkpoint; once more does no harm.
@@ -185,6 +233,35 @@ class ParquetObjects:
             raise CheckpointForeign(
                 owned_by_another(self.path, found, checkpoint, _has_rows(self._store))
             )
+
+
+def _note_of(batch_id: int) -> str:
+    return f"_ackcore/batch_id={batch_id}.json"
+
+
+def _noted(whose: Mapping[str, str], parts: Parts, replaced: Collection[Parts]) -> bytes:
+    # So that no two notes have the same bytes: the version of one goes by these.
+    about = {**whose, "write": secrets.token_hex(16)}
+    content, files = parts
+    note = {**about, "content": content, "parts": files, "replaced": sorted(replaced)}
+    return json.dumps(note).encode()
+
+
+def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
+    """Make sure that rows are those of their micro-batch still.
+
+    Raises
+    ------
+    CheckpointInUse
+        If others took their place.
+    """
+    found = store.get(_note_of(batch_id))
+    note = {} if found is None else _read(found.data)
+    if (note.get("content"), note.get("parts")) != parts:
+        raise CheckpointInUse(
+            f"{store.url} has other rows of micro-batch {batch_id} by now, those of a driver that "
+            "took over from this one, or of a later attempt: these are not written"
+        )
 
 
 def _one_by_one(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:

@@ -121,8 +121,24 @@ class Store(Protocol):
             If the condition does not hold, and what is there is not ``data``.
         """
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Write an object of any size from a local file, which is gone afterwards."""
+    def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
+        """Write an object of any size from a local file, which is gone afterwards.
+
+        Parameters
+        ----------
+        key : str
+            Its key.
+        path : Path
+            The file.
+        if_absent : bool, default False
+            Only if there is none, as `put` does.  Of a file of more than 64 MiB this is looked at
+            before the object gets its name, and not when it gets it.
+
+        Raises
+        ------
+        StoreConflict
+            If there is one, and it is not what is in the file, or is larger than that.
+        """
 
     def copy(self, source: str, key: str) -> int | None:
         """Copy an object of up to 5 GB past this machine; return its size, None if there is none.

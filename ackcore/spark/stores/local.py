@@ -125,8 +125,12 @@ class LocalStore:
             return _unless_ours(path, Stored(there, _version(there)), data)
         return _version(data)
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """As `Store.put_file`."""
+        if if_absent:
+            self.put(key, path.read_bytes(), if_absent=True)
+            path.unlink()
+            return
         target = self.path(key)
         with writing(target):
             with open(path, "rb") as file:

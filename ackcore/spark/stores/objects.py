@@ -42,6 +42,8 @@ _TRIES = 3
 #: Larger objects are read piece by piece, into a file that is mapped; and written in parts.
 _PIECE_BYTES = 32 << 20
 _PART_BYTES = 8 << 20
+#: Up to this a file is put in one request if there must be none: an upload takes no condition.
+_CONDITIONAL_BYTES = 64 << 20
 #: Parts that an upload may have.
 _MOST_PARTS = 9000
 #: What obstore repeats, and for how long.
@@ -201,12 +203,18 @@ class ObjectStore:
             f"{self._named(key)} {what}, in another version than was to be written over"
         )
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """As `Store.put_file`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
         size = path.stat().st_size
+        if if_absent and size <= _CONDITIONAL_BYTES:
+            self.put(key, path.read_bytes(), if_absent=True)
+            path.unlink()
+            return
+        if if_absent and self._size(key) is not None:
+            raise StoreConflict(f"{self._named(key)} is there already")
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         self.trips.add(1 if size <= part else 2 + -(-size // part))
         try:
