@@ -15,7 +15,6 @@ A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -50,24 +49,6 @@ class Entry(NamedTuple):
     size: int
 
 
-class RoundTrips:
-    """How many requests a store was sent, those within the client's own retries left out."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        """All since the store was opened in this process."""
-        return self._total
-
-    def add(self, requests: int = 1) -> None:
-        """Count requests."""
-        with self._lock:
-            self._total += requests
-
-
 @runtime_checkable
 class Store(Protocol):
     """Objects by key.  It may be pickled and used by several threads, and knows no credentials.
@@ -76,15 +57,12 @@ class Store(Protocol):
     ----------
     url : str
         Where it is, as a user may read it.
-    trips : RoundTrips
-        What it cost; files of a local store cost none.
 
     All methods raise `StateError` if the store does not let it be done, `StoreUnavailable` if it
     cannot be reached, and ValueError for a key that is none.
     """
 
     url: str
-    trips: RoundTrips
 
     def get(self, key: str) -> Stored | None:
         """Return an object, None if there is none."""

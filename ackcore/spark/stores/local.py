@@ -28,7 +28,6 @@ from ackcore.spark.base.atomic import check_fence, make_directory, write_file, w
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import (
     Entry,
-    RoundTrips,
     StoreConflict,
     Stored,
     checked_condition,
@@ -52,7 +51,6 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
-        self.trips = RoundTrips()
 
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"

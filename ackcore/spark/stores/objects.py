@@ -26,7 +26,6 @@ import pyarrow as pa
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     Entry,
-    RoundTrips,
     StoreConflict,
     Stored,
     StoreUnavailable,
@@ -86,7 +85,6 @@ class ObjectStore:
 
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:
         self.url = url
-        self.trips = RoundTrips()
         self._retry = retry
         self._client: tuple[int, obstore.store.ObjectStore] | None = None
 
@@ -112,7 +110,6 @@ class ObjectStore:
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
-        self.trips.add()
         try:
             with self._asking(key):
                 found = obstore.get(self._store, key)
@@ -125,7 +122,6 @@ class ObjectStore:
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
-        self.trips.add()
         try:
             with self._asking(key):
                 found = obstore.get(self._store, key)
@@ -149,7 +145,6 @@ class ObjectStore:
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
-        self.trips.add()
         try:
             with self._asking(key):
                 return pa.py_buffer(obstore.get_range(self._store, key, start=start, length=length))
@@ -172,7 +167,6 @@ class ObjectStore:
         else:
             mode = "overwrite"
         for tried in range(_TRIES):
-            self.trips.add()
             try:
                 with self._asking(key, "written"):
                     put = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
@@ -216,7 +210,6 @@ class ObjectStore:
         if if_absent and self._size(key) is not None:
             raise StoreConflict(f"{self._named(key)} is there already")
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
-        self.trips.add(1 if size <= part else 2 + -(-size // part))
         try:
             with self._asking(key, "written"):
                 obstore.put(self._store, key, path, chunk_size=part)
@@ -233,7 +226,6 @@ class ObjectStore:
         """Return the length of an object, None if there is none."""
         import obstore  # noqa: PLC0415 - an extra
 
-        self.trips.add()
         try:
             with self._asking(key):
                 return int(obstore.head(self._store, key)["size"])
@@ -249,7 +241,6 @@ class ObjectStore:
         size = self._size(source)
         if size is None:
             return None
-        self.trips.add()
         try:
             with self._asking(key, "written"):
                 obstore.copy(self._store, source, key)
@@ -266,7 +257,6 @@ class ObjectStore:
         with self._asking(prefix, "listed"), contextlib.suppress(FileNotFoundError):
             for page in obstore.list(self._store, below, chunk_size=_PAGE):
                 found += (Entry(each["path"], each["size"]) for each in page)
-        self.trips.add(max(1, -(-len(found) // _PAGE)))
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -275,7 +265,6 @@ class ObjectStore:
 
         every = [checked_key(key) for key in keys]
         for start in range(0, len(every), _PAGE):
-            self.trips.add()
             some = every[start : start + _PAGE]
             try:
                 with self._asking(some[0], "deleted"):
@@ -283,7 +272,6 @@ class ObjectStore:
             except FileNotFoundError:
                 # Google's and Azure's stop at what is not there.
                 for key in some:
-                    self.trips.add()
                     with self._asking(key, "deleted"), contextlib.suppress(FileNotFoundError):
                         obstore.delete(self._store, key)
 
