@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths
 TIMESTAMP = "ackcore-timestamp"
 #: What a letter is given anew each time.
 OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
+#: In records that a sink of a topology on Spark has sent, and behind `REASON` in its letters.
+OF_TOPOLOGY = "ackcore-batch"
 #: A record that died so often goes round in a circle: something sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
@@ -61,6 +63,25 @@ def deaths(headers: Headers) -> int:
         if name == DEATHS and (number := number_in(value)) is not None:
             return number
     return 0
+
+
+def is_of_topology(headers: Headers) -> bool:
+    """Whether a letter is one of a topology on Spark, and not a `Consumer`'s.
+
+    Who writes a letter puts his own headers behind those that came with the record.
+    """
+    names = [name for name, _ in reversed(headers)]
+    if OF_TOPOLOGY not in names or REASON not in names:
+        return False
+    return names.index(OF_TOPOLOGY) < names.index(REASON)
+
+
+def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
+    """The headers that a letter's record came with, and how often it has died.
+
+    ``ours`` are the names that who wrote the letter gives anew each time.
+    """
+    return [each for each in headers if each[0] not in ours or each[0] == DEATHS]
 
 
 def headers_of(letter: DeadLetter) -> Headers:

@@ -20,13 +20,14 @@ from ackcore._columns import as_count
 from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.dead_letters import (
     ATTEMPTS,
-    DEATHS,
     MAX_DEATHS,
     OURS,
     PARTITION,
     REASON,
     TOPIC,
     deaths,
+    headers_that_came,
+    is_of_topology,
     number_in,
 )
 from ackcore.kafka.producing import Mark, Transactions, check_options, check_topic
@@ -37,10 +38,6 @@ from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.starts import check_zone, time_ms
 
 _log = logging.getLogger(__name__)
-
-#: In records that a sink of a topology on Spark has sent, and behind `REASON` in its letters;
-#: those `ackcore.spark.replay_topic` sends back.
-_OF_SPARK = "ackcore-batch"
 
 #: As brokers take it.
 _NAME_OF_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
@@ -236,9 +233,7 @@ def _letter(headers: Headers) -> _Letter | None:
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None
-    # Who writes a letter puts his own headers behind those that came with the record.
-    names = [name for name, _ in reversed(headers)]
-    if _OF_SPARK in told and names.index(_OF_SPARK) < names.index(REASON):
+    if is_of_topology(headers):  # which `ackcore.spark.replay_topic` sends back
         return None
     partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
@@ -247,8 +242,7 @@ def _letter(headers: Headers) -> _Letter | None:
         return None
     if kind == UNREADABLE_HEADERS.encode():
         return None
-    came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
     topic = (told[TOPIC] or b"").decode(errors="replace")
     if _NAME_OF_TOPIC.fullmatch(topic) is None:
         return None
-    return _Letter(topic, partition, came, deaths(headers))
+    return _Letter(topic, partition, headers_that_came(headers, OURS), deaths(headers))

@@ -15,6 +15,9 @@ import test_kafka_spout as spouts
 from test_kafka_spout import Kept, source, topology
 
 from ackcore.kafka import RangeReader
+from ackcore.kafka.dead_letters import headers_of
+from ackcore.kafka.held_partition import DeadLetter
+from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
 from ackcore.spark.dead_letters import checkpoints, files
 from ackcore.spark.dead_letters.notes import NamedRows, Note
@@ -162,17 +165,28 @@ def test_rows_that_notes_name_are_found(seed):
     assert {place for place in places if place in found} == named
 
 
+def test_a_record_keeps_all_headers_but_those_of_its_letter(ran):
+    came = [("a", b"1"), ("ackcore-trace", b"2"), ("a", None), ("ackcore-emitted-by", b"x")]
+    it = ran({"value": b"bad", "headers": came})
+    assert it.replay() == {"lines": 1}
+    it.run()
+    first, second = (message.headers() for message in it.kafka.consume("dead"))
+    assert first[: len(came)] == second[: len(came)] == came
+    assert len(first) == len(second)
+
+
 def test_what_is_no_letter_of_this_checkpoint_is_left(ran):
     it = ran(b"bad")
     (headers,) = it.headers()
     schema = spouts.KafkaSpout.schema
 
-    def letter(**changes):
+    def letter(came=None, **changes):
         told = headers | {f"ackcore-{name}": value for name, value in changes.items()}
+        all_of_it = told.items() if came is None else came
         message = {
             "key": None,
             "value": b"bad",
-            "headers": [{"key": name, "value": value} for name, value in told.items()],
+            "headers": [{"key": name, "value": value} for name, value in all_of_it],
         }
         owner = headers["ackcore-batch"].split(b"/")[0].decode()
         return _letter(message, 5, owner, {"lines": schema})
@@ -182,6 +196,12 @@ def test_what_is_no_letter_of_this_checkpoint_is_left(ran):
     others = {"batch": b"0123/lines/0"}, {"row": b"x"}, {"batch": b""}, {"batch": b"0123/other/0"}
     assert [letter(**changes) for changes in others] == [None] * 4
     assert letter(component=b"lines", reason=b"LostUpstream: gone") is None
+    # A consumer has read this letter, and died of it: its letter of that has its own headers last.
+    record = KafkaRecord("dead", 0, 0, None, b"bad", list(headers.items()), 5)
+    theirs = headers_of(DeadLetter(record, Failure("ValueError", "no"), 1))
+    assert letter(came=theirs) is None
+    # What a sink has sent, and what has no reason beside, is no letter.
+    assert letter(came=[each for each in headers.items() if each[0] != "ackcore-reason"]) is None
     with pytest.raises(TypeError, match="topic must be a DeadLetterTopic, got str 'dead'"):
         replay_topic(it.checkpoint, "dead")
     with pytest.raises(ValueError, match="request must be 1 to 64"):

@@ -30,6 +30,11 @@ _log = logging.getLogger("ackcore")
 _KAFKA = {"key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType"}
 #: Those that go into headers.
 _POSITION = ("topic", "partition", "offset", "timestamp")
+#: What a letter is given anew each time.
+OURS = frozenset(
+    PREFIX + name
+    for name in ("reason", "component", "spout", "message-id", *_POSITION, "attempts", "deaths")
+) | {BATCH, ROW}
 
 
 class DeadLetterTopic:
@@ -206,7 +211,7 @@ class TopicWriter:
             }
             ours = {PREFIX + name: _text(of) for name, of in told.items()}
             ours |= {BATCH: batch, ROW: b"%d" % row}
-            headers = [*(each for each in came if each[0] not in ours), *ours.items()]
+            headers = [*(each for each in came if each[0] not in OURS), *ours.items()]
             deliveries.send(self._to.topic, value, key, headers)
 
 

@@ -40,12 +40,11 @@ from ackcore.spark.dead_letters.replay import (
     Replay,
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
-from ackcore.spark.dead_letters.topic import DeadLetterTopic, message_columns
+from ackcore.spark.dead_letters.topic import OURS, DeadLetterTopic, message_columns
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
-_OURS = "ackcore-"
 _NUMBERS = ("partition", "offset", "timestamp")
 
 
@@ -248,9 +247,15 @@ def _letter(
     message: dict[str, Any], at_ms: int, deployment: str, schemas: Mapping[str, pa.Schema]
 ) -> _Letter | None:
     """Return what a message stands for; None if it is no letter, or another's."""
-    from ackcore.kafka.dead_letters import DEATHS, deaths  # noqa: PLC0415
+    from ackcore.kafka.dead_letters import (  # noqa: PLC0415
+        deaths,
+        headers_that_came,
+        is_of_topology,
+    )
 
     headers = [(one["key"], one["value"]) for one in message["headers"] or ()]
+    if not is_of_topology(headers):  # a `Consumer`'s: `ackcore.kafka.replay_letters` sends it
+        return None
     # Ours come last, whatever came with the record.
     told = {name: (value or b"").decode(errors="replace") for name, value in headers}
     owner, _, place = told.get("ackcore-batch", "").partition("/")
@@ -263,11 +268,12 @@ def _letter(
     if component == spout and kind in UNREAD:
         return None
     reason = Reason(component, kind, said).encode()
-    came = [each for each in headers if not each[0].startswith(_OURS) or each[0] == DEATHS]
     record = {
         "key": message["key"],
         "value": message["value"],
-        "headers": [{"key": name, "value": value} for name, value in came],
+        "headers": [
+            {"key": name, "value": value} for name, value in headers_that_came(headers, OURS)
+        ],
         "topic": told.get("ackcore-topic"),
         **{name: _number(told.get(f"ackcore-{name}")) for name in _NUMBERS},
     }
