@@ -2,7 +2,8 @@
 
 Of each partition of the dead-letter topic a transactional id of its own knows which letter was sent
 last: it is committed in one transaction with what was sent, so that a letter is sent once, whoever
-dies when, and who runs at the same time is shut out.
+dies when, and who runs at the same time is shut out.  The topic's id is noted with it: brokers are
+to forget what a group has committed of a topic that is deleted, but do so later, or not at all.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ def replay_letters(
     since : datetime, optional
         With its zone: letters from before are left.  Must be given where brokers may have
         forgotten what was sent, also to send all: ``datetime(1970, 1, 1, tzinfo=timezone.utc)``;
-        if their ``offsets.retention.minutes`` is less than a week; and where a partition ends
-        before the letter that was sent last, since the topic was made anew, or its log truncated.
+        if their ``offsets.retention.minutes`` is less than a week; and where the topic was made
+        anew, by its id (brokers before Kafka 2.8 tell none), or a partition ends before the letter
+        that was sent last, so that its log was truncated, or is another.
     options : mapping, optional
         More of librdkafka's settings.  The user writes to the topics that letters came from, under
         transactional ids that begin with ``ackcore-``, and reads in groups that do.
@@ -135,34 +137,41 @@ def replay_letters(
     from_ms = None if since is None else _ms_of(since)
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
+        # First: what is read of one that is made anew from now on is noted as the former one's.
+        topic_id = next((one.topic_id for one in cluster.partitions([topic])), None)
         for key, (low, high) in cluster.bounds_of(topic).items():
             partition = key.partition
             name = _name(topic, partition)
             with closing(Transactions(settings, name, topic)) as transactions:
                 last = transactions.last
                 done = -1 if last is None else last.number
-                if done >= high:
+                of = "" if last is None else last.note
+                note = topic_id or of
+                is_other_topic = of not in ("", note)
+                if done >= high and not is_other_topic:
                     # Another call may have sent since; from here on none does.
                     low, high = cluster.bounds_of(topic)[key]
-                is_other_log = done >= high
+                is_other_log = is_other_topic or done >= high
                 if is_other_log and from_ms is None and low < high:
-                    raise _since_missing(
-                        f"{topic}-{partition} ends at {high}, before the letter that was sent "
-                        f"last, {done}: it was truncated, or the topic was made anew, and "
-                        "which of its letters were sent is not known"
+                    why = (
+                        f"{topic} was made anew since the letter {partition}/{done} was sent last"
+                        if is_other_topic
+                        else f"{topic}-{partition} ends at {high}, before the letter that was sent "
+                        f"last, {done}: it was truncated, or the topic was made anew"
                     )
+                    raise _since_missing(f"{why}, and which of its letters were sent is not known")
                 start = low if is_other_log else max(low, done + 1)
                 if from_ms is not None:
                     start = max(start, min(high, _since(cluster, topic, partition, from_ms)))
                 elif last is None and low < high:
                     _refuse_forgotten(cluster, topic, partition, low)
                 for batch in reader.read(OffsetRange(topic, partition, start, high)):
-                    some = _send(transactions, batch.to_pylist(), max_deaths)
+                    some = _send(transactions, batch.to_pylist(), max_deaths, note)
                     sent, left = sent + some.sent, left + some.left
                 if transactions.last == last and last is not None:
                     # Nothing new; once more, or brokers would forget it in time.
                     transactions.begin()
-                    transactions.prepare(Mark(high - 1, "") if is_other_log else last)
+                    transactions.prepare(Mark(high - 1 if is_other_log else done, note))
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
@@ -212,7 +221,9 @@ def _name(topic: str, partition: int) -> str:
     return f"ackcore-letters-{hashlib.sha256(topic.encode()).hexdigest()[:32]}-{partition}"
 
 
-def _send(transactions: Transactions, messages: list[dict[str, Any]], most: int) -> SentBack:
+def _send(
+    transactions: Transactions, messages: list[dict[str, Any]], most: int, note: str
+) -> SentBack:
     """Send what is read at once in one transaction."""
     deliveries = transactions.begin()
     sent = 0
@@ -223,7 +234,7 @@ def _send(transactions: Transactions, messages: list[dict[str, Any]], most: int)
                 letter.topic, message["value"], message["key"], letter.headers, letter.partition
             )
             sent += 1
-    transactions.prepare(Mark(messages[-1]["offset"], ""))
+    transactions.prepare(Mark(messages[-1]["offset"], note))
     transactions.commit()
     return SentBack(sent, len(messages) - sent)
 

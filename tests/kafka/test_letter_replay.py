@@ -106,12 +106,12 @@ def test_letters_of_this_week_are_sent_without_a_word(books):
     assert send(books) == (1, 0)
 
 
-def sent_to(books, number):
+def sent_to(books, number, note=""):
     """As a call before that had sent the letters of partition 0 up to an offset."""
     settings = ClientSettings(books.server.bootstrap_servers)
     with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as before:
         before.begin()
-        before.prepare(Mark(number, ""))
+        before.prepare(Mark(number, note))
         before.commit()
 
 
@@ -127,6 +127,42 @@ def test_letters_of_a_log_that_ends_before_what_was_sent_are_sent_if_that_is_sai
     sent_to(books, 99)
     assert send(books, **since) == (2, 0)
     assert send(books) == (0, 0)
+
+
+def test_letters_of_a_topic_that_was_made_anew_are_sent_if_that_is_said(books):
+    """Though it has grown past what was sent last, so that offsets do not tell."""
+    since = {"since": datetime(1970, 1, 1, tzinfo=UTC)}
+    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
+    sent_to(books, 1, "the id of another topic")
+    with pytest.raises(ValueError, match=f"given: {books.dead_topic} was made anew since .* 0/1 "):
+        send(books)
+    assert send(books, **since) == (3, 0)
+    assert send(books) == (0, 0)
+    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+    assert send(books) == (1, 0)
+
+
+def test_what_was_sent_before_ids_were_noted_is_of_the_topic_that_is_there(books):
+    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
+    sent_to(books, 1)
+    assert send(books) == (1, 0)
+    settings = ClientSettings(books.server.bootstrap_servers)
+    with Cluster(settings) as cluster:
+        (topic_id,) = {one.topic_id for one in cluster.partitions([books.dead_topic])}
+    with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as now:
+        assert now.last == Mark(2, topic_id)
+
+
+def test_brokers_that_tell_no_id_are_taken_at_their_offsets(books, monkeypatch):
+    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
+    sent_to(books, 1, "an id")
+    partitions = Cluster.partitions
+
+    def without_ids(self, *of, **more):
+        return [one._replace(topic_id=None) for one in partitions(self, *of, **more)]
+
+    monkeypatch.setattr(Cluster, "partitions", without_ids)
+    assert send(books) == (1, 0)
 
 
 def test_a_log_that_is_empty_and_ends_before_what_was_sent_begins_anew(books):
