@@ -5,26 +5,21 @@ On Spark 4.0 and 4.1, for which Delta's jars are published; they come through Ma
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pyspark
 import pytest
-from pyspark import cloudpickle
 
 pytest.importorskip("deltalake")
 pytest.importorskip("confluent_kafka")  # by what downloads jars
 
 import broker
-import test_delta_sink
 from accepted_rows import accepted, two_files
-from test_delta_sink import started, topology
+from one_sink import word_count
+from test_delta_sink import started
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import CheckpointForeign, run_batch
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(test_delta_sink)
+from ackcore.spark import CheckpointForeign, run_batch, to_delta
 
 POM = Path(__file__).parent / "delta-pom.xml"
 #: Artifact and version for each Spark.
@@ -82,6 +77,6 @@ def test_spark_and_the_sink_know_each_others_numbers(delta_spark, tmp_path, keys
 
 def test_a_topology_writes_what_spark_reads(delta_spark, tmp_path):
     path = tmp_path / "table"
-    sink = test_delta_sink.to_delta(path)
-    run_batch(topology(delta_spark, sink), delta_spark, tmp_path / "checkpoint", max_dead=None)
+    topology = word_count(delta_spark, to_delta(path))
+    run_batch(topology, delta_spark, tmp_path / "checkpoint", max_dead=None)
     assert words(delta_spark, path) == [("a",), ("a",), ("b",)]
