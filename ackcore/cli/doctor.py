@@ -53,7 +53,7 @@ def doctor(
     """
     shown = table("", "", "what", "found", "to mend it")
     well = True
-    for finding in _findings(checkpoint or os.getcwd(), master):
+    for finding in _findings(os.getcwd() if checkpoint is None else checkpoint, master):
         well &= finding.ok is not False
         if as_json:
             print_json(finding._asdict())
@@ -83,6 +83,13 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
         yield obstore
         if obstore.ok:
             yield from _bucket(place)
+    elif spark.ok:
+        try:
+            directory = import_module("ackcore.spark.base.paths").local_path(place, "checkpoint")
+        except ValueError as error:
+            yield Finding("checkpoint", False, str(error), "name a directory or a bucket's URL")
+        else:
+            yield from _file_system(directory)
     else:
         yield from _file_system(Path(place))
     if spark.ok:

@@ -262,6 +262,23 @@ def test_the_doctor_tells_what_is_here(ackcore, tmp_path, lines):
     assert "rename, link, lock" in ackcore("doctor", tmp_path, "--master", "none").stdout
 
 
+@pytest.mark.parametrize("place", ["", "http://x/y?token=hush", "hdfs://x/y", "/proc/x"])
+def test_the_doctor_tells_of_a_place_that_can_be_no_checkpoint(ackcore, place, lines):
+    """A URL was looked for among the files, and an empty text was this directory."""
+    done = ackcore("doctor", place, "--master", "none", "--json", code=1)
+    (found,) = [each for each in lines(done) if each["what"] == "checkpoint"]
+    assert found["ok"] is False
+    assert found["found"].startswith("checkpoint must ")
+    assert "directory" in found["mend"]
+    assert "hush" not in done.stdout
+
+
+def test_the_doctor_knows_a_file_url(ackcore, tmp_path, lines):
+    found = lines(ackcore("doctor", tmp_path.as_uri(), "--master", "none", "--json"))
+    (kind,) = [each["found"] for each in found if each["what"] == "file system"]
+    assert kind.startswith(f"{tmp_path}: ")
+
+
 def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, monkeypatch, lines):
     """Such as pyspark-client's: without it, a bucket was looked for among the files."""
 
