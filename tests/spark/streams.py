@@ -65,6 +65,17 @@ def word_count(source, sink, **settings):
     return builder.build(**{"backoff_ms": 300, "max_attempts": 3, "parallelism": 2, **settings})
 
 
+#: How often a sink fails that is down for ever.
+DOWN = 10**9
+
+
+def down_for_ever(source):
+    """Return a sink that takes nothing, and a topology that goes on trying it."""
+    store = Store()
+    store.down = DOWN
+    return store, word_count(source, store, sink_attempts=10**6, sink_backoff_ms=50)
+
+
 class Folder:
     """A stream of lines, from files that come to a directory."""
 

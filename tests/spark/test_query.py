@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
-from streams import LINE, Count, Folder, Split, Store, until, word_count
+from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
 from ackcore.spark import query
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
@@ -450,12 +450,10 @@ def test_a_checkpoint_of_the_other_kind_is_refused(spark, tmp_path, store, folde
 
 def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     """A sink that fails for ever does not keep a query from being stopped."""
-    store = Store()
-    store.down = 10**9
     folder.add("a")
-    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    store, topology = down_for_ever(folder.stream)
     on = running(topology, spark, tmp_path / "cp")
-    until(lambda: store.down < 10**9, on)
+    until(lambda: store.down < DOWN, on)
     on.spark_query.stop()  # not the way, but no reason to hang or to fail
     assert on.await_termination(300)
     assert on.exception is None
@@ -477,12 +475,10 @@ def test_a_stop_that_the_sink_hears_of_before_spark_is_no_error_to_spark(
     spark, tmp_path, folder, running, monkeypatch
 ):
     """Whoever is told first: until Spark's query is being stopped, an interruption is an error."""
-    store = Store()
-    store.down = 10**9
     folder.add("a")
-    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    store, topology = down_for_ever(folder.stream)
     on = running(topology, spark, tmp_path / "cp")
-    until(lambda: store.down < 10**9, on)
+    until(lambda: store.down < DOWN, on)
     sparks_stop, ended = StreamingQuery.stop, []
 
     def stop_late(query):

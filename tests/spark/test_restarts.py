@@ -14,7 +14,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, StreamingQueryException
-from streams import Split, Store, until, word_count
+from streams import DOWN, Split, Store, down_for_ever, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
@@ -133,12 +133,10 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
 ):
     """A sink that is down for ever never ends; and no word of Py4J's about the stop."""
     caplog.set_level("WARNING")
-    store = Store()
-    store.down = 10**9
     folder.add("a")
-    topology = word_count(folder.stream, store, sink_attempts=10**6, sink_backoff_ms=50)
+    store, topology = down_for_ever(folder.stream)
     on = running(topology, spark, tmp_path / "cp")
-    until(lambda: store.down < 10**9, on)
+    until(lambda: store.down < DOWN, on)
     waits = [threading.Thread(target=on.stop, kwargs={"finish": True}) for _ in range(2)]
     for thread in waits:
         thread.start()

@@ -76,8 +76,8 @@ def to_delta(
         that row, and of several in one micro-batch, which then has to fit into the driver's memory,
         the last is kept. All rows are appended if not given.
     storage_options : mapping, optional
-        How to reach the URI, secrets among them, as deltalake takes it. They appear in no plan,
-        log or checkpoint.
+        How to reach the URI, secrets among them, as deltalake takes it. They appear in no plan, log
+        or checkpoint; of them an error shows the endpoint, region and names, without a login.
 
     Returns
     -------
