@@ -41,6 +41,8 @@ RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
 _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)(?:\.staged)?")
 #: A table's bytes are hashed so many at a time: its fingerprint is that of these pieces in a row.
 _PIECE = 1 << 20
+#: What `write_table` writes at a time: Arrow hands each batch over in memory of its own.
+_TABLE_ROWS = 1 << 20
 #: Of a large file so much is in the page cache, whose pages serve for what comes next: a page that
 #: was not used for long takes longer to be had than to be filled and written.
 _CACHED = 1 << 23
@@ -226,9 +228,12 @@ def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = F
 
     A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
     """
-    # Few batches, whatever pieces the table came in: a filter makes as many again.
-    batches = rebatched(table.to_batches(), len(table))
-    return write_batches(directory, name, table.schema, batches, staged=staged)
+    return write_batches(directory, name, table.schema, batches_of(table), staged=staged)
+
+
+def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield a table in few batches, whatever pieces it came in: a filter makes as many again."""
+    return rebatched(table.to_batches(max_chunksize=_TABLE_ROWS), _TABLE_ROWS)
 
 
 def write_batches(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from ackcore._files.durable import sync_directory
-from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import make_directory, writing
 from ackcore.spark.base.checksummed import (
     RUN_AGAIN,
+    batches_of,
     check_file,
     check_size,
     read_table,
@@ -111,8 +111,7 @@ class TableCache:
 
     def write_table(self, directory: str, name: str, table: pa.Table) -> str:
         """Write a table that is whole already."""
-        batches = rebatched(table.to_batches(), len(table))
-        return self.write(directory, name, table.schema, batches)
+        return self.write(directory, name, table.schema, batches_of(table))
 
     def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
         """Say what `adopt` will be called with, where it is sooner done for all at once."""

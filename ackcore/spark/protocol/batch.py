@@ -211,6 +211,8 @@ class Engine:
                     plan, inputs, watch, offsets=self._offsets, is_new=is_new
                 )
                 decision = self._record_decision(plan, outcome)
+                # As it is on record: what was written down is read again by whoever needs it.
+                outcome = replace(outcome, decision=decision)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)
                 raise

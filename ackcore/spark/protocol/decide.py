@@ -22,7 +22,7 @@ from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reason_columns import ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
-from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.root_ids import distinct, in_order
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
@@ -134,8 +134,8 @@ def propagate_failures(
                 return more
             bad = more
 
-    start = all_roots(failed, written)
-    entailed = np.setdiff1d(spread(distinct(start)), start)
+    start = distinct(*failed_roots(failed, written))
+    entailed = np.setdiff1d(spread(start), start, assume_unique=True)
     if not len(entailed):
         return failed
     reason = Reason(
@@ -144,10 +144,10 @@ def propagate_failures(
         "a row for a sink hangs from this record and from one that failed",
     )
     # An attempt only if that of one of those that it shares rows with was.
-    counted = failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]
+    counted = [failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]]
     if written is not None:
-        counted = np.concatenate([counted, written.root_ids(counting=True)])
-    counts = np.isin(entailed, spread(distinct(counted)))
+        counted += written.roots(counting=True)
+    counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
     owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
     added = pa.table(
@@ -188,12 +188,13 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
             )
 
 
-def all_roots(failed: pa.Table, written: Payloads | None) -> Int64s:
-    """Return the roots that failed, those included that tasks wrote; some may be there twice."""
+def failed_roots(failed: pa.Table, written: Payloads | None) -> list[Int64s]:
+    """Return columns of the roots that failed, those included that tasks wrote.
+
+    Some may be there twice.
+    """
     roots: Int64s = failed["root_id"].to_numpy()
-    if not isinstance(written, WrittenFailures):
-        return roots
-    return np.concatenate([roots, written.root_ids()]) if len(roots) else written.root_ids()
+    return [roots, *written.roots()] if isinstance(written, WrittenFailures) else [roots]
 
 
 def check_payloads(
@@ -203,13 +204,14 @@ def check_payloads(
 
     ``written`` is what tasks wrote in the run, which need not be among ``failed``.
     """
-    if isinstance(payloads, WrittenFailures):
-        tables = [*payloads.found.values(), *payloads.tables.values()]
+    in_files = payloads.roots() if isinstance(payloads, WrittenFailures) else ()
+    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
+    got = in_order(*in_files, *(table[ROOT_ID].to_numpy() for table in tables.values()))
+    if payloads is written and not len(failed):
+        # What tasks wrote is all that failed: it is there, if not twice.
+        wanted = got[:0] if (got[1:] == got[:-1]).any() else got
     else:
-        tables = [*payloads.values()]
-    found = [table[ROOT_ID].to_numpy() for table in tables]
-    wanted = distinct(all_roots(failed, written))
-    got = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+        wanted = distinct(*failed_roots(failed, written))
     if not np.array_equal(wanted, got):
         raise Disagreement(
             f"{len(wanted)} records failed, and reading the sources again found "
@@ -307,7 +309,7 @@ def decide(
                 f"spout {spout} has {executed} records in this micro-batch, and "
                 f"{executed - changes[spout].acked} failed"
             )
-    nonacked = distinct(all_roots(failed, payloads))
+    nonacked = distinct(*failed_roots(failed, payloads))
     decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
@@ -382,8 +384,10 @@ def _judged(
     rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
 ) -> dict[str, _Lost]:
     """Judge records that were read again."""
+    found: dict[str, _Lost] = {}
+    if not payloads:
+        return found
     failed = _by_root(failed)
-    found = {}
     for spout, lost in payloads.items():
         if len(lost):
             first_ms, replayed = _known(rules.now_ms, retries.due.get(spout), lost)

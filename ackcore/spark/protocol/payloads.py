@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.protocol.decide import Payloads
@@ -43,7 +42,7 @@ def payloads_of(
     """
     left = failed
     if written is not None and len(failed):
-        there = among(failed["root_id"].to_numpy(), np.sort(written.root_ids()))
+        there = among(failed["root_id"].to_numpy(), written.root_ids())
         left = failed.filter(pa.array(~there))
     if written is not None and not len(left):
         return written

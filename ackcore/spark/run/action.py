@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
@@ -40,7 +41,6 @@ from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
-    NOT_ACKED_SCHEMA,
     PICKED,
     RESULT_TYPE,
     TASK_REPORT,
@@ -94,30 +94,36 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     """Return the result of a run from what its tasks returned to the driver, in any order."""
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
-    not_acked = [NOT_ACKED_SCHEMA.empty_table()]
+    not_acked = _NotAcked(list(setup.sources))
     picked: list[pa.Table] = []
     acked = Counter[int]()
-    for kind, blob in results_in(rows):
+    results = results_in(rows)
+    del rows
+    for kind, blob in results:
         if kind == TASK_REPORT:
             reports.append(json.loads(blob.to_pybytes()))
         elif kind == TRAILER_RECEIPTS:
             receipts += read_receipts(blob.to_pybytes())
         elif kind == NOT_ACKED:
-            not_acked.append(from_stream(blob))
+            not_acked.add(from_stream(blob))
         elif kind == PICKED:
             picked.append(from_stream(blob))
         elif kind == COUNTED:
             counts = json.loads(blob.to_pybytes())
             acked.update({int(number): count for number, count in counts.items()})
-    failed, claims, stray = _failed(pa.concat_tables(not_acked), list(setup.sources))
+    # What the blobs were in.
+    pa.default_memory_pool().release_unused()
+    failed, claims = not_acked.failed(), not_acked.claims()
     result = _summed(setup, reports, failed)
     if picked:
         told = [report["failed"] for report in reports if "failed" in report]
         result = replace(result, written=WrittenFailures.of(setup.plan.work, told, picked))
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
-    if stray:
-        problems.append(f"{stray} roots were acked or failed that no spout of this run sent")
+    if not_acked.stray:
+        problems.append(
+            f"{not_acked.stray} roots were acked or failed that no spout of this run sent"
+        )
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
         bad = _counted(failed, result.written)
@@ -131,8 +137,9 @@ def _counted(failed: pa.Table, written: WrittenFailures | None) -> Counter[str]:
     """Count the records of each spout that are not ACKED; those written may be among ``failed``."""
     counted = Counter[str]()
     if written is not None:
-        there = np.sort(written.root_ids())
-        failed = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), there)))
+        if len(failed):
+            there = written.root_ids()
+            failed = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), there)))
         counted.update({name: len(rows) for name, rows in written.found.items()})
     for one in failed["spout"].value_counts():
         counted[one["values"].as_py()] += one["counts"].as_py()
@@ -197,19 +204,39 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
     )
 
 
-def _failed(found: pa.Table, spouts: list[str]) -> tuple[pa.Table, dict[str, Int64s], int]:
-    """Return records that are not ACKED, repeated claims by spout, and the count of stray roots."""
-    root_ids, tasks = found["root_id"].to_numpy(), found["task"].to_numpy()
-    claiming, tracked = tasks >= CLAIM, (tasks >= 0) & (tasks < CLAIM)
-    claims = {
-        spouts[task - CLAIM]: np.sort(root_ids[tasks == task])
-        for task in np.unique(tasks[claiming]).tolist()
-    }
-    rows = found.filter(pa.array(tracked))
-    numbers = pa.array(rows["task"].to_numpy())
-    owners = pa.DictionaryArray.from_arrays(numbers, pa.array(spouts, pa.string()))
-    failed = pa.table([rows["root_id"], owners, _with_reasons(rows, spouts)], schema=FAILED)
-    return failed, claims, int((tasks < 0).sum())
+class _NotAcked:
+    """What tasks tell of roots that are not ACKED: taken in bit by bit, as there may be many.
+
+    ``stray`` counts roots of no spout.
+    """
+
+    def __init__(self, spouts: list[str]) -> None:
+        self._spouts = spouts
+        self._failed = [FAILED.empty_table()]
+        self._claims: dict[str, list[Int64s]] = defaultdict(list)
+        self.stray = 0
+
+    def add(self, found: pa.Table) -> None:
+        """Take in some of them, in `NOT_ACKED_SCHEMA`."""
+        spouts = self._spouts
+        root_ids, tasks = found["root_id"].to_numpy(), found["task"].to_numpy()
+        claiming, tracked = tasks >= CLAIM, (tasks >= 0) & (tasks < CLAIM)
+        for task in np.unique(tasks[claiming]).tolist():
+            self._claims[spouts[task - CLAIM]].append(root_ids[tasks == task])
+        rows = found.filter(pa.array(tracked))
+        numbers = pa.array(rows["task"].to_numpy())
+        owners = pa.DictionaryArray.from_arrays(numbers, pa.array(spouts, pa.string()))
+        columns = [rows["root_id"], owners, _with_reasons(rows, spouts)]
+        self._failed.append(pa.table(columns, schema=FAILED))
+        self.stray += int((tasks < 0).sum())
+
+    def failed(self) -> pa.Table:
+        """Return the records, in `FAILED`."""
+        return pa.concat_tables(self._failed).unify_dictionaries()
+
+    def claims(self) -> dict[str, Int64s]:
+        """Return the claims that were made more than once, sorted, by spout."""
+        return {spout: in_order(*claims) for spout, claims in self._claims.items()}
 
 
 def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:

@@ -25,7 +25,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.root_ids import distinct, in_order
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
@@ -134,9 +134,11 @@ def write_failed(
     """
     setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
     directory = os.path.join(plan.work, "failed")
-    ids: Int64s = failed["root_id"].to_numpy()
-    rows = failed.select(["root_id", "reason"]).unify_dictionaries().combine_chunks()
-    rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
+    order = np.argsort(failed["root_id"].to_numpy(), kind="stable")
+    rows = failed.select(["root_id", "reason"]).unify_dictionaries().take(pa.array(order))
+    rows = rows.combine_chunks()
+    del order
+    ids: Int64s = rows["root_id"].to_numpy()
     with making_in(directory) as place:
         table = write_table(place, "roots", rows)
     stage = FailedStage(
@@ -148,15 +150,15 @@ def write_failed(
     )
     slices = setup.slices()
     slices += tuple(
-        Slice(name, RowFile(os.path.join(plan.work, path), rows), 0, rows or 0, spilled=True)
+        Slice(name, RowFile(os.path.join(plan.work, path), n), 0, n or 0, spilled=True)
         for name, files in accepted.spilled.items()
-        for path, rows, _ in files
+        for path, n, _ in files
     )
     frames = []
     before: Mapping[int, Mapping[str, int]] = {}
     # Sources are read again for what is in no file.
     if not setup.sources.keys() <= accepted.spilled.keys():
-        again, before = _reread_frames(setup, accepted, np.sort(ids), stage)
+        again, before = _reread_frames(setup, accepted, ids, stage)
         frames += again
     if slices:
         numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
@@ -177,7 +179,7 @@ def write_failed(
 
 def _refuse_lost(ids: Int64s, found: Mapping[str, pa.Table]) -> None:
     """Raise `RuntimeError` if a record is not there any more."""
-    lost = int((~among(ids, np.sort(_roots_in(found.values())))).sum())
+    lost = int((~among(ids, in_order(*_roots_in(found.values())))).sum())
     if lost:
         raise RuntimeError(
             f"{len(ids)} records failed, and {lost} of them were not found when their source "
@@ -186,9 +188,8 @@ def _refuse_lost(ids: Int64s, found: Mapping[str, pa.Table]) -> None:
         )
 
 
-def _roots_in(tables: Iterable[pa.Table]) -> Int64s:
-    found = [table[ROOT_ID].to_numpy() for table in tables]
-    return np.concatenate([np.empty(0, np.int64), *found])
+def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
+    return (chunk.to_numpy() for table in tables for chunk in table[ROOT_ID].chunks)
 
 
 def _fetch(
@@ -202,8 +203,8 @@ def _fetch(
         claimed = {} if some.partition == RETRIES else claims
         picked = pick(some, roots, claimed, setup.plan.number)
         tables[some.source.name].append(pa.Table.from_batches([picked]))
-    sought = distinct(np.concatenate([np.empty(0, np.int64), *roots.values()]))
-    there = int(among(sought, np.sort(_roots_in(chain(*tables.values())))).sum())
+    sought = distinct(*roots.values())
+    there = int(among(sought, in_order(*_roots_in(chain(*tables.values())))).sum())
     # Sources are read again for what is in no file: it takes a job.
     if (claims or there < len(sought)) and not wanted <= accepted.spilled.keys():
         for name, table in _in_sources(setup, accepted, roots, claims):
@@ -238,11 +239,10 @@ def _in_sources(
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), roots, claims)
-    sought = None if claims else distinct(np.concatenate(list(roots.values())))
+    sought = None if claims else distinct(*roots.values())
     frames, before = _reread_frames(setup, accepted, sought, stage)
-    rows = collected(reduce(DataFrame.union, frames))
     content, picked = {}, []
-    for kind, blob in results_in(rows):
+    for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
         if kind == TASK_REPORT:
             report = json.loads(blob.to_pybytes())
             content[report["partition"]] = report["content"]
@@ -328,10 +328,8 @@ def check_content(
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
     suspects = _fetch(setup, result, {}, claims)
-    failed = result.failed["root_id"].to_numpy()
-    if result.written is not None:
-        failed = np.concatenate([failed, result.written.root_ids()])
-    failed = np.sort(failed)
+    written = () if result.written is None else result.written.roots()
+    failed = in_order(result.failed["root_id"].to_numpy(), *written)
     tables = [result.failed]
     for spout, table in suspects.items():
         roots = table[ROOT_ID].to_numpy()

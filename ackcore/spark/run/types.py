@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -16,6 +15,7 @@ from pyspark.sql.types import StructType
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.tasks.failed_rows import Rules
@@ -247,17 +247,25 @@ class WrittenFailures:
             sum(report["uncounted"] for report in reports),
         )
 
-    def root_ids(self, *, counting: bool = False) -> Int64s:
-        """Return the roots whose records are in files; or those whose reasons count."""
+    def roots(self, *, counting: bool = False) -> list[Int64s]:
+        """Return the roots whose records are in files, in columns; or those whose reasons count.
+
+        The columns are as they came, and not copied.
+        """
         tables = list(self.found.values())
         if counting:
             tables = [rows.filter(rows[COUNTS]) for rows in tables]
-        roots = [rows[ROOT_ID].to_numpy() for rows in tables]
-        return np.concatenate([np.empty(0, np.int64), *roots])
+        return [chunk.to_numpy() for rows in tables for chunk in rows[ROOT_ID].chunks]
+
+    def root_ids(self) -> Int64s:
+        """Return the roots whose records are in files, sorted."""
+        return in_order(*self.roots())
 
     def places(self, spout: str) -> Int64s:
         """Return the places of a spout's records that were due."""
-        places = self.found[spout][PLACE].cast(pa.int64()).drop_null()
+        # Places of type null, all that new records have, would take room as numbers.
+        due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
+        places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
         found: Int64s = places.to_numpy()
         return found
 

@@ -36,8 +36,15 @@ def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
 
 
 def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
-    """Yield (kind, blob) as the driver got them; large blobs are not copied."""
-    for batch in rows.to_batches():
+    """Yield (kind, blob) as the driver got them.
+
+    To take a blob out of its batch copies it.  So each batch is let go when it was read: whoever
+    calls this keeps no ``rows``.
+    """
+    batches = rows.to_batches()[::-1]
+    del rows
+    while batches:
+        batch = batches.pop()
         for kind, blob in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
             yield kind, blob.as_buffer()
 

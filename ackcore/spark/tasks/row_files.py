@@ -46,6 +46,8 @@ PLACE = "_ackcore_place"
 #: Of one that was written: whether its failure was an attempt, but for its age.
 COUNTS = "_ackcore_counts"
 
+#: Of roots that are looked for so many at a time: their places take as much room as they do.
+_LOOKED_UP = 1 << 20
 #: A task puts so many files into a bucket beside each other.
 _PUT_AT_ONCE = 8
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
@@ -337,9 +339,10 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] |
 
 def among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
     """Return which roots are among those that failed, which are sorted."""
-    if not len(failed):
-        return np.zeros(len(roots), np.bool_)
-    places = np.searchsorted(failed, roots)
-    places[places == len(failed)] = 0
-    found: npt.NDArray[np.bool_] = failed[places] == roots
+    found = np.zeros(len(roots), np.bool_)
+    for start in range(0, len(roots) if len(failed) else 0, _LOOKED_UP):
+        some = roots[start : start + _LOOKED_UP]
+        places = np.searchsorted(failed, some)
+        places[places == len(failed)] = 0
+        found[start : start + _LOOKED_UP] = failed[places] == some
     return found

@@ -1,0 +1,138 @@
+"""Of a micro-batch in which millions fail the driver has their roots, and little besides."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.spark.base import checksummed
+from ackcore.spark.base.checksummed import read_table, write_table
+from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.protocol.decide import Disagreement, check_payloads
+from ackcore.spark.run.types import WrittenFailures
+from ackcore.spark.tasks import row_files
+from ackcore.spark.tasks.results import (
+    PICKED,
+    RESULT_SCHEMA,
+    from_stream,
+    result_batch,
+    results_in,
+    to_stream,
+)
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
+
+IDS = st.lists(st.integers(-3, 3), max_size=12).map(lambda ids: np.array(ids, np.int64))
+
+
+def written(*of_tasks):
+    """What tasks say that they have written: their roots, and places among those due."""
+    picked = []
+    for roots, places in of_tasks:
+        columns = [pa.array(roots, pa.int64()), places, pa.array(np.ones(len(roots), np.bool_))]
+        table = pa.table(dict(zip((ROOT_ID, PLACE, COUNTS), columns, strict=True)))
+        picked.append(table.replace_schema_metadata({"spout": "lines"}))
+    return WrittenFailures.of("work", [], picked)
+
+
+@given(st.lists(IDS, max_size=4))
+def test_of_several_columns_each_id_is_there_once(columns):
+    before = [column.copy() for column in columns]
+    found = distinct(*columns)
+    assert found.tolist() == sorted({int(one) for column in columns for one in column})
+    assert all(np.array_equal(*pair) for pair in zip(columns, before, strict=True))
+
+
+@given(IDS, IDS)
+def test_roots_are_looked_for_some_at_a_time(roots, failed):
+    failed = np.sort(failed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_files, "_LOOKED_UP", 3)
+        assert among(roots, failed).tolist() == np.isin(roots, failed).tolist()
+
+
+def test_what_tasks_wrote_is_there_once():
+    nothing = FAILED.empty_table()
+    once = written(([1, 2], pa.nulls(2)), ([4, 3], pa.nulls(2)))
+    check_payloads(nothing, once, once)
+    twice = written(([1, 2], pa.nulls(2)), ([2, 3], pa.nulls(2)))
+    with pytest.raises(Disagreement, match="found 0 of them in 4 rows"):
+        check_payloads(nothing, twice, twice)
+
+
+def test_places_are_those_of_what_was_due():
+    found = written(
+        ([1, 2], pa.nulls(2)),
+        ([3, 4, 5], pa.array([7, None, 0], pa.int64())),
+        ([6], pa.array([9], pa.int64())),
+    )
+    assert found.places("lines").tolist() == [7, 0, 9]
+    assert written(([1], pa.nulls(1))).places("lines").tolist() == []
+    assert found.root_ids().tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("places", ["none was due", "all were"])
+def test_to_check_what_was_written_takes_a_column_more(places):
+    n = 1 << 18
+    rng = np.random.default_rng(0)
+    roots = rng.permutation(n)
+    due = pa.nulls(n // 4) if places == "none was due" else pa.array(range(n // 4), pa.int64())
+    found = written(*((part, due) for part in np.split(roots, 4)))
+    nothing = FAILED.empty_table()
+    tracemalloc.start()
+    try:
+        check_payloads(nothing, found, found)
+        assert tracemalloc.get_traced_memory()[1] < 12 * n
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_new_records_have_for_places_takes_no_room():
+    n = 1 << 18
+    found = written((np.arange(n), pa.nulls(n)))
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        assert not len(found.places("lines"))
+    finally:
+        pa.set_memory_pool(before)
+    assert (pool.max_memory() or 0) < n
+
+
+def test_what_came_from_a_task_is_let_go_when_it_was_taken_out():
+    rows = 1 << 15
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, RESULT_SCHEMA) as writer:
+        for task in range(4):
+            table = pa.table({ROOT_ID: np.arange(task * rows, (task + 1) * rows)})
+            writer.write_batch(result_batch([(PICKED, to_stream(table))]))
+    whole = sink.getvalue().to_pybytes()
+
+    def collected():
+        with pa.CompressedInputStream(pa.BufferReader(gzipped), "gzip") as stream:
+            return pa.ipc.open_stream(stream).read_all()
+
+    gzipped = pa.compress(whole, "gzip", asbytes=True)
+    before = pa.total_allocated_bytes()
+    results = results_in(collected())
+    held, taken = [], []
+    for _, blob in results:
+        taken.append(from_stream(blob))
+        held.append(pa.total_allocated_bytes() - before)
+    assert held[0] > held[1] > held[2] > held[3]
+    assert [int(table[ROOT_ID][0].as_py()) for table in taken] == [0, rows, 2 * rows, 3 * rows]
+
+
+def test_a_table_is_written_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(checksummed, "_TABLE_ROWS", 3)
+    reasons = pa.chunked_array([["a", "b"], ["b"] * 5, ["c"]]).dictionary_encode()
+    table = pa.table({"root_id": range(8), "reason": reasons}).unify_dictionaries()
+    found = read_table(tmp_path / write_table(tmp_path, "roots", table))
+    assert found.equals(table)
+    assert [len(batch) for batch in found.to_batches()] == [3, 3, 2]
