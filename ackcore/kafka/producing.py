@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import (
     Consumer,
@@ -131,12 +131,35 @@ PASSING = {
 }
 
 
-#: Given key and value of a message, and what was said of its size.
-TooLarge = Callable[[bytes | None, bytes | None, str], object]
+class Undelivered(NamedTuple):
+    """A message that its topic does not take, or that came in one request with such.
+
+    Attributes
+    ----------
+    why : {"size", "no key", "beside"}
+        Of "size", it or its request is too large.  "beside": another of the request is invalid.
+    key, value : bytes or None
+    said : str
+        The error, with the way out.
+    """
+
+    why: Literal["size", "no key", "beside"]
+    key: bytes | None
+    value: bytes | None
+    said: str
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
+
+
+def _why(error: KafkaError, key: bytes | None) -> Literal["size", "no key", "beside"] | None:
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return "size"
+    if error.code() not in (KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD):
+        return None
+    # Of a request in which one record is invalid, librdkafka says so of all.
+    return "no key" if error.code() == KafkaError.INVALID_RECORD and key is None else "beside"
 
 
 class DeliveryError(RuntimeError):
@@ -162,10 +185,10 @@ class Deliveries:
 
     Attributes
     ----------
-    on_too_large : callable or None
-        Called with key, value and error of a message that is, or that is in a request which is,
-        larger than its topic takes: that is no failure then, but of a transaction, which it ends.
-        None by default.
+    on_undelivered : callable or None
+        Given a message that is larger than its topic takes or has no key in a topic that asks for
+        one, or that is in one request with such, returns whether it deals with that: it is no
+        failure then, but of a transaction, which it ends.  None by default.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -175,7 +198,7 @@ class Deliveries:
         self._failures: dict[str, int] = {}
         self._first: tuple[str, KafkaError] | None = None
         self._cause = ""
-        self.on_too_large: TooLarge | None = None
+        self.on_undelivered: Callable[[Undelivered], bool] | None = None
         self._ends_of_one = transactional_id is not None
         # Of what was delivered nothing is reported one by one, which would take as long as sending:
         # what has left librdkafka's queue and was not reported was delivered.
@@ -379,9 +402,10 @@ class Deliveries:
             self._fail(error, message.topic() or "", message.key(), message.value())
 
     def _fail(self, error: KafkaError, topic: str, key: bytes | None, value: bytes | None) -> None:
-        if self.on_too_large is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self.on_too_large(key, value, self._told(error))
-            if not self._ends_of_one:
+        why = _why(error, key)
+        if self.on_undelivered is not None and why is not None:
+            known = self.on_undelivered(Undelivered(why, key, value, self._told(error)))
+            if known and not self._ends_of_one:
                 return
         self._failures[topic] = self._failures.get(topic, 0) + 1
         self._first = self._first or (topic, error)

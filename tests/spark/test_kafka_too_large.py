@@ -17,7 +17,7 @@ from kafka_sinks import kafka_sinks, messages, words
 
 from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
-from ackcore.spark.sinks import kafka
+from ackcore.spark.sinks import kafka, kafka_messages
 from ackcore.spark.sinks.interface import AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -80,7 +80,7 @@ def test_messages_of_a_request_that_is_too_large_are_sent_one_by_one(mock_kafka,
 
 
 def test_too_many_messages_to_send_one_by_one_are_an_error(mock_kafka, sink, files, monkeypatch):
-    monkeypatch.setattr(kafka, "MAX_REFUSED", 1)
+    monkeypatch.setattr(kafka_messages, "MAX_REFUSED", 1)
     topic = mock_kafka.new_topic()
     mock_kafka.fail_requests(mock_broker.PRODUCE, *[10] * 4)
     says = (

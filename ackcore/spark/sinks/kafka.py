@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
+from ackcore.spark.base.message_headers import BATCH
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.sinks.connections import Connections
-from ackcore.spark.sinks.interface import (
-    Accepted,
-    AcceptedFile,
-    read_accepted,
-    read_with_places,
+from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.sinks.kafka_messages import (
+    Messages,
+    Refused,
+    Suspects,
+    content_hash,
+    content_size,
+    producing,
 )
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.unavailable import unavailable
-from ackcore.topology.max_refused import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.messages import Content, MessageColumns
-    from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
+    from ackcore.kafka.producing import DeliveryError, Transactions
     from ackcore.kafka.settings import ClientSettings
 
 #: Up to so many rows and bytes the driver sends by itself: a Spark job takes longer to start.
@@ -41,9 +41,7 @@ _DRIVER_BYTES = 8 << 20
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
 
-#: A row whose message is larger than the topic takes: its file, its place there, and why.
-_Refused = tuple[int, int, str]
-#: What a task that sends answers: those, or what ended it, without a file.
+#: What a task that sends answers: rows that are refused, or what ended it, without a file.
 _ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
@@ -91,7 +89,8 @@ def to_kafka(
         Java) each row then is there once, whoever dies when.  One process, the driver, sends
         them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
         in which a delivery failed, a task was tried again or the driver died before it was marked.
-        A row whose message is larger than the topic takes is refused, and its record dead.
+        A row whose message is larger than the topic takes is refused, and its record dead; so is
+        one with a null in ``key`` where the topic is compacted, which takes none without a key.
         The name of the sink is part of the transaction's: one that is given another name while a
         micro-batch is decided and not marked sends that again under the new one.
     options : mapping, optional
@@ -115,7 +114,7 @@ def to_kafka(
     from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
     from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
 
-    kafka = _kafka()
+    kafka = producing()
     kafka.check_topic(topic)
     columns = {"key": key, "value": value, "headers": headers, "message_id": message_id}
     for argument, column in columns.items():
@@ -127,13 +126,6 @@ def to_kafka(
     kafka.check_options(settings)
     of = MessageColumns(key, value, headers)
     return KafkaSink(topic, settings, of, message_id, transactional)
-
-
-def _kafka() -> ModuleType:
-    """Return what needs confluent-kafka, which only those have who use Kafka."""
-    from ackcore.kafka import producing  # noqa: PLC0415
-
-    return producing
 
 
 class KafkaSink:
@@ -191,7 +183,7 @@ class KafkaSink:
         self.release(sink, deployment)
         if not self.transactional:
             refuse_unpicklable(f"sink {sink!r}", self._settings, "a module that workers import")
-        deliveries = _kafka().Deliveries(
+        deliveries = producing().Deliveries(
             self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
         )
         try:
@@ -206,7 +198,8 @@ class KafkaSink:
         Returns
         -------
         SinkRejects or None
-            Those whose messages are larger than the topic takes; of a transaction it is raised.
+            Those whose messages are larger than the topic takes, or lack a key that it asks for;
+            of a transaction it is raised.
 
         Raises
         ------
@@ -238,7 +231,7 @@ class KafkaSink:
         """Raise with the sink's name what Kafka did not take."""
         try:
             yield
-        except _kafka().DeliveryError as error:
+        except producing().DeliveryError as error:
             where = f"topic {self.topic!r} at {self._settings.bootstrap_servers}"
             raise unavailable(sink, where, str(error), _WAY_OUT) from error
 
@@ -258,17 +251,17 @@ class KafkaSink:
 
     # ---------------------------------------------------------------------------- at least once
 
-    def _send(self, accepted: Accepted) -> list[_Refused]:
+    def _send(self, accepted: Accepted) -> list[Refused]:
         messages = self._messages(accepted)
         if _is_small(accepted):
-            live = self._connected(accepted, lambda: _kafka().Deliveries(self._settings))
+            live = self._connected(accepted, lambda: producing().Deliveries(self._settings))
             check_fence()
             return messages.deliver(live, list(enumerate(accepted.files)), self._settings)
         settings, files = self._settings, accepted.files
         tasks = min(len(files), task_slots(accepted.spark))
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            kafka = _kafka()
+            kafka = producing()
             deliveries = kafka.Deliveries(settings)
             found: list[tuple[int | None, int | None, str]] = []
             try:
@@ -289,7 +282,7 @@ class KafkaSink:
         refused = []
         for file, place, said in frame.mapInArrow(send, from_arrow_schema(_ANSWER)).collect():
             if file is None:
-                raise _kafka().DeliveryError(said)
+                raise producing().DeliveryError(said)
             refused.append((file, place, said))
         return refused
 
@@ -314,27 +307,36 @@ class KafkaSink:
                 f"them are in the topic. For that: "
                 f"{_way_out(number, live.transactional_id, self.topic)}",
             )
-        messages, suspects = self._messages(accepted), _Suspects()
+        messages = self._messages(accepted)
+        suspects = messages.suspects()
         try:
             messages.send(suspects.of(live.begin()), enumerate(accepted.files))
-            live.prepare(_kafka().Mark(number, note))
-        except _kafka().DeliveryError:
+            live.prepare(producing().Mark(number, note))
+        except producing().DeliveryError:
             suspects.check(self.topic)
+            if suspects.keyless:
+                raise self._without_key(accepted, messages, suspects) from None
             if suspects.count:
                 raise self._too_large(accepted, messages, suspects) from None
             raise
         failpoint("in-transaction", number)
         live.commit()
 
+    def _without_key(
+        self, accepted: Accepted, messages: Messages, suspects: Suspects
+    ) -> SinkRejects:
+        self.release(accepted.sink, accepted.deployment)
+        return _rejects(messages.without_key(dict(enumerate(accepted.files)), suspects))
+
     def _too_large(
-        self, accepted: Accepted, messages: _Messages, suspects: _Suspects
+        self, accepted: Accepted, messages: Messages, suspects: Suspects
     ) -> SinkRejects | DeliveryError:
         """Find rows that are too large by themselves, each in a transaction that is aborted.
 
         Not only the suspects, of the request that ended the first one: the next large message
         would end another, for which all would be sent again.
         """
-        refused = _Suspects()
+        refused = messages.suspects()
         #: Of messages alike but for their headers, the size of the largest that was taken.
         taken: dict[int, int] = {}
 
@@ -342,7 +344,8 @@ class KafkaSink:
             return suspects.have(*content[:2])
 
         def is_larger(content: Content) -> bool:
-            return is_suspect(content) and _size(content) > taken.get(_hash(*content[:2]), -1)
+            least = taken.get(content_hash(*content[:2]), -1)
+            return is_suspect(content) and content_size(content) > least
 
         found = list(self._alone(accepted, messages, is_larger, refused, taken))
         if not found:  # a smaller one may be the larger when both are compressed
@@ -351,7 +354,7 @@ class KafkaSink:
             least = min(size for _, size in found)
 
             def is_as_large(content: Content) -> bool:
-                return _size(content) >= least and not is_suspect(content)
+                return content_size(content) >= least and not is_suspect(content)
 
             found += self._alone(accepted, messages, is_as_large, refused, taken)
         self.release(accepted.sink, accepted.deployment)
@@ -360,11 +363,11 @@ class KafkaSink:
     def _alone(
         self,
         accepted: Accepted,
-        messages: _Messages,
+        messages: Messages,
         chosen: Callable[[Content], bool],
-        refused: _Suspects,
+        refused: Suspects,
         taken: dict[int, int],
-    ) -> Iterator[tuple[_Refused, int]]:
+    ) -> Iterator[tuple[Refused, int]]:
         """Yield rows that are refused, each with the size of its message; note others as taken."""
         known = sum(len(file.refused) for file in accepted.files)
         live = None
@@ -378,21 +381,23 @@ class KafkaSink:
             try:
                 messages.send_rows(deliveries, number, row, at)
                 deliveries.flush()
-            except _kafka().DeliveryError:
+            except producing().DeliveryError:
+                if refused.keyless:
+                    raise self._without_key(accepted, messages, refused) from None
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
-                yield (number, place, refused.said), _size(content)
+                yield (number, place, refused.said), content_size(content)
                 live = None
             else:
-                alike = _hash(*content[:2])
-                taken[alike] = max(taken.get(alike, -1), _size(content))
+                alike = content_hash(*content[:2])
+                taken[alike] = max(taken.get(alike, -1), content_size(content))
 
     def _transactions(self, accepted: Accepted) -> Transactions:
         wanted = _id(accepted.sink, accepted.deployment)
 
         def begin() -> Transactions:
-            made: Transactions = _kafka().Transactions(self._settings, wanted, self.topic)
+            made: Transactions = producing().Transactions(self._settings, wanted, self.topic)
             return made
 
         live: Transactions = self._connected(accepted, begin)
@@ -401,158 +406,13 @@ class KafkaSink:
             live = self._connected(accepted, begin)
         return live
 
-    def _messages(self, accepted: Accepted) -> _Messages:
+    def _messages(self, accepted: Accepted) -> Messages:
         batch = f"{accepted.deployment}/{accepted.sink}/{accepted.batch_id}".encode()
-        return _Messages(self.topic, self._columns, self._message_id, batch, accepted.nonacked)
+        return Messages(self.topic, self._columns, self._message_id, batch, accepted.nonacked)
 
 
-class _Messages:
-    """The rows of a micro-batch as messages; travels to tasks."""
-
-    def __init__(
-        self,
-        topic: str,
-        columns: MessageColumns,
-        message_id: str | None,
-        batch: bytes,
-        nonacked: Int64s,
-    ) -> None:
-        self._topic = topic
-        self._columns = columns
-        self._message_id = message_id
-        self._batch = batch
-        self._nonacked = nonacked
-
-    def deliver(
-        self,
-        deliveries: Deliveries,
-        files: Sequence[tuple[int, AcceptedFile]],
-        settings: ClientSettings,
-    ) -> list[_Refused]:
-        """Send the rows of numbered files, and return those that are too large by themselves.
-
-        Brokers measure what came in one request together: of those that are said to be too large
-        each is sent once more, alone.
-        """
-        suspects = _Suspects()
-        self.send(suspects.of(deliveries), files)
-        deliveries.flush()
-        suspects.check(self._topic)
-        if not suspects.count:
-            return []
-        refused: list[_Refused] = []
-        found = _Suspects()
-        alone = found.of(_kafka().Deliveries(settings))
-        try:
-            chosen = self.again(dict(files), lambda content: suspects.have(*content[:2]))
-            for number, place, row, at, _ in chosen:
-                self.send_rows(alone, number, row, at)
-                alone.flush()
-                if found.count > len(refused):
-                    refused.append((number, place, found.said))
-        finally:
-            alone.close()
-        return refused
-
-    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
-        """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
-        for number, file in files:
-            at = 0
-            for rows in read_accepted(file, self._nonacked):
-                self.send_rows(deliveries, number, rows, at)
-                at += len(rows)
-
-    def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
-        for key, value, headers in self._contents(number, rows, at):
-            deliveries.send(self._topic, value, key, headers)
-
-    def _contents(self, number: int, rows: pa.RecordBatch, at: int) -> Iterator[Content]:
-        """Yield what is in the message of each row, with the sink's own headers."""
-        batch = (BATCH, self._batch)
-        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
-        of_rows = self._columns.headers is not None
-        ids = None if self._message_id is None else rows.column(self._message_id)
-        for place, (key, value, headers) in enumerate(self._columns.contents(rows), at):
-            if of_rows:  # as a row came that was read from what a sink had written
-                headers = [each for each in headers if each[0] not in ours]
-            headers += (batch, (ROW, b"%d.%d" % (number, place)))
-            if ids is not None:
-                headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
-            yield key, value, headers
-
-    def again(
-        self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
-    ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
-        """Yield some rows: file and place, the row, and its message's number there and content."""
-        for number, file in files.items():
-            at = 0
-            for rows, places in read_with_places(file, self._nonacked):
-                for i, content in enumerate(self._contents(number, rows, at)):
-                    if chosen(content):
-                        yield number, int(places[i]), rows.slice(i, 1), at + i, content
-                at += len(rows)
-
-
-class _Suspects:
-    """Messages that are too large, or came in one request with such.
-
-    A report of a message has no headers, so they are known by what else is in them: of rows that
-    are alike one more may be sent twice.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.said = ""
-        self._hashes: set[int] = set()
-
-    def of(self, deliveries: Deliveries) -> Deliveries:
-        """Have those of a producer told; returns it."""
-        deliveries.on_too_large = self._add
-        return deliveries
-
-    def _add(self, key: bytes | None, value: bytes | None, said: str) -> None:
-        self.count += 1
-        self.said = said
-        self._hashes.add(_hash(key, value))
-
-    def check(self, topic: str, known: int = 0) -> None:
-        """Raise DeliveryError if with some they are too many to be sent each by itself."""
-        if self.count + known > MAX_REFUSED:
-            raise self._error(topic, "too many to send each again by itself")
-
-    def none_is(self, topic: str) -> DeliveryError:
-        """Return the error of messages that are too large only together."""
-        return self._error(topic, "of which none is too large by itself")
-
-    def _error(self, topic: str, why: str) -> DeliveryError:
-        error: DeliveryError = _kafka().DeliveryError(
-            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or have "
-            "fewer go in one request, by batch.size in options"
-        )
-        return error
-
-    def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
-        """Whether a message is one of them."""
-        return _hash(key, value) in self._hashes
-
-
-def _rejects(refused: Sequence[_Refused]) -> SinkRejects:
+def _rejects(refused: Sequence[Refused]) -> SinkRejects:
     return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
-
-
-def _size(content: Content) -> int:
-    """Return the size of a message, but for what tells its row: of those as large it differs."""
-    key, value, headers = content
-    others = [part for header in headers if header[0] != ROW for part in header]
-    return sum(map(len, map(_bytes, (key, value, *others))))
-
-
-def _hash(*content: bytes | str | None) -> int:
-    return hash(tuple(map(_bytes, content)))
-
-
-def _bytes(part: bytes | str | None) -> bytes:
-    return part.encode() if isinstance(part, str) else part or b""
 
 
 def _is_small(accepted: Accepted) -> bool:
@@ -565,10 +425,6 @@ def _is_id(kind: pa.DataType) -> bool:
     return any(
         test(kind) for test in (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_integer)
     )
-
-
-def _id_bytes(value: Any) -> bytes | None:
-    return value if isinstance(value, bytes | None) else str(value).encode()
 
 
 def _id(sink: str, deployment: str) -> str:

@@ -1,0 +1,245 @@
+"""The rows of a micro-batch as messages to Kafka, and which of them their topic does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
+from ackcore.spark.sinks.interface import AcceptedFile, read_accepted, read_with_places
+from ackcore.topology.max_refused import MAX_REFUSED
+
+if TYPE_CHECKING:
+    from ackcore.kafka.messages import Content, MessageColumns
+    from ackcore.kafka.producing import Deliveries, DeliveryError, Undelivered
+    from ackcore.kafka.settings import ClientSettings
+
+
+def producing() -> ModuleType:
+    """Return what needs confluent-kafka, which only those have who use Kafka."""
+    from ackcore.kafka import producing  # noqa: PLC0415
+
+    return producing
+
+
+#: A row whose message the topic does not take: its file, its place there, and why.
+Refused = tuple[int, int, str]
+
+
+class Messages:
+    """The rows of a micro-batch as messages; travels to tasks."""
+
+    def __init__(
+        self,
+        topic: str,
+        columns: MessageColumns,
+        message_id: str | None,
+        batch: bytes,
+        nonacked: Int64s,
+    ) -> None:
+        self._topic = topic
+        self._columns = columns
+        self._message_id = message_id
+        self._batch = batch
+        self._nonacked = nonacked
+
+    def deliver(
+        self,
+        deliveries: Deliveries,
+        files: Sequence[tuple[int, AcceptedFile]],
+        settings: ClientSettings,
+    ) -> list[Refused]:
+        """Send the rows of numbered files, and return those that the topic does not take.
+
+        Brokers measure what came in one request together: of those that are said to be too large
+        each is sent once more, alone.  Of those without a key they say which they are.
+        """
+        suspects, of = self.suspects(), dict(files)
+        beside: set[int] = set()
+        suspects.beside = beside
+        self.send(suspects.of(deliveries), files)
+        deliveries.flush()
+        suspects.beside = None
+        suspects.check(self._topic)
+        if beside:
+            for number, _, row, at, content in self.again(of, lambda one: _is_in(beside, one)):
+                if not suspects.keyless or content[0] is not None:
+                    self.send_rows(deliveries, number, row, at)
+            deliveries.flush()
+        refused: list[Refused] = []
+        if suspects.count:
+            found, before = self.suspects(), 0
+            alone = found.of(producing().Deliveries(settings))
+            try:
+                chosen = self.again(of, lambda content: suspects.have(*content[:2]))
+                for number, place, row, at, _ in chosen:
+                    self.send_rows(alone, number, row, at)
+                    alone.flush()
+                    if found.count > before:
+                        refused.append((number, place, found.said))
+                        before = found.count
+            finally:
+                alone.close()
+            suspects.keyless = suspects.keyless or found.keyless
+        return refused + self.without_key(of, suspects)
+
+    def suspects(self) -> Suspects:
+        """Return what takes note of messages that are not delivered."""
+        return Suspects(self._columns.key is not None)
+
+    def without_key(self, files: Mapping[int, AcceptedFile], suspects: Suspects) -> list[Refused]:
+        """Return all rows without a key, if one was not delivered for want of it.
+
+        Raises
+        ------
+        DeliveryError
+            If they are too many to be refused.
+        """
+        refused: list[Refused] = []
+        for number, place, *_ in (
+            self.again(files, lambda one: one[0] is None) if suspects.keyless else ()
+        ):
+            refused.append((number, place, suspects.keyless))
+            if len(refused) > MAX_REFUSED:
+                error: DeliveryError = producing().DeliveryError(
+                    f"topic {self._topic!r} takes no messages without a key, and more than "
+                    f"{MAX_REFUSED} rows have none: {suspects.keyless}"
+                )
+                raise error
+        return refused
+
+    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
+        """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
+        for number, file in files:
+            at = 0
+            for rows in read_accepted(file, self._nonacked):
+                self.send_rows(deliveries, number, rows, at)
+                at += len(rows)
+
+    def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
+        """Send rows that begin at a place of a numbered file."""
+        for key, value, headers in self._contents(number, rows, at):
+            deliveries.send(self._topic, value, key, headers)
+
+    def _contents(self, number: int, rows: pa.RecordBatch, at: int) -> Iterator[Content]:
+        """Yield what is in the message of each row, with the sink's own headers."""
+        batch = (BATCH, self._batch)
+        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
+        of_rows = self._columns.headers is not None
+        ids = None if self._message_id is None else rows.column(self._message_id)
+        for place, (key, value, headers) in enumerate(self._columns.contents(rows), at):
+            if of_rows:  # as a row came that was read from what a sink had written
+                headers = [each for each in headers if each[0] not in ours]
+            headers += (batch, (ROW, b"%d.%d" % (number, place)))
+            if ids is not None:
+                headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
+            yield key, value, headers
+
+    def again(
+        self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
+    ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
+        """Yield some rows: file and place, the row, and its message's number there and content."""
+        for number, file in files.items():
+            at = 0
+            for rows, places in read_with_places(file, self._nonacked):
+                for i, content in enumerate(self._contents(number, rows, at)):
+                    if chosen(content):
+                        yield number, int(places[i]), rows.slice(i, 1), at + i, content
+                at += len(rows)
+
+
+class Suspects:
+    """Messages that are too large, have no key, or came in one request with such.
+
+    A report of a message has no headers, so they are known by what else is in them: of rows that
+    are alike one more may be sent twice.
+
+    Parameters
+    ----------
+    keyed : bool
+        Whether messages have keys, so that it is a row's fault that one has none.
+
+    Attributes
+    ----------
+    count : int
+        How many may be too large.
+    said, keyless : str
+        What was said of the last of them, and of the last one without a key; "" if nothing.
+    beside : set of int or None
+        The hashes of those that came in one request with an invalid one; None if that is an error.
+    """
+
+    def __init__(self, keyed: bool) -> None:
+        self.count = 0
+        self.said = self.keyless = ""
+        self.beside: set[int] | None = None
+        self._keyed = keyed
+        self._large: set[int] = set()
+
+    def of(self, deliveries: Deliveries) -> Deliveries:
+        """Have those of a producer told; returns it."""
+        deliveries.on_undelivered = self._add
+        return deliveries
+
+    def _add(self, one: Undelivered) -> bool:
+        at = content_hash(one.key, one.value)
+        if one.why == "beside":
+            if self.beside is not None:
+                self.beside.add(at)
+            return self.beside is not None
+        if one.why == "no key":
+            if self._keyed:
+                self.keyless = one.said
+            return self._keyed
+        self.count += 1
+        self.said = one.said
+        self._large.add(at)
+        return True
+
+    def check(self, topic: str, known: int = 0) -> None:
+        """Raise DeliveryError if with some they are too many to be sent each by itself."""
+        if self.count + known > MAX_REFUSED:
+            raise self._error(topic, "too many to send each again by itself")
+
+    def none_is(self, topic: str) -> DeliveryError:
+        """Return the error of messages that are too large only together."""
+        return self._error(topic, "of which none is too large by itself")
+
+    def _error(self, topic: str, why: str) -> DeliveryError:
+        error: DeliveryError = producing().DeliveryError(
+            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or have "
+            "fewer go in one request, by batch.size in options"
+        )
+        return error
+
+    def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
+        """Whether a message is one of them."""
+        return content_hash(key, value) in self._large
+
+
+def _is_in(hashes: set[int], content: Content) -> bool:
+    return content_hash(*content[:2]) in hashes
+
+
+def content_size(content: Content) -> int:
+    """Return the size of a message, but for what tells its row: of those as large it differs."""
+    key, value, headers = content
+    others = [part for header in headers if header[0] != ROW for part in header]
+    return sum(map(len, map(_bytes, (key, value, *others))))
+
+
+def content_hash(*content: bytes | str | None) -> int:
+    """Return the hash of a message's key and value."""
+    return hash(tuple(map(_bytes, content)))
+
+
+def _bytes(part: bytes | str | None) -> bytes:
+    return part.encode() if isinstance(part, str) else part or b""
+
+
+def _id_bytes(value: Any) -> bytes | None:
+    return value if isinstance(value, bytes | None) else str(value).encode()
