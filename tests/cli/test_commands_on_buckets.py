@@ -85,6 +85,17 @@ def test_what_is_not_there_is_told(ackcore, bucket):
         assert "head.json" in said
 
 
+def test_a_bucket_that_is_not_there_is_named(ackcore, bucket, azure_container):
+    for place, name in (
+        ("s3://no-such-bucket/some/place", "s3://no-such-bucket"),
+        ("az://no-such-container/some/place", "az://no-such-container"),
+    ):
+        for words in (["status"], ["dead", "list"]):
+            said = ackcore(*words, place, code=3).stderr
+            assert f"there is no bucket {name}: make it, or correct the URL, {place}" in said
+            assert "head.json" not in said
+
+
 def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-that-is-secret")
     s3.fail(DENIED, "GET", times=5)

@@ -62,6 +62,8 @@ _RETRIES = re.compile(r", after \d+ retries, max_retries: \d+, retry_timeout: \w
 _SYSTEM_SAID = re.compile(r'\b(?:error|message): "([^"\\]{1,100})"')
 #: Services by which machines and pods get credentials of their role.
 _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
+#: What S3 and GCS, and Azure, answer where there is not even a bucket.
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
 #: Variables with credentials, the usual ones.
 _CREDENTIALS = {
@@ -293,7 +295,15 @@ class ObjectStore:
             ) from None
         try:
             yield
-        except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError):
+        except (errors.AlreadyExistsError, errors.PreconditionError):
+            raise
+        except FileNotFoundError as absent:
+            if how == "read" and _NO_BUCKET.search(str(absent)):
+                scheme, _, place = self.url.partition("://")
+                raise StateError(
+                    f"there is no bucket {scheme}://{place.partition('/')[0]}: make it, or correct "
+                    f"the URL, {self.url}"
+                ) from None
             raise
         # Not chained to their causes: those repeat what the server said.
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
