@@ -120,6 +120,18 @@ def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):
     assert words(postgres) == {}
 
 
+def test_a_trigger_that_raises_over_all_that_were_staged_refuses_none(postgres, sink, tmp_path):
+    """Where COPY refuses one, the others go into the temporary table by halves, and no further."""
+    execute(postgres, "CREATE TABLE words (word text UNIQUE, n bigint)", RAISES.format(-1))
+    execute(
+        postgres, "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    some = [("a", 1, None), ("\0", 2, None), ("c", 3, None)]
+    with pytest.raises(psycopg.errors.RaiseException, match="too much"):
+        sink(postgres, keys="word").write_accepted(accepted([row_file(tmp_path, some)]))
+    assert words(postgres) == {}
+
+
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_what_all_rows_violate_is_looked_for_up_to_a_number(
     postgres, sink, tmp_path, monkeypatch, keys

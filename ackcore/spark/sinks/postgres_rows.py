@@ -7,6 +7,7 @@ it is repeated, within savepoints, by halves of halves.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -132,7 +133,7 @@ class PostgresRows(Generic[E]):
         )
         copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
         refused, rows = self._copy_all(copy, numbered=True)
-        return {**refused, **self._merge_all(rows)}
+        return {**refused, **self._merge_all(rows, sorted(refused))}
 
     def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, E], int]:
         """Copy the rows; return the numbers of those refused, and how many there were in all."""
@@ -159,7 +160,8 @@ class PostgresRows(Generic[E]):
             rows = first + len(chunk)
         return refused, rows
 
-    def _merge_all(self, rows: int) -> dict[int, E]:
+    def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, E]:
+        """Merge what was copied, which lacks some rows; return the errors of those refused."""
         into, session = self._into, self._session
         keys = ", ".join(map(quoted, into.keys))
         unlike = ""
@@ -187,9 +189,10 @@ class PostgresRows(Generic[E]):
         )
         if self._is_taken(lambda: write(0, rows)) is None:
             return {}
+        self._any_taken = False  # what is in the temporary table is not in the table
         session.run(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         session.run(f"ANALYZE {_STAGE}")
-        return dict(self._bisect(0, rows, write))
+        return dict(self._bisect(0, rows, write, absent))
 
     def _is_taken(self, write: Callable[[], None]) -> E | None:
         """Write within a savepoint; return the error if a row was refused, None if all went in."""
@@ -211,13 +214,22 @@ class PostgresRows(Generic[E]):
         return state.startswith(_REFUSALS) and state not in _OURS
 
     def _bisect(
-        self, start: int, stop: int, write: Callable[[int, int], None]
+        self,
+        start: int,
+        stop: int,
+        write: Callable[[int, int], None],
+        absent: Sequence[int] = (),
     ) -> Iterator[tuple[int, E]]:
-        """Write rows by halves, in their order; yield those that are refused by themselves."""
+        """Write rows by halves, in their order; yield those that are refused by themselves.
+
+        The numbers of ``absent`` rows are sorted.
+        """
         pending = [(start, stop)]
         raised = 0
         while pending:
             start, stop = pending.pop()
+            if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
+                continue  # none is there, so none goes in
             error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
                 self._any_taken = True
