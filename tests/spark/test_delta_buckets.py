@@ -15,7 +15,7 @@ from test_delta_sink import cut_off, rows, started
 from ackcore.spark import SinkUnavailable, to_delta
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.interface import check_sink
-from ackcore.spark.sinks.unavailable import redacted
+from ackcore.spark.sinks.unavailable import bare, redacted
 
 
 @pytest.fixture
@@ -124,3 +124,15 @@ def test_a_bucket_that_is_not_there_is_named_without_secrets(lake):
     assert f" at {options['AWS_ENDPOINT_URL']}: " in str(told.value)
     assert "a-secret" not in f"{told.value} {sink!r}"
     assert str(told.value).isprintable(), repr(str(told.value))
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("/lake/12:30@noon?/orders", "/lake/12:30@noon?/orders"),
+        ("s3://login:hidden1@bucket/orders?signature=hidden2", "s3://bucket/orders"),
+        ("abfss://container@account/orders", "abfss://container@account/orders"),
+    ],
+)
+def test_an_address_is_shown_without_what_is_secret(address, shown):
+    assert bare(address) == shown

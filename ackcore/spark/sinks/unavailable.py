@@ -61,7 +61,9 @@ def redacted(text: str, secrets: Iterable[object]) -> str:
 
 
 def bare(address: str) -> str:
-    """Return an address without a login and parameters."""
+    """Return an address without a login and parameters; the path of a file has none."""
+    if "://" not in address:
+        return address
     scheme, slashes, place = address.partition("?")[0].rpartition("://")
     login, _, rest = place.rpartition("@")
     return scheme + slashes + (rest if ":" in login else place)
