@@ -437,6 +437,24 @@ def test_a_row_that_failed_once_alone_is_not_refused(tmp_path, blip):
     assert world.rows == sorted(line.upper() for line in LINES if line != "line-3")
 
 
+def test_a_row_over_which_a_sink_was_away_twice_is_not_refused(tmp_path):
+    """Others went in between: it was away, back, and away again."""
+    world = Raising(tmp_path, bad=["line-3", "line-4"])
+    write = world.write_accepted
+
+    def reset_twice(accepted):
+        try:
+            write(accepted)
+        finally:
+            if world.calls.count(["line-4"]) == 2:
+                world.bad.discard("line-4")
+
+    world.write_accepted = reset_twice
+    _, books = world.process(0, LINES)
+    assert world.calls.count(["line-3"]) == world.calls.count(["line-4"]) == 3
+    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+
+
 @pytest.mark.parametrize("out", [{1}, {2, 3, 4}, {4}])
 def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
     """Of the calls with which rows are tried once more: others, both rows, others."""

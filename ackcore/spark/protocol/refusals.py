@@ -21,6 +21,8 @@ from ackcore.topology.tuples import Reason
 
 #: Calls with a part of a batch that fail in a row, from which on a sink counts as out.
 _HOPELESS = 64
+#: How often a row that failed by itself must fail once more before it is refused.
+_TRIED_AGAIN = 2
 
 
 def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
@@ -256,19 +258,23 @@ def isolate(
     if witness is None and not sink.isolate_alone:
         return None
 
-    # One failure of a row may be the network's: each fails once more, amid others that go in.
-    rows: list[int] = []
-    errors: list[BaseException] = []
-    for i, row in enumerate(sorted(found)):
-        if i % _HOPELESS == 0 and not is_up():
-            return None
-        said = probe(_part(accepted, files, places, row, row + 1))
-        if said is None:
-            continue
-        if not blames_a_row(sink, said):
-            return None
-        rows.append(row)
-        errors.append(said.with_traceback(None))  # whose frames hold this part of the batch
+    # A failure of a row may be the network's: each fails once more, amid others that go in, and
+    # behind all of them, and others that do, once more.
+    rows = sorted(found)
+    for _ in range(_TRIED_AGAIN):
+        failing: list[int] = []
+        errors = []
+        for i, row in enumerate(rows):
+            if i % _HOPELESS == 0 and not is_up():
+                return None
+            said = probe(_part(accepted, files, places, row, row + 1))
+            if said is None:
+                continue
+            if not blames_a_row(sink, said):
+                return None
+            failing.append(row)
+            errors.append(said.with_traceback(None))  # whose frames hold this part of the batch
+        rows = failing
     if not rows or not is_up():
         return None
     return SinkRejects.at(files[rows], places[rows], errors)
