@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from ackcore.kafka.dead_letters import (
     is_of_topology,
     number_in,
 )
-from ackcore.kafka.producing import Mark, Transactions, check_options, check_topic
+from ackcore.kafka.producing import DeliveryError, Mark, Transactions, check_options, check_topic
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.reading import RangeReader
 from ackcore.kafka.records import UNREADABLE_HEADERS, Headers
@@ -69,6 +69,28 @@ class _Letter(NamedTuple):
     partition: int
     headers: Headers
     deaths: int
+
+
+class _Targets:
+    """The partitions that there are of topics which letters came from."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._counts: dict[str, int] = {}
+
+    def missing(self, letter: _Letter) -> str | None:
+        """Return what is missing for a letter to be sent, None if nothing is."""
+        topic = letter.topic
+        if topic not in self._counts:
+            self._counts[topic] = len(self._cluster.partitions([topic], missing_ok=True))
+        if letter.partition < self._counts[topic]:
+            return None
+        if not self._counts[topic]:
+            return f"there is no topic {topic}; make it, with {letter.partition + 1} partitions"
+        return (
+            f"topic {topic} has {self._counts[topic]} partitions; make partition "
+            f"{letter.partition} of it"
+        )
 
 
 def replay_letters(
@@ -126,7 +148,8 @@ def replay_letters(
         If an argument is of another type, an option is set here, or ``since`` must be given; what
         was sent of other partitions is on record then.
     DeliveryError
-        If a letter was not delivered; those before it may have been.
+        If a letter was not delivered; those before it may have been.  One whose topic or partition
+        is gone is named, and those before it in its partition were sent.
     UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
         If the topic cannot be read.
     """
@@ -137,6 +160,7 @@ def replay_letters(
     from_ms = None if since is None else _ms_of(since)
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
+        targets = _Targets(cluster)
         # First: what is read of one that is made anew from now on is noted as the former one's.
         topic_id = next((one.topic_id for one in cluster.partitions([topic])), None)
         for key, (low, high) in cluster.bounds_of(topic).items():
@@ -166,8 +190,15 @@ def replay_letters(
                 elif last is None and low < high:
                     _refuse_forgotten(cluster, topic, partition, low)
                 for batch in reader.read(OffsetRange(topic, partition, start, high)):
-                    some = _send(transactions, batch.to_pylist(), max_deaths, note)
-                    sent, left = sent + some.sent, left + some.left
+                    messages = batch.to_pylist()
+                    letters = [_to_send(one, max_deaths) for one in messages]
+                    at, missing = _first_missing(letters, targets)
+                    if at:
+                        _send(transactions, messages[:at], letters[:at], note)
+                        there = sum(one is not None for one in letters[:at])
+                        sent, left = sent + there, left + at - there
+                    if missing is not None:
+                        raise _not_sent(topic, messages[at], missing)
                 if transactions.last == last and last is not None:
                     # Nothing new; once more, or brokers would forget it in time.
                     transactions.begin()
@@ -221,22 +252,45 @@ def _name(topic: str, partition: int) -> str:
     return f"ackcore-letters-{hashlib.sha256(topic.encode()).hexdigest()[:32]}-{partition}"
 
 
+def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
+    """Return the letter that a message is, None if it is to be left."""
+    letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
+    return letter if letter is not None and letter.deaths < most else None
+
+
+def _first_missing(letters: Sequence[_Letter | None], targets: _Targets) -> tuple[int, str | None]:
+    """Return how many letters can be sent before the first that cannot, and why that cannot."""
+    for at, letter in enumerate(letters):
+        why = None if letter is None else targets.missing(letter)
+        if why is not None:
+            return at, why
+    return len(letters), None
+
+
+def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:
+    at = message["timestamp"]
+    return DeliveryError(
+        f"letter {topic}-{message['partition']} at offset {message['offset']} was not sent, and "
+        f"those before it in its partition were: {why}. To leave it instead, give since a time "
+        f"behind its own{'' if at is None else f', {at.isoformat()}'}: letters from before are left"
+    )
+
+
 def _send(
-    transactions: Transactions, messages: list[dict[str, Any]], most: int, note: str
-) -> SentBack:
-    """Send what is read at once in one transaction."""
+    transactions: Transactions,
+    messages: Sequence[Mapping[str, Any]],
+    letters: Sequence[_Letter | None],
+    note: str,
+) -> None:
+    """Send what is to be sent of messages, in one transaction."""
     deliveries = transactions.begin()
-    sent = 0
-    for message in messages:
-        letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
-        if letter is not None and letter.deaths < most:
+    for message, letter in zip(messages, letters, strict=True):
+        if letter is not None:
             deliveries.send(
                 letter.topic, message["value"], message["key"], letter.headers, letter.partition
             )
-            sent += 1
     transactions.prepare(Mark(messages[-1]["offset"], note))
     transactions.commit()
-    return SentBack(sent, len(messages) - sent)
 
 
 def _letter(headers: Headers) -> _Letter | None:

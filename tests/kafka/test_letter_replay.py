@@ -239,10 +239,26 @@ def test_a_message_with_a_partition_that_no_topic_has_does_not_hold_up_letters(b
     assert send(books) == (1, 1)
 
 
-def test_a_letter_whose_partition_is_not_there_is_an_error(books):
-    books.server.produce(books.dead_topic, [letter_of(books.topic, partition=7)])
-    with pytest.raises(DeliveryError, match=f"{books.topic}.*; make .* that many partitions"):
-        send(books)
+@pytest.mark.parametrize("gone", ["partition", "topic"])
+def test_a_letter_whose_topic_or_partition_is_gone_is_named_and_since_leaves_it(books, gone):
+    """Those before it are sent once, and it holds up none behind it once it is left."""
+    hour = 1 / 24
+    bad = letter_of("no-such-topic", days=2 * hour)
+    why = "there is no topic no-such-topic; make it, with 2 partitions"
+    if gone == "partition":
+        bad = letter_of(books.topic, days=2 * hour, partition=7)
+        why = f"topic {books.topic} has . partitions; make partition 7 of it"
+    good = [letter_of(books.topic, days=n * hour) for n in (5, 4, 3, 1.5, 1)]
+    books.server.produce(books.dead_topic, [*good[:3], bad, *good[3:]])
+    name = f"letter {books.dead_topic}-0 at offset 3 was not sent, and those before it"
+    for _ in range(2):
+        with pytest.raises(DeliveryError, match=f"{name} .*: {why}. .* give since a time .*, 20"):
+            send(books)
+        assert len(books.server.consume(books.topic, 1)) == 3
+    assert send(books, since=datetime.now(UTC) - timedelta(hours=1.75)) == (2, 0)
+    assert send(books) == (0, 0)
+    values = [one.value() for one in books.server.consume(books.topic, 1)]
+    assert values == [one["value"] for one in good]
 
 
 def test_a_record_of_a_topologys_sink_or_letter_is_sent_back_if_its_letter_is_a_consumers():
