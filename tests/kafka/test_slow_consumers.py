@@ -32,14 +32,11 @@ def test_a_slow_network_loses_nothing_and_does_nothing_twice(mock_kafka, tmp_pat
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it is asked of Linux")
 def test_memory_is_flat_however_much_goes_through_slow_workers(mock_kafka, tmp_path):
-    """F19, N9: it grows by less than a quarter of what is read behind the first 30 MB.
-
-    By then the threads of the client and of the mock cluster have what their allocators keep.
-    """
+    """F19, N9: in a process in use, it grows by less than an eighth of what is read then."""
     books = Books(mock_kafka, tmp_path, partitions=2)
     round_, used = [b"x" * 1000] * 1000, []
     with consuming(books, max_in_flight=500) as consumer:
-        for _ in range(30):
+        for number in range(50):
             for partition in range(2):
                 mock_kafka.produce(books.topic, round_, partition)
             wait_until(
@@ -48,6 +45,8 @@ def test_memory_is_flat_however_much_goes_through_slow_workers(mock_kafka, tmp_p
             for _ in range(20):
                 assert consumer.ack_many(take(consumer, 100)) == 100
             pages = Path("/proc/self/statm").read_text().split()[1]
-            used.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
-        wait_until(lambda: [at for at, _ in books.committed()] == [30_000] * 2, "it is committed")
-    assert used[-1] - used[14] < 15 * 2 * 1_000_000 / 4, [n >> 20 for n in used]
+            # Until then allocators of the client's threads and the mock cluster's log fill.
+            if number >= 20:
+                used.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+        wait_until(lambda: [at for at, _ in books.committed()] == [50_000] * 2, "it is committed")
+    assert used[-1] - used[4] < 25 * 2 * 1_000_000 / 8, [n >> 20 for n in used]
