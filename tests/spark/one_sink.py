@@ -1,4 +1,4 @@
-"""A topology with one sink: the words of three lines, one of which fails."""
+"""A topology with one sink: the words of three lines and more, one of which fails."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Split(BasicBolt):
             collector.emit((word,))
 
 
-def word_count(spark, sink):
+def word_count(spark, sink, *more):
+    lines = [(line,) for line in ("a b", "a", "c no", *more)]
     builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a b",), ("a",), ("c no",)], "line string"))
+    builder.spout("lines", spark.createDataFrame(lines, "line string"))
     builder.bolt("split", Split()).shuffle("lines")
     builder.sink("split", sink)
     return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)

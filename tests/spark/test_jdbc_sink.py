@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from accepted_rows import WORDS, accepted, row_file, two_files
+from one_sink import word_count
 from pyspark import cloudpickle
 from small_disk import SmallDisk
 
@@ -36,7 +37,6 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import jdbc_transaction
 from ackcore.spark.sinks.interface import check_sink
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
-from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -436,26 +436,6 @@ def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypat
 # -- in a topology ---------------------------------------------------------------------------------
 
 
-class Split(BasicBolt):
-    """Rejects lines with a ``no``, behind words that it has emitted."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            assert word != "no"
-            collector.emit((word,))
-
-
-def topology(spark, sink):
-    lines = [("a b",), ("a",), ("c no",), ("x",)]
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame(lines, "line string"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", sink)
-    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
-
-
 STEPS = ["in-transaction", "in-sink", "acted"]
 
 
@@ -469,9 +449,9 @@ def written_once_wherever_the_driver_fails(database, checkpoint, monkeypatch):
     for step in STEPS:
         monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(topology(spark, sink()), spark, checkpoint)
+            run_batch(word_count(spark, sink(), "x"), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(topology(spark, sink()), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, sink(), "x"), spark, checkpoint, max_dead=None)
     assert database.rows("word") == [("a",), ("a",), ("b",)]
     assert not database.has_staging()
     assert dead_letters(checkpoint, spark).count() == 2
