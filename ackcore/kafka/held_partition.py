@@ -109,6 +109,7 @@ class HeldPartition:
         self.numbers = [0] * 4
         self.closing = self.sealed = False
         self.gone = False
+        self.other_from: int | None = None  # from where its log is another one than was read
         self.cause = ""  # why it is paused
         # Where none was committed, a start at the end would be another one after a crash.
         self.changes = int(not committed)
@@ -243,6 +244,16 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
     return state._replace(end=end, hole_starts=starts.copy(), hole_ends=ends.copy())
 
 
+def _below(state: OffsetState, offset: int) -> OffsetState:
+    """What a state says of a log that is another one from an offset on."""
+    failed = state.failed < offset
+    return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
+        committable=min(state.committable, offset),
+        failed=state.failed[failed],
+        attempts=state.attempts[failed],
+    )
+
+
 class MetadataForm:
     """How much metadata a broker takes, as far as it has said so."""
 
@@ -253,12 +264,14 @@ class MetadataForm:
     def encode(self, found: HeldPartition) -> Commit:
         """What to commit of a partition."""
         tracker = found.tracker
+        found.lost = {first: runs for first, runs in found.lost.items() if first in found.held}
+        if found.lost or found.other_from is not None:
+            state = _with(tracker.state(), found.lost.values())
+            if found.other_from is not None:
+                state = _below(state, found.other_from)
+            tracker = OffsetTracker.from_state(*found.key, found.generation, state)
         if self._limit < _LEAST_METADATA:
             return Commit(tracker.committable, "")
-        found.lost = {first: runs for first, runs in found.lost.items() if first in found.held}
-        if found.lost:
-            state = _with(tracker.state(), found.lost.values())
-            tracker = OffsetTracker.from_state(*found.key, found.generation, state)
         return encode_metadata(tracker, found.deployment, limit=self._limit, wide=self._wide)
 
     def shorten(self, version: int) -> bool:

@@ -124,6 +124,16 @@ class HeldRecords:
             found.deployment = deployment
             found.changes += 1
 
+    def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
+        """Take in that a partition's log is another one from an offset on.
+
+        What is done of the log that was read is not committed above that, or nobody would read
+        what is there now if this process died before it does.
+        """
+        if (found := self._partitions.get(key)) is not None:
+            found.other_from, found.committed = offset, None
+            self.is_of(key, deployment)
+
     def close(self, keys: Iterable[Key]) -> None:
         """Give nothing more of partitions to anyone; what is out may still be answered."""
         for key in keys:

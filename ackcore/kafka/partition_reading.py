@@ -180,8 +180,13 @@ class PartitionReading:
                 )
             self._log.warning("%s, and it is read from 0", what)
             # What comes under offsets of before is left, to be read when those are done with.
-            self._other_logs[key] = 0
+            self._is_another_log(key, 0)
             self._client.pause([TopicPartition(*key)])
+
+    def _is_another_log(self, key: Key, offset: int) -> None:
+        self._other_logs[key] = offset
+        with self._changed:
+            self._held.is_another_log(key, offset, self._begun[key].origin.deployment)
 
     # Reading.
 
@@ -329,7 +334,7 @@ class PartitionReading:
         if position > high:
             # Not the log that was read: it was made anew, or lost its end.
             self._log.warning("%s: it is another log, and read from %d", what, target)
-            self._other_logs[key] = target
+            self._is_another_log(key, target)
             return
         with self._changed:
             keep = self._settings.dead_letters is not None
@@ -362,7 +367,7 @@ class PartitionReading:
                 f"{what}; out_of_range='earliest' or 'latest' reads what has come there since"
             )
         self._log.warning("%s: it is read from there", what)
-        self._other_logs[key] = other
+        self._is_another_log(key, other)
         return True
 
     def go_on(self) -> None:
