@@ -108,7 +108,12 @@ def named(sink: str, table: str, shown: str) -> Iterator[None]:
 def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
     """Return a connection whose transactions see what others committed meanwhile."""
     connection = psycopg.connect(
-        dsn, autocommit=True, application_name=name, prepare_threshold=None
+        dsn,
+        autocommit=True,
+        application_name=name,
+        prepare_threshold=None,
+        # Of Arrow's texts, whatever the database's is, which is what libpq would take.
+        client_encoding="utf8",
     )
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
