@@ -105,6 +105,59 @@ def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, k
     assert words(postgres) == {"a": 1, "c": 2}
 
 
+BEFORE = """CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$DECLARE x bigint; BEGIN
+    {}; RETURN NEW; END$$"""
+LOOKS = "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION look()"
+PLAIN = "CREATE TABLE words (word text UNIQUE, n bigint)"
+#: What a table has, a value that it takes, one that it does not, and what is said of that.
+ODD = {
+    "a domain": (
+        ["CREATE DOMAIN full_d AS bigint NOT NULL", PLAIN.replace("bigint", "full_d")],
+        ("1", None, "NotNullViolation"),
+    ),
+    "a trigger's other table": (
+        [
+            PLAIN,
+            "CREATE TABLE log (who bigint NOT NULL)",
+            BEFORE.format("INSERT INTO log VALUES (NEW.n)"),
+            LOOKS,
+        ],
+        ("1", None, "NotNullViolation"),
+    ),
+    "a trigger that finds nothing": (
+        [PLAIN, BEFORE.format("SELECT 1 INTO STRICT x WHERE NEW.n < 5"), LOOKS],
+        ("1", "9", "NoDataFound"),
+    ),
+    "a trigger that finds too much": (
+        [PLAIN, BEFORE.format("NEW.n = (SELECT generate_series(1, NEW.n))"), LOOKS],
+        ("1", "9", "CardinalityViolation"),
+    ),
+    "a type's own syntax": ([PLAIN.replace("bigint", "tsquery")], ("a", "&", "SyntaxError")),
+    "too deep": ([PLAIN.replace("bigint", "json")], ("[]", "[" * 99_999, "StatementTooComplex")),
+}
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize(("statements", "values"), ODD.values(), ids=list(ODD))
+def test_what_may_be_of_the_table_refuses_a_row_where_others_go_in(
+    postgres, sink, tmp_path, statements, values, keys
+):
+    execute(postgres, *statements)
+    good, bad, says = values
+    schema = pa.schema([("word", pa.string()), ("n", pa.string())])
+    rows = [("a", good, None), ("b", bad, None), ("c", good, None)]
+    one = sink(postgres, keys=keys)
+    for _ in range(2):
+        rejects = one.write_accepted(accepted([row_file(tmp_path, rows, schema=schema)]))
+        told = {at: type(error).__name__ for at, error in refused(rejects).items()}
+        assert told == {(0, 1): says}
+    assert set(words(postgres)) == {"a", "c"}
+    file = row_file(tmp_path, [(key, bad, None) for key in "de"], 1, schema=schema)
+    with pytest.raises((psycopg.Error, SinkUnavailable)):
+        one.write_accepted(accepted([file], 1))
+    assert set(words(postgres)) == {"a", "c"}
+
+
 def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):
     execute(
         postgres,

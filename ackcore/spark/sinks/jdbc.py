@@ -94,8 +94,8 @@ def to_jdbc(
     -----
     A row that violates a constraint is refused: its record goes to the dead letters with the
     database's error, the others are written.  A value that does not fit its column fails the sink;
-    where rows are copied into PostgreSQL, its row is refused, and so is one that a trigger raises
-    an exception over (``P0001``).  The user must be able to create and drop tables in the schema of
+    where rows are copied into PostgreSQL, its row is refused, and so is all that `to_postgres`
+    refuses.  The user must be able to create and drop tables in the schema of
     `table`, and in PostgreSQL to make temporary ones, or nothing is copied.
     """
     return JdbcSink(

@@ -75,8 +75,9 @@ def to_postgres(
     -----
     A row that violates a constraint, or whose value does not fit its column, is refused: its record
     goes to the dead letters with PostgreSQL's error, the others are written.  So is one that a
-    trigger raises an exception over (``P0001``), if it does not over all of them.  Constraints that
-    are deferrable are checked at once.
+    trigger raises an exception over (``P0001``), or fails for, that a domain's or another table's
+    NOT NULL does not take, or that is no text of its column's type by the type's own syntax, if
+    others go in.  Constraints that are deferrable are checked at once.
     """
     return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
 

@@ -31,9 +31,10 @@ _ROW = '"_ackcore_row"'
 #: that does not fit, a view's check, a value that is too large for an index.
 _REFUSALS = ("22", "23", "44")
 _REFUSED = {"54000"}
-#: What a trigger raises may be about a row or about none: of which it is, others tell that go in.
-_RAISED = "P0001"
-#: Rows in a row that a trigger raises over, behind which none is looked at if none went in.
+#: What may be about a row or about none: of which it is, others tell that go in.  What a trigger
+#: raises, by whatever statement; what a type does not read; what is nested too deep.
+_SUSPECT = ("P0", "21000", "42601", "54001")
+#: Rows in a row that are refused so, behind which none is looked at if none went in.
 _HOPELESS = 64
 #: Of class 22, but about the form in which we sent the row.
 _OURS = {"22P04"}
@@ -113,13 +114,10 @@ class PostgresRows(Generic[E]):
     def write(self) -> dict[int, E]:
         """Write the rows; return the errors of those that are refused, by their numbers."""
         refused = self._write_and_bisect()
-        raised = [error for error in refused.values() if self._state(error) == _RAISED]
-        if raised and len(refused) > 1 and not self._any_taken:
-            raise raised[0]  # a trigger of the whole table, perhaps: no row is at fault
+        for error in () if self._any_taken else refused.values():
+            if self._is_of_table(error) or (self._is_suspect(error) and len(refused) > 1):
+                raise error  # a trigger of the whole table, perhaps: no row is at fault
         return refused
-
-    def _state(self, error: E) -> str:
-        return self._session.about(error)[0]
 
     def _write_and_bisect(self) -> dict[int, E]:
         # A deferred constraint would refuse the whole micro-batch, and at its end.
@@ -206,12 +204,22 @@ class PostgresRows(Generic[E]):
         return None
 
     def _is_refusal(self, error: E) -> bool:
-        state, column = self._session.about(error)
-        if state == _NOT_NULL and column not in self._into.names:
-            return False  # a column that the stream does not have: no row is at fault
-        if state == _RAISED or state in _REFUSED:
+        state = self._session.about(error)[0]
+        if state in _REFUSED or self._is_suspect(error):
             return True
         return state.startswith(_REFUSALS) and state not in _OURS
+
+    def _is_suspect(self, error: E) -> bool:
+        """Whether a row is at fault only if others go in."""
+        return self._session.about(error)[0].startswith(_SUSPECT) or self._is_of_table(error)
+
+    def _is_of_table(self, error: E) -> bool:
+        """Whether it is about what the stream does not have, and a row at fault only by a trigger.
+
+        Or by a domain that takes no null, of which PostgreSQL names no column.
+        """
+        state, column = self._session.about(error)
+        return state == _NOT_NULL and column not in self._into.names
 
     def _bisect(
         self,
@@ -225,7 +233,7 @@ class PostgresRows(Generic[E]):
         The numbers of ``absent`` rows are sorted.
         """
         pending = [(start, stop)]
-        raised = 0
+        suspects = 0
         while pending:
             start, stop = pending.pop()
             if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
@@ -235,8 +243,8 @@ class PostgresRows(Generic[E]):
                 self._any_taken = True
                 continue
             if stop - start == 1:
-                raised += self._state(error) == _RAISED
-                if raised >= _HOPELESS and not self._any_taken:
+                suspects += self._is_suspect(error)
+                if suspects >= _HOPELESS and not self._any_taken:
                     raise error
                 self._count.add(error)
                 yield start, error
