@@ -218,6 +218,22 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
     assert words(postgres) == {"a": 1, "c": 3}
 
 
+def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):
+    """All, both halves, and the second one's rows: a sequence is not rolled back."""
+    execute(
+        postgres,
+        TABLE,
+        "CREATE SEQUENCE statements",
+        """CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN PERFORM nextval('statements'); RETURN NULL; END$$""",
+        "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH STATEMENT EXECUTE FUNCTION counted()",
+    )
+    some = [(word, n, None) for word, n in (("a", 1), ("b", 2), ("c", 3), ("d", 400))]
+    told = refused(sink(postgres, keys="word").write_accepted(accepted([row_file(tmp_path, some)])))
+    assert set(told) == {(0, 3)}
+    assert execute(postgres, "SELECT last_value FROM statements") == [(5,)]
+
+
 def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp_path):
     execute(
         postgres,

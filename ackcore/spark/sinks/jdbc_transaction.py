@@ -294,13 +294,14 @@ class JdbcTransaction:
             return
         refused: dict[int, JdbcError] = {}
         taken = False
-        pending = [(first, last)]
+        pending: list[tuple[int, int, JdbcError | None]] = [(first, last, error)]
         while pending:
-            found = self._bounds(*pending.pop())
+            first, last, why = pending.pop()
+            found = self._bounds(first, last)
             if found is None:
                 continue
             first, last = found
-            why = self._is_taken(wanted, keys, first, last)
+            why = why or self._is_taken(wanted, keys, first, last)
             if why is None:
                 taken = True
             elif first == last:
@@ -308,7 +309,7 @@ class JdbcTransaction:
                 refused[first] = why
             else:
                 middle = (first + last) // 2
-                pending += [(middle + 1, last), (first, middle)]
+                pending += [(middle + 1, last, None), (first, middle, None)]
         if not refused:
             return
         if not taken and any(self._others.values()):

@@ -185,12 +185,13 @@ class PostgresRows(Generic[E]):
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
         )
-        if self._is_taken(lambda: write(0, rows)) is None:
+        error = self._is_taken(lambda: write(0, rows))
+        if error is None:
             return {}
         self._any_taken = False  # what is in the temporary table is not in the table
         session.run(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         session.run(f"ANALYZE {_STAGE}")
-        return dict(self._bisect(0, rows, write, absent))
+        return dict(self._bisect(0, rows, write, absent, error))
 
     def _is_taken(self, write: Callable[[], None]) -> E | None:
         """Write within a savepoint; return the error if a row was refused, None if all went in."""
@@ -227,18 +228,20 @@ class PostgresRows(Generic[E]):
         stop: int,
         write: Callable[[int, int], None],
         absent: Sequence[int] = (),
+        error: E | None = None,
     ) -> Iterator[tuple[int, E]]:
         """Write rows by halves, in their order; yield those that are refused by themselves.
 
-        The numbers of ``absent`` rows are sorted.
+        The numbers of ``absent`` rows are sorted; ``error`` is that of all together, if known.
         """
-        pending = [(start, stop)]
+        pending: list[tuple[int, int, E | None]] = [(start, stop, error)]
         suspects = 0
         while pending:
-            start, stop = pending.pop()
+            start, stop, error = pending.pop()
             if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
                 continue  # none is there, so none goes in
-            error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
+            if error is None:
+                error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
                 self._any_taken = True
                 continue
@@ -250,7 +253,7 @@ class PostgresRows(Generic[E]):
                 yield start, error
             else:
                 middle = (start + stop) // 2
-                pending += [(middle, stop), (start, middle)]
+                pending += [(middle, stop, None), (start, middle, None)]
 
 
 def numbered(accepted: Accepted) -> Chunks:
