@@ -32,6 +32,7 @@ from test_jdbc_sink import (
     written_once,
     written_once_wherever_the_driver_fails,
 )
+from test_postgres_troubles import policies
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkRejects, SinkUnavailable, TooManyRefused
@@ -315,6 +316,18 @@ def test_a_row_that_a_trigger_raises_over_is_refused(on_postgres, tmp_path, keys
     with pytest.raises(SinkRejects, match="too much: 9") as raised:
         on_postgres.sink(keys=keys).write_accepted(on_postgres.accepted([file]))
     assert raised.value.places[1].tolist() == [1]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_row_that_a_policy_is_against_is_refused(on_postgres, tmp_path, filled, keys):
+    user = f"jdbc_{keys}".lower()
+    policies(on_postgres.dsn, user)
+    file = row_file(tmp_path, [("a", 1, None), ("b", 9, None), ("c", 2, None)])
+    sink = on_postgres.sink(keys=keys, properties={**on_postgres.properties, "user": user})
+    with pytest.raises(SinkRejects, match="policy") as raised:
+        sink.write_accepted(on_postgres.accepted([file]))
+    assert raised.value.places[1].tolist() == [1]
+    assert not filled
 
 
 def test_what_is_no_rows_fault_refuses_none(on_postgres, files, tmp_path):

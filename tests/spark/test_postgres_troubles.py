@@ -218,6 +218,51 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
     assert words(postgres) == {"a": 1, "c": 3}
 
 
+def policies(dsn, user):
+    """Make a table whose policy takes rows below 5 of a user, and return how that connects."""
+    execute(
+        dsn,
+        PLAIN,
+        f"CREATE ROLE {user} LOGIN",
+        "ALTER TABLE words ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON words USING (true) WITH CHECK (n < 5)",
+        f"GRANT ALL ON words TO {user}",
+        f"GRANT CREATE ON SCHEMA public TO {user}",
+    )
+    return dsn.replace("user=ackcore", f"user={user}")
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_row_that_a_policy_is_against_is_refused(postgres, sink, tmp_path, keys):
+    """COPY refuses a table with policies, and takes no view."""
+    dsn = policies(postgres, f"clerk_{keys}".lower())
+    one = sink(dsn, keys=keys)
+    rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
+    for _ in range(2):
+        told = refused(one.write_accepted(accepted([row_file(tmp_path, rows)])))
+        assert {at: type(error).__name__ for at, error in told.items()} == {
+            (0, 1): "InsufficientPrivilege"
+        }
+    assert words(postgres) == {"a": 1, "c": 2}
+    file = row_file(tmp_path, [("d", 9, None)], 1)
+    with pytest.raises(SinkUnavailable, match=r"policy .* GRANT SELECT, INSERT, UPDATE"):
+        one.write_accepted(accepted([file], 1))  # as who may not write the table
+
+
+def test_a_view_takes_rows(postgres, sink, tmp_path):
+    execute(
+        postgres,
+        PLAIN.replace("words", "base"),
+        "CREATE VIEW words AS SELECT * FROM base WHERE n < 5 WITH CHECK OPTION",
+    )
+    rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
+    told = refused(sink(postgres).write_accepted(accepted([row_file(tmp_path, rows)])))
+    assert {at: type(error).__name__ for at, error in told.items()} == {
+        (0, 1): "WithCheckOptionViolation"
+    }
+    assert words(postgres) == {"a": 1, "c": 2}
+
+
 def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):
     """All, both halves, and the second one's rows: a sequence is not rolled back."""
     execute(

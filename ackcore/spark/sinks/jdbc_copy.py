@@ -86,9 +86,9 @@ class JdbcCopy:
         """
         of = f"to_regclass({literal(table)})"
         plain = self.ask(
-            # Rules are passed over by COPY, and it refuses policies, as it does views.
+            # Rules are passed over by COPY.
             f"SELECT count(*) FROM pg_class WHERE oid = {of} AND relkind IN ('r', 'p')"
-            " AND NOT relhasrules AND NOT row_security_active(oid)"
+            " AND NOT relhasrules"
             " AND has_database_privilege(current_database(), 'TEMP')"
         )
         columns = columns_of(self.ask, table)

@@ -1,7 +1,8 @@
 """How the rows of a micro-batch get into a table of PostgreSQL, within a transaction that is open.
 
-Without keys they are copied into the table itself; with keys into a temporary one, from which one
-statement merges them in the order of the keys.  Whatever refuses a row refuses the whole statement:
+Without keys they are copied into the table itself; with keys, or where policies or a view are in
+the way of COPY, into a temporary one, from which one statement merges them in the order of the
+keys.  Whatever refuses a row refuses the whole statement:
 it is repeated, within savepoints, by halves of halves.
 """
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.interface import Accepted, read_accepted, read_with_places
-from ackcore.spark.sinks.postgres_table import nulls_differ, quoted
+from ackcore.spark.sinks.postgres_table import nulls_differ, quoted, way_into
 from ackcore.spark.sinks.rejects import RefusalCount
 
 #: Rows that are sent, and halved, at a time.
@@ -39,6 +40,8 @@ _HOPELESS = 64
 #: Of class 22, but about the form in which we sent the row.
 _OURS = {"22P04"}
 _NOT_NULL = "23502"
+#: What is said of a row that a policy is against, and of a user without the right to write.
+_NOT_ALLOWED = "42501"
 
 E = TypeVar("E", bound=Exception)
 #: Numbers of rows, from 0, and the rows.
@@ -108,6 +111,7 @@ class PostgresRows(Generic[E]):
     ) -> None:
         self._session, self._into, self._chunks, self._count = session, into, chunks, count
         self._named = ", ".join(map(quoted, into.names))
+        self._way = way_into(session.ask, into.table)
         #: Whether any of the rows has gone in by itself or with others.
         self._any_taken = False
 
@@ -122,7 +126,7 @@ class PostgresRows(Generic[E]):
     def _write_and_bisect(self) -> dict[int, E]:
         # A deferred constraint would refuse the whole micro-batch, and at its end.
         self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
-        if not self._into.keys:
+        if self._way.copies and not self._into.keys:
             copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
             return self._copy_all(copy, numbered=False)[0]
         self._session.run(
@@ -161,20 +165,10 @@ class PostgresRows(Generic[E]):
     def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, E]:
         """Merge what was copied, which lacks some rows; return the errors of those refused."""
         into, session = self._into, self._session
-        keys = ", ".join(map(quoted, into.keys))
-        unlike = ""
-        if nulls_differ(session.ask, into.table, into.keys):
-            some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
-            unlike = f", CASE WHEN {some} THEN {_ROW} END"
-        others = [quoted(name) for name in into.names if name not in into.keys]
-        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+        distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
         head = (
-            f"INSERT INTO {into.table} ({self._named}) SELECT DISTINCT ON ({keys}{unlike})"
-            f" {self._named} FROM {_STAGE} WHERE {_ROW} BETWEEN "
-        )
-        tail = (
-            f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
-            f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
+            f"INSERT INTO {into.table} ({self._named}) SELECT {distinct}{self._named}"
+            f" FROM {_STAGE} WHERE {_ROW} BETWEEN "
         )
 
         def write(start: int, stop: int) -> None:
@@ -192,6 +186,21 @@ class PostgresRows(Generic[E]):
         session.run(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         session.run(f"ANALYZE {_STAGE}")
         return dict(self._bisect(0, rows, write, absent, error))
+
+    def _by_keys(self) -> tuple[str, str]:
+        """Return how an INSERT of staged rows chooses the last of each key, and replaces others."""
+        into = self._into
+        keys = ", ".join(map(quoted, into.keys))
+        unlike = ""
+        if nulls_differ(self._session.ask, into.table, into.keys):
+            some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
+            unlike = f", CASE WHEN {some} THEN {_ROW} END"
+        others = [quoted(name) for name in into.names if name not in into.keys]
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+        return f"DISTINCT ON ({keys}{unlike}) ", (
+            f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
+            f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
+        )
 
     def _is_taken(self, write: Callable[[], None]) -> E | None:
         """Write within a savepoint; return the error if a row was refused, None if all went in."""
@@ -215,11 +224,11 @@ class PostgresRows(Generic[E]):
         return self._session.about(error)[0].startswith(_SUSPECT) or self._is_of_table(error)
 
     def _is_of_table(self, error: E) -> bool:
-        """Whether it is about what the stream does not have, and a row at fault only by a trigger.
-
-        Or by a domain that takes no null, of which PostgreSQL names no column.
-        """
+        """Whether it is about what the stream does not have, and a row at fault only by a trigger;
+        by a domain that takes no null, of which PostgreSQL names no column; or by a policy."""
         state, column = self._session.about(error)
+        if state == _NOT_ALLOWED:
+            return self._way.has_policies
         return state == _NOT_NULL and column not in self._into.names
 
     def _bisect(

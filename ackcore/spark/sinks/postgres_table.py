@@ -61,6 +61,31 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
     return {name: Column(*about) for name, *about in found}
 
 
+class Way(NamedTuple):
+    """How rows get into a table.
+
+    Attributes
+    ----------
+    copies : bool
+        Whether COPY writes into it: into no view, and into no table with policies for the user.
+    has_policies : bool
+        Whether policies apply to the user.
+    """
+
+    copies: bool
+    has_policies: bool
+
+
+def way_into(ask: Ask, table: str) -> Way:
+    """Return how rows get into a table."""
+    found = _lists(
+        ask,
+        "relkind NOT IN ('v', 'm') AND NOT row_security_active(oid), row_security_active(oid)",
+        f"FROM pg_class WHERE oid = to_regclass({literal(table)})",
+    )
+    return Way(*found[0]) if found else Way(copies=True, has_policies=False)
+
+
 def nulls_differ(ask: Ask, table: str, keys: Sequence[str]) -> bool:
     """Whether keys may be null, and one that is equals no other."""
     found = unique_indexes(ask, table, keys)
