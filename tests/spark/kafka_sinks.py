@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 from ackcore.spark import to_kafka
+from ackcore.spark.sinks import kafka
 
 QUICK = {"reconnect.backoff.ms": 20, "retry.backoff.ms": 10, "log_level": 0}
 
@@ -23,6 +24,12 @@ def kafka_sinks():
             return one
 
         yield sink
+
+
+def spark_that_sends(request, monkeypatch):
+    """The session, whose tasks send rows from the second on, and not the driver."""
+    monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
+    return request.getfixturevalue("spark")
 
 
 def messages(server, topic, partitions=1):

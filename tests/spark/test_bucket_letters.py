@@ -77,7 +77,12 @@ def test_a_driver_that_woke_too_late_does_not_take_the_store_from_the_next(bucke
 
 
 @pytest.mark.parametrize(
-    "how", [LOST, *(pytest.param(how, marks=pytest.mark.faults) for how in (ERROR_AFTER, SLOW_DOWN))]
+    "how",
+    [
+        LOST,
+        pytest.param(ERROR_AFTER, marks=pytest.mark.faults),
+        pytest.param(SLOW_DOWN, marks=pytest.mark.faults),
+    ],
 )
 def test_an_answer_that_is_lost_at_any_put_changes_nothing(in_bucket, s3, how, monkeypatch):
     monkeypatch.setattr(compaction, "_FEWEST", 4)

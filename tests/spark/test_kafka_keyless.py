@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 from accepted_rows import accepted
-from kafka_sinks import kafka_sinks, messages
+from kafka_sinks import kafka_sinks, messages, spark_that_sends
 
 from ackcore.spark import SinkUnavailable
-from ackcore.spark.sinks import kafka, kafka_messages
+from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.interface import AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -74,10 +74,7 @@ def test_rows_without_a_key_are_refused_and_the_others_there(
     request, kafka_broker, sink, files, monkeypatch, by_tasks
 ):
     """Those that came in one request with them are sent again, and only those."""
-    spark = None
-    if by_tasks:
-        monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
-        spark = request.getfixturevalue("spark")
+    spark = spark_that_sends(request, monkeypatch) if by_tasks else None
     topic = compacted(kafka_broker)
     out = sink(kafka_broker, topic, key="key", value="value", options={"batch.num.messages": 7})
     assert refused(out.write_accepted(accepted(files, spark=spark))) == ALL_KEYLESS

@@ -13,11 +13,11 @@ pytest.importorskip("confluent_kafka")
 
 import mock_broker
 from accepted_rows import accepted, row_file, two_files
-from kafka_sinks import kafka_sinks, messages, words
+from kafka_sinks import kafka_sinks, messages, spark_that_sends, words
 
 from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
-from ackcore.spark.sinks import kafka, kafka_messages
+from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.interface import AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -95,10 +95,7 @@ def test_messages_that_are_larger_than_their_topic_takes_are_refused(
     request, kafka_broker, sink, tmp_path, monkeypatch, by_tasks
 ):
     """Each with others in one request, which are there, as is what came behind them."""
-    spark = None
-    if by_tasks:
-        monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
-        spark = request.getfixturevalue("spark")
+    spark = spark_that_sends(request, monkeypatch) if by_tasks else None
     topic = kafka_broker.new_topic(**{"max.message.bytes": 1000})
     some = [(LARGE if n in (7, 150) else f"w{n}", n, None) for n in range(300)]
     files = (row_file(tmp_path, some), row_file(tmp_path, [("a", 1, 10), (LARGE, 2, 10)], 1))
