@@ -6,8 +6,10 @@ import datetime
 import decimal
 import math
 import os
+import re
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from contextvars import Context
 from pathlib import Path
@@ -371,6 +373,32 @@ def test_a_file_that_is_damaged_is_not_taken_for_a_short_one(on_postgres, tmp_pa
     with pytest.raises(RowFileDamaged):
         on_postgres.sink(keys=keys).write_accepted(on_postgres.accepted([first, second]))
     assert on_postgres.rows() == []
+
+
+def test_a_thread_that_cannot_be_started_leaves_nothing_open(on_postgres, files, monkeypatch):
+    """Neither here nor in the JVM."""
+    on_postgres.execute(TABLE)
+    sink, pipe = on_postgres.sink(keys="word"), JdbcCopy._pipe
+
+    def without_threads(self):
+        made = pipe(self)
+        threading.stack_size(1 << 46)  # more than there are addresses
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JdbcCopy, "_pipe", without_threads)
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                sink.write_accepted(on_postgres.accepted(files))
+        finally:
+            threading.stack_size(0)
+    handle = on_postgres.session._jvm.java.lang.ProcessHandle.current()
+    for process in ("self", handle.pid()):
+        folder = Path(f"/proc/{process}/fd")
+        open_files = [os.path.realpath(one) for one in folder.iterdir()]
+        assert not [one for one in open_files if re.search("ackcore-[^/]*/rows", one)]
+    sink.write_accepted(on_postgres.accepted(files))
+    assert on_postgres.rows("count(*)") == [(3,)]
 
 
 def end_connections(database):

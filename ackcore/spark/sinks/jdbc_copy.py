@@ -12,8 +12,8 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -115,15 +115,16 @@ class JdbcCopy:
         seconds = self._connection.query_timeout()
         if seconds:
             self.run(f"SET LOCAL statement_timeout = '{seconds}s'")
-        source, writing = self._pipe()
+        source, out = self._pipe()
 
         def write() -> None:
-            with open(writing, "wb") as out:
+            with out:
                 for chunk in chunks:
                     out.write(chunk)
 
         said: JdbcError | None = None
-        with ThreadPoolExecutor(1, "ackcore-copy") as pool:
+        # Also where no thread can be started.
+        with closing(source), out, ThreadPoolExecutor(1, "ackcore-copy") as pool:
             written = pool.submit(write)
             try:
                 self._connection.server.told(
@@ -140,8 +141,8 @@ class JdbcCopy:
         if said is not None:
             raise said
 
-    def _pipe(self) -> tuple[Any, int]:
-        """Return a stream of the JVM's, and the descriptor to write by what is read there.
+    def _pipe(self) -> tuple[Any, IO[bytes]]:
+        """Return a stream of the JVM's, and the file to write by what is read there.
 
         It has no name any more: nobody else can open it, and nothing is left if we are killed.
         """
@@ -151,11 +152,11 @@ class JdbcCopy:
             # So that of the JVM and this process none waits until the other has opened it.
             reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
-                writing = os.open(path, os.O_WRONLY)
+                out = open(path, "wb")  # noqa: SIM115
                 try:
-                    return self._connection.opened(path), writing
+                    return self._connection.opened(path), out
                 except BaseException:
-                    os.close(writing)
+                    out.close()
                     raise
             finally:
                 os.close(reading)
