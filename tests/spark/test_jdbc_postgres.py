@@ -35,6 +35,7 @@ from test_jdbc_sink import (
     written_once_wherever_the_driver_fails,
 )
 from test_postgres_troubles import policies
+from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkRejects, SinkUnavailable, TooManyRefused
@@ -348,6 +349,22 @@ def test_more_than_are_looked_for_end_it(on_postgres, tmp_path):
     file = row_file(tmp_path, [(f"b{n}", 1000 + n, None) for n in range(500)], batch=500)
     with pytest.raises(TooManyRefused, match="refuses more than 5 rows of micro-batch 0"):
         on_postgres.sink(max_refused=5).write_accepted(on_postgres.accepted([file]))
+
+
+@pytest.mark.parametrize("of", REFUSES)
+def test_no_error_shows_a_value(on_postgres, tmp_path, of):
+    statements, says = REFUSES[of]
+    on_postgres.execute(*statements)
+    file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
+    sink = on_postgres.sink(max_refused=0)
+    shows_no_value(lambda: sink.write_accepted(on_postgres.accepted([file])), says)
+
+
+@pytest.mark.parametrize("of", ["a length", "a check"])
+def test_no_error_by_a_staging_table_shows_a_value(on_postgres, tmp_path, monkeypatch, of):
+    """Of a length tasks say that fill it, and quote their statement."""
+    monkeypatch.setattr(JdbcCopy, "of", classmethod(lambda cls, connection: None))
+    test_no_error_shows_a_value(on_postgres, tmp_path, of)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

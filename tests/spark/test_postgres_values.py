@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -18,6 +20,49 @@ cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 sink = test_postgres_sink.sink  # a fixture
+
+TEXTS = pa.schema([("word", pa.string()), ("n", pa.string())])
+#: What a table has that takes no "s3cret", and what is said of it.
+REFUSES = {
+    "a number": (["CREATE TABLE words (word text UNIQUE, n bigint)"], "SQLSTATE 22P02"),
+    "a syntax": (["CREATE TABLE words (word text UNIQUE, n jsonpath)"], "SQLSTATE 42601"),
+    "a length": (["CREATE TABLE words (word text UNIQUE, n varchar(3))"], "SQLSTATE 22001"),
+    "a check": (
+        ["CREATE TABLE words (word text UNIQUE, n text CONSTRAINT short CHECK (n < 'b'))"],
+        'violates check constraint "short"',
+    ),
+    "a column of its own": (
+        ["CREATE TABLE words (word text UNIQUE, n text, shop int NOT NULL)"],
+        'null value in column "shop"',
+    ),
+    "an outage": (
+        [
+            "CREATE TABLE words (word text UNIQUE, n text)",
+            """CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE 'too late' USING ERRCODE = 'query_canceled'; END$$""",
+            "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION late()",
+        ],
+        "too late",
+    ),
+}
+
+
+def shows_no_value(write, says):
+    """See that what a sink raises says what is wrong, and none of what it was given."""
+    with pytest.raises(Exception, match=says) as told:
+        write()
+    shown = "".join(traceback.format_exception(told.value))
+    assert "s3cret" not in shown
+    assert "k3y" not in shown
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize(("statements", "says"), REFUSES.values(), ids=list(REFUSES))
+def test_no_error_shows_a_value(postgres, sink, tmp_path, statements, says, keys):
+    execute(postgres, *statements)
+    file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
+    one = sink(postgres, keys=keys, max_refused=0)
+    shows_no_value(lambda: one.write_accepted(accepted([file])), says)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

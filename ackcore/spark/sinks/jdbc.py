@@ -11,9 +11,8 @@ import pyarrow as pa
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.interface import Accepted
-from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
+from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.jdbc_transaction import (
-    REFUSALS,
     JdbcTransaction,
     Names,
     find_columns,
@@ -250,8 +249,9 @@ class JdbcSink:
         """Raise with the sink's name what a database, and no row, is at fault for."""
         try:
             yield
-        except JdbcError as error:
+        except JdbcError as raised:
+            error = raised.without_values()
             of_rows = not error.sqlstate or error.sqlstate.startswith(REFUSALS)
             if of_rows and not error.connecting:
-                raise
+                raise error from None
             raise unavailable(sink, f"table {self.table}", str(error), _WAY_OUT) from error

@@ -13,6 +13,7 @@ from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JError, Py4JJavaError, active_context
+from ackcore.spark.sinks.postgres_table import shown_message
 
 T = TypeVar("T")
 
@@ -29,7 +30,14 @@ _SHOWN = {
 }
 #: Of a URL, what stands before a host or a login.
 _START = re.compile(r"jdbc:[\w+]+:(?:thin:|oci:)?(?://)?")
+#: Of SQLSTATE: values that do not fit, integrity constraints, a view's check.
+REFUSALS = ("22", "23", "44")
+_NOT_NULL = "23502"
 _LONGEST = 500
+#: Where PostgreSQL's driver quotes a statement with its values.
+_STATEMENT = re.compile(r"Batch entry \d+ .*", re.DOTALL)
+#: Causes of an error of Spark's, one of which is the database's.
+_CAUSES = 16
 _SHORTEST = 3
 _READ_COMMITTED = 2
 
@@ -45,13 +53,28 @@ class JdbcError(RuntimeError):
         The column that it is about, if PostgreSQL's driver says so.
     connecting : bool
         Whether there was no connection yet.
+    shown : str
+        The message without values of rows.
     """
 
-    def __init__(self, message: str, sqlstate: str = "", column: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        sqlstate: str = "",
+        column: str | None = None,
+        shown: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.column = column
         self.connecting = False
+        self.shown = message if shown is None else shown
+
+    def without_values(self) -> JdbcError:
+        """Return what may be shown of it, where no dead letter has the row."""
+        error = JdbcError(self.shown, self.sqlstate, self.column)
+        error.connecting = self.connecting
+        return error
 
 
 class Server:
@@ -100,15 +123,41 @@ class Server:
         try:
             return call()
         except (Py4JJavaError, PySparkException) as error:
-            java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
+            java = _of_database(error)
             state, text, column = "", one_line(error), None
-            # Not all of Java's errors are SQL's.
+            if java is not None:
+                state, text = java.getSQLState(), java.getMessage() or text
+            # A null has no value to be quoted.
+            hidden = state.startswith(REFUSALS) and state != _NOT_NULL
+            shown = f"SQLSTATE {state}" if hidden else text
+            # PostgreSQL's driver has the message by itself.
             with contextlib.suppress(Exception):
-                state, text = java.getSQLState() or "", java.getMessage() or text
-                column = java.getServerErrorMessage().getColumn()
-            text = " ".join(self.redacted(text).split())[:_LONGEST]
+                about = java.getServerErrorMessage()
+                column = about.getColumn()
+                shown = shown_message(state, about.getMessage(), about.getWhere())
+            text, shown = self._said(text), self._said(_STATEMENT.sub("a batch is refused", shown))
         # Outside of the handler: Java's own error, with its secrets, must not be its context.
-        raise JdbcError(f"{self.shown()}: {text}", state, column)
+        raise JdbcError(text, state, column, shown)
+
+    def _said(self, text: str) -> str:
+        return f"{self.shown()}: {' '.join(self.redacted(text).split())[:_LONGEST]}"
+
+
+def _of_database(error: BaseException) -> Any:
+    """Return what of Java's error, or its causes, the database has said; None if nothing."""
+    java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
+    found = None
+    for _ in range(_CAUSES):
+        if java is None:
+            break
+        # Not all of Java's errors are SQL's.
+        with contextlib.suppress(Exception):
+            if java.getSQLState():
+                found = java
+                if java.getClass().getName() != "java.sql.BatchUpdateException":
+                    break
+        java = java.getCause()
+    return found
 
 
 class JdbcConnection:

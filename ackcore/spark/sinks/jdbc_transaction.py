@@ -32,7 +32,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.columns import with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
-from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
+from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.jdbc_copy import JdbcCopy
 from ackcore.spark.sinks.postgres_rows import Chunks, Into, PostgresRows, numbered, placed
 from ackcore.spark.sinks.postgres_table import session_name
@@ -43,9 +43,6 @@ _log = logging.getLogger("ackcore")
 _ROW = "ackcore_row"
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
 _NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
-#: Of SQLSTATE: integrity constraints, values that do not fit, a view's check.
-REFUSALS = ("22", "23", "44")
-
 #: An empty table with some columns of another, as one or another database has it.
 _COPIES = (
     "CREATE TABLE {0} AS SELECT {1} FROM {2} WITH NO DATA",
@@ -109,7 +106,7 @@ class JdbcTransaction:
         self._others: dict[str, bool] = {}
         self._content = accepted.content()
         where = f"sink {accepted.sink!r}, table {names.table},"
-        self._count = RefusalCount(where, accepted.batch_id, max_refused)
+        self._count = RefusalCount(where, accepted.batch_id, max_refused, JdbcError.without_values)
 
     def write(self) -> None:
         """Write the micro-batch, or find that it is written."""

@@ -107,7 +107,7 @@ class PostgresRows(Generic[E]):
     """
 
     def __init__(
-        self, session: Session[E], into: Into, chunks: Callable[[], Chunks], count: RefusalCount
+        self, session: Session[E], into: Into, chunks: Callable[[], Chunks], count: RefusalCount[E]
     ) -> None:
         self._session, self._into, self._chunks, self._count = session, into, chunks, count
         self._named = ", ".join(map(quoted, into.names))

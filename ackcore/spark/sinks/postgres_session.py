@@ -22,7 +22,13 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.postgres_catalog import Target, asking, connect, marker_name, resolve
 from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, placed
-from ackcore.spark.sinks.postgres_table import columns_of, end_others, quoted, session_name
+from ackcore.spark.sinks.postgres_table import (
+    columns_of,
+    end_others,
+    quoted,
+    session_name,
+    shown_message,
+)
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 from ackcore.topology.max_refused import MAX_REFUSED
 
@@ -108,7 +114,16 @@ class PostgresSession:
         self._connection.close()
 
     def write(self, accepted: Accepted) -> SinkRejects | None:
-        """Write a micro-batch in one transaction, or find that it is written."""
+        """Write a micro-batch in one transaction, or find that it is written.
+
+        No error shows values of rows.
+        """
+        try:
+            return self._write(accepted)
+        except psycopg.Error as error:
+            raise _without_values(error) from None
+
+    def _write(self, accepted: Accepted) -> SinkRejects | None:
         number, content = accepted.batch_id, accepted.content()
         with self._connection.transaction():
             found = self._execute(
@@ -138,7 +153,7 @@ class PostgresSession:
     def _write_rows(self, accepted: Accepted) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of those that are refused, by their numbers."""
         where = f"sink {accepted.sink!r}, table {self._target.table},"
-        count = RefusalCount(where, accepted.batch_id, self._max_refused)
+        count = RefusalCount(where, accepted.batch_id, self._max_refused, _without_values)
         session, names = _Session(self._connection), accepted.schema().names
         table = ".".join(map(quoted, self._table))
         columns = columns_of(session.ask, table)
@@ -184,6 +199,15 @@ def _message(error: psycopg.Error) -> str:
     about = error.diag
     detail = f" ({about.message_detail})" if about.message_detail else ""
     return f"{about.message_primary}{detail}"[:_LONGEST]
+
+
+def _without_values(error: psycopg.Error) -> psycopg.Error:
+    """Return an error without what the server quotes of rows."""
+    about = error.diag
+    if about.message_primary is None:
+        return error  # of the connection, or of psycopg's
+    said = shown_message(error.sqlstate or "", about.message_primary, about.context)
+    return type(error)(f"{said}\nHINT:  {about.message_hint}" if about.message_hint else said)
 
 
 def _error(one: Refused) -> psycopg.Error:

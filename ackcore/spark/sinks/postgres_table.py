@@ -6,12 +6,33 @@ None has a value apart: both would look for the places of such in names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 #: Runs a query, and returns the one value that it has, as text.
 Ask: TypeAlias = Callable[[str], str | None]
+
+
+#: Of SQLSTATE: values that do not fit, and texts that a type cannot parse.
+_OF_VALUES = ("22", "42601")
+#: Where in the rows of a COPY an error is, as the server says; behind it comes the value.
+_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:]+):")
+
+
+def shown_message(state: str, message: str, context: str | None) -> str:
+    """Return what may be shown of an error of the server's: no value of a row.
+
+    Parameters
+    ----------
+    state, message, context : str
+        Its SQLSTATE, and what the server says: not the detail, which has the row.
+    """
+    if not state.startswith(_OF_VALUES):
+        return message
+    column = _COLUMN.match(context or "")
+    return f"SQLSTATE {state}" + (f" in column {column[1]!r}" if column else "")
 
 
 class Column(NamedTuple):

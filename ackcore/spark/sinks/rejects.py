@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from ackcore.spark.base.versions import to_arrow
 Reasons: TypeAlias = (
     str | BaseException | Sequence[str | BaseException] | pa.Array | pa.ChunkedArray
 )
+
+
+E = TypeVar("E", bound=BaseException)
 
 
 class InvalidRejects(TypeError, ValueError):
@@ -46,7 +49,7 @@ def too_many_refused(
     )
 
 
-class RefusalCount:
+class RefusalCount(Generic[E]):
     """Counts the rows of a micro-batch that a database refuses, up to a limit.
 
     Parameters
@@ -57,14 +60,23 @@ class RefusalCount:
         The micro-batch.
     limit : int
         How many there may be.
+    without_values : callable
+        Returns what of an error may be shown, as an error.
     """
 
-    def __init__(self, where: str, batch_id: int, limit: int) -> None:
+    def __init__(
+        self,
+        where: str,
+        batch_id: int,
+        limit: int,
+        without_values: Callable[[E], BaseException],
+    ) -> None:
         self._where, self._batch_id, self._limit = where, batch_id, limit
+        self._without_values = without_values
         self._count = 0
-        self._first: BaseException | None = None
+        self._first: E | None = None
 
-    def add(self, error: BaseException) -> None:
+    def add(self, error: E) -> None:
         """Count a row; raise `TooManyRefused` if that is one too many."""
         self._first = self._first or error
         self._count += 1
@@ -73,10 +85,10 @@ class RefusalCount:
                 self._where,
                 self._batch_id,
                 self._limit,
-                self._first,
+                self._without_values(self._first),
                 "Nothing of the micro-batch is written",
                 "which takes some statements a row, all in one transaction",
-            ) from error
+            )
 
 
 class SinkRejects(Exception):
