@@ -156,8 +156,8 @@ COPIED = {
     "float": ("float8", pa.float64(), [0.1, -math.inf, None, 5e-324]),
     "flag": ("boolean", pa.bool_(), [True, False, None, True]),
     "money": ("numeric(9, 1)", pa.decimal128(10, 2), [decimal.Decimal("1.25"), None, None, None]),
-    "day": ("date", pa.date32(), [datetime.date(2024, 2, 29), None, None, None]),
-    "plain": ("timestamp", pa.timestamp("us"), [NEW_YEAR, None, None, None]),
+    "day": ("date", pa.date32(), [datetime.date(2024, 2, 29), -735_160, 2_932_897, None]),
+    "plain": ("timestamp", pa.timestamp("us"), [NEW_YEAR, -(10**17), 10**18, None]),
     "local": ("timestamptz", pa.timestamp("us"), [NEW_YEAR, None, None, None]),
     "instant": (
         "timestamptz",

@@ -16,10 +16,57 @@ import test_postgres_sink
 from accepted_rows import accepted, row_file
 from test_postgres_sink import TABLE, execute, refused
 
+from ackcore.spark.sinks.interface import check_sink
+
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 sink = test_postgres_sink.sink  # a fixture
+
+#: By PostgreSQL's texts, days since 1970: of years that Python, Arrow or both have no text for.
+DAYS = {
+    "2024-02-29": 19_782,
+    "0044-03-15 BC": -735_160,
+    "0001-12-31 BC": -719_163,
+    "0001-01-01": -719_162,
+    "10000-01-01": 2_932_897,
+    "40000-06-15": 13_890_338,
+}
+DAY_US = 86_400_000_000
+FAR = {
+    "day": ("date", pa.date32(), 1),
+    "plain": ("timestamp", pa.timestamp("us"), DAY_US),
+    "instant": ("timestamptz", pa.timestamp("us", "Europe/Berlin"), DAY_US),
+    "second": ("timestamp", pa.timestamp("s"), 86_400),
+    "days": ("date[]", pa.list_(pa.date32()), 1),
+    "thing": ("jsonb", pa.struct([("x", pa.timestamp("us", "UTC"))]), DAY_US),
+}
+
+
+@pytest.mark.parametrize("keys", [None, "id"])
+def test_dates_of_all_years_come_through(postgres, sink, tmp_path, keys):
+    """None is refused, and none keeps the others from being written."""
+    kinds = ", ".join(f"{name} {sql}" for name, (sql, _, _) in FAR.items())
+    execute(postgres, f"CREATE TABLE words (id text PRIMARY KEY, {kinds})")
+    schema = pa.schema([("id", pa.string()), *((n, kind) for n, (_, kind, _) in FAR.items())])
+    wraps = {"days": lambda n: [n, None], "thing": lambda n: {"x": n}}
+    rows = [
+        (text, *(wraps.get(name, int)(day * unit) for name, (_, _, unit) in FAR.items()), None)
+        for text, day in DAYS.items()
+    ]
+    rows.append(("none", *[None] * len(FAR), None))
+    one = sink(postgres, keys=keys)
+    check_sink("count", one, schema)
+    assert one.write_accepted(accepted([row_file(tmp_path, rows, schema=schema, batch=9)])) is None
+    found = execute(
+        postgres,
+        "SET TIME ZONE 'UTC'",
+        """SELECT id FROM words WHERE id <> 'none' AND day = id::date AND plain = id::date
+        AND instant = id::date AND second = id::date AND days = ARRAY[id::date, NULL]
+        AND (thing ->> 'x')::timestamptz = id::date OR id = 'none' AND thing IS NULL""",
+    )
+    assert {text for (text,) in found} == {*DAYS, "none"}
+
 
 TEXTS = pa.schema([("word", pa.string()), ("n", pa.string())])
 #: What a table has that takes no "s3cret", and what is said of it.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from ackcore.arrow.json_rows import json_encoder
+
+#: The first that Arrow writes as PostgreSQL reads it, and the one behind the last.
+_YEARS = ("0001", "10000")
+_ISO = re.compile(r"(-?)(\d+)(.*)")
 
 _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
 
@@ -77,9 +83,13 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
 def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     """Return a column of a type that Arrow writes as PostgreSQL reads it."""
     kind, is_ = column.type, pa.types
-    if is_.is_timestamp(kind):
+    if is_.is_date64(kind):
+        return _far_as_texts(column.cast(pa.date32()))
+    if is_.is_timestamp(kind) and kind.tz is not None:
         # What has an offset and goes into a column without one loses it there.
-        return column if kind.tz is None else column.cast(pa.timestamp(kind.unit, "UTC"))
+        return _far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")))
+    if is_.is_timestamp(kind) or is_.is_date(kind):
+        return _far_as_texts(column)
     if _is_bytes(kind):
         return _texts(column, _hex)
     if is_.is_nested(kind):
@@ -89,9 +99,72 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     return column
 
 
+def _far_as_texts(column: pa.Array) -> pa.Array:
+    """Return dates or times; as texts if Arrow does not write all as PostgreSQL reads them."""
+    unit = "D" if pa.types.is_date(column.type) else column.type.unit
+    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
+    whole = column.view(pa.int32() if unit == "D" else pa.int64())
+    numbers = whole.fill_null(first).to_numpy(zero_copy_only=False)
+    far = np.flatnonzero((numbers < first) | (numbers >= behind))
+    if not len(far):
+        return column
+    is_far = np.zeros(len(column), np.bool_)
+    is_far[far] = True
+    near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
+    texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
+    texts[far] = [_far(int(numbers[at]), column.type) for at in far]
+    return pa.array(texts, pa.string())
+
+
+def _far(number: int, kind: pa.DataType) -> str:
+    """Return a date or time of any year, as PostgreSQL reads it; it has no year 0."""
+    is_date = pa.types.is_date(kind)
+    text = str(np.datetime64(number, "D" if is_date else kind.unit))
+    found = _ISO.fullmatch(text)
+    if found is None:  # the lowest number is none to numpy, and not a year of PostgreSQL's
+        return text
+    sign, year, rest = found.groups()
+    zone = "" if is_date or kind.tz is None else "Z"
+    if sign or not int(year):
+        return f"{int(year) + 1:04}{rest}{zone} BC"
+    return f"{year}{rest}{zone}"
+
+
+class _Far(NamedTuple):
+    """A date or time that Python has no value for, to what writes those that it has."""
+
+    text: str
+
+    def isoformat(self) -> str:
+        """Return it as text."""
+        return self.text
+
+
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
-    values = column.to_pylist()
+    try:
+        values = column.to_pylist()
+    except (OverflowError, ValueError):  # a date or time that Python has no value for
+        values = [_value(one) for one in column]
     return pa.array([None if value is None else text(value) for value in values], pa.string())
+
+
+def _value(one: pa.Scalar) -> Any:
+    """Return a value as `to_pylist` does, with `_Far` for dates and times that Python has not."""
+    kind, is_ = one.type, pa.types
+    if not one.is_valid:
+        return None
+    if is_.is_struct(kind):
+        return {name: _value(part) for name, part in one.items()}
+    if is_.is_map(kind):
+        return [(_value(pair["key"]), _value(pair["value"])) for pair in one.values]
+    if _is_list(kind):
+        return [_value(item) for item in one.values]
+    try:
+        return one.as_py()
+    except (OverflowError, ValueError):
+        if is_.is_date64(kind):
+            one = one.cast(pa.date32())
+        return _Far(_far(one.value, one.type))
 
 
 def _array(kind: pa.DataType) -> Callable[[Any], str]:
