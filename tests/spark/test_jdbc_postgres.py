@@ -34,7 +34,7 @@ from test_jdbc_sink import (
     written_once,
     written_once_wherever_the_driver_fails,
 )
-from test_postgres_troubles import policies
+from test_postgres_troubles import WITHOUT_SYNC, policies
 from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.examples.quiet_spark import spark_session
@@ -358,6 +358,12 @@ def test_no_error_shows_a_value(on_postgres, tmp_path, of):
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
     sink = on_postgres.sink(max_refused=0)
     shows_no_value(lambda: sink.write_accepted(on_postgres.accepted([file])), says)
+
+
+def test_a_commit_is_waited_for_where_the_database_does_not(on_postgres, files):
+    on_postgres.execute(*WITHOUT_SYNC)
+    on_postgres.sink().write_accepted(on_postgres.accepted(files))
+    assert set(on_postgres.rows("commits")) == {("on",)}
 
 
 @pytest.mark.parametrize("of", ["a length", "a check"])

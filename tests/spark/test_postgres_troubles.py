@@ -263,6 +263,22 @@ def test_a_view_takes_rows(postgres, sink, tmp_path):
     assert words(postgres) == {"a": 1, "c": 2}
 
 
+WITHOUT_SYNC = [
+    """DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off',
+    current_database()); END$$""",
+    "CREATE TABLE words (word text, n bigint, commits text DEFAULT "
+    "current_setting('synchronous_commit'))",
+]
+
+
+def test_a_commit_is_waited_for_where_the_database_does_not(postgres, sink, files):
+    """Else a server that crashes takes back what the checkpoint has as written."""
+    execute(postgres, *WITHOUT_SYNC)
+    assert execute(postgres, "SHOW synchronous_commit") == [("off",)]
+    sink(postgres).write_accepted(accepted(files))
+    assert set(execute(postgres, "SELECT commits FROM words")) == {("on",)}
+
+
 def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):
     """All, both halves, and the second one's rows: a sequence is not rolled back."""
     execute(

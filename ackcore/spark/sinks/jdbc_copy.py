@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError
 from ackcore.spark.sinks.postgres_table import (
+    DURABLE,
     columns_of,
     end_others,
     literal,
@@ -65,9 +66,13 @@ class JdbcCopy:
         return cls(connection, driver) if found and int(found[1]) >= _OLDEST else None
 
     def take_over(self, name: str) -> None:
-        """Give the connection a name, and end others that have it: one may hold the lock."""
+        """Give the connection a name, and end others that have it: one may hold the lock.
+
+        What it commits outlasts a crash of the server, whatever the database's own setting is.
+        """
         self.run(f"SET application_name = {literal(name)}")
         self.ask(end_others(name))
+        self.ask(DURABLE)
         self._connection.commit()
 
     def suits(

@@ -23,6 +23,7 @@ from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.postgres_catalog import Target, asking, connect, marker_name, resolve
 from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, placed
 from ackcore.spark.sinks.postgres_table import (
+    DURABLE,
     columns_of,
     end_others,
     quoted,
@@ -89,6 +90,7 @@ class PostgresSession:
         self._connection = connection = connect(dsn, name)
         try:
             connection.execute(end_others(name))
+            connection.execute(DURABLE)
             self._table = resolve(connection, target.table, f"sink {sink!r}")
             self._marker = marker_name(connection, self._table[0], target.marker)
             # Committed before any micro-batch: there is a row to lock.

@@ -15,6 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 Ask: TypeAlias = Callable[[str], str | None]
 
 
+#: Lets no commit return before it is on the server's disk: a checkpoint would go on from one that a
+#: crash takes back.  To be asked, once in a session.
+DURABLE = (
+    "SELECT set_config('synchronous_commit', 'on', false)"
+    " WHERE current_setting('synchronous_commit') = 'off'"
+)
 #: Of SQLSTATE: values that do not fit, and texts that a type cannot parse.
 _OF_VALUES = ("22", "42601")
 #: Where in the rows of a COPY an error is, as the server says; behind it comes the value.
