@@ -17,7 +17,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
 from bench import topologies
+from bench.driver_memory_job import Waits, growth, wait_no_longer
 from bench.processes import cpu_s
 from bench.topologies import (
     EmitAndAck,
@@ -293,14 +294,18 @@ def bench_all_fail(
             builder.bolt("kept", FailBelow(0)).fields("bolt", "id")
         attempts = 1 if fate == "dies" else 5
         topology = builder.build(max_waiting=rows, max_attempts=attempts)
-        with contextlib.suppress(Waits), resident() as megabytes:
+        with contextlib.suppress(Waits), growth() as megabytes:
             # By a clock that stands still, so that no retry is due.
-            run_batch(topology, spark, new_path(), max_dead=None, clock=lambda: DAY_MS, wait=wait)
+            run_batch(
+                topology,
+                spark,
+                new_path(),
+                max_dead=None,
+                clock=lambda: DAY_MS,
+                wait=wait_no_longer,
+            )
         if failing:
-            grown.append(megabytes())
-
-    def wait(_seconds: float) -> None:
-        raise Waits
+            grown.append(megabytes()["RSS"])
 
     contestants = {"succeed": partial(run, 0), "fail": partial(run, rows)}
     for work in contestants.values():
@@ -342,33 +347,6 @@ def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
         assert sum(file.rows for file in written["files"]) == size * batches
         assert {file.dead for file in written["files"]} == {fate == "dies"}
     report_ratio(f"a record of 1 kB that {fate}, CPU time of its task", taken[1:], unit="us")
-
-
-class Waits(Exception):
-    """All that is left waits for a retry."""
-
-
-@contextlib.contextmanager
-def resident() -> Iterator[Callable[[], float]]:
-    """Give by how many MB this process has grown at most, as far as a look each 20 ms shows."""
-
-    def now() -> float:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    before, most, done = now(), [0.0], threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.02):
-            most[0] = max(most[0], now() - before)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield lambda: most[0]
-    finally:
-        done.set()
-        thread.join()
 
 
 # ---- tuples one by one -------------------------------------------------------------------------
