@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.letters import GROUP_BYTES, as_letters
+from ackcore.spark.base.letters import as_letters
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.protocol.batch import Engine
@@ -23,6 +23,9 @@ from ackcore.spark.protocol.progress import Account, Books, Progress
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
+
+#: So many bytes of letters a listener is told of at once.
+_TOLD_BYTES = 1 << 25
 
 _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
@@ -186,12 +189,12 @@ class Listeners:
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
-    """Yield all letters, as many at once as a row group of them has."""
+    """Yield all letters, some at once."""
     held: dict[str, list[pa.Table]] = {}
     nbytes = 0
     for spout in dead:
         for piece in dead.pieces(spout):
-            if held and nbytes + piece.nbytes > GROUP_BYTES:
+            if held and nbytes + piece.nbytes > _TOLD_BYTES:
                 yield {name: pa.concat_tables(some) for name, some in held.items()}
                 held, nbytes = {}, 0
             held.setdefault(spout, []).append(as_letters(piece, number))

@@ -133,7 +133,7 @@ def test_letters_are_read_only_for_who_is_told_of_them(monkeypatch, caplog):
 
 
 def test_many_letters_are_told_some_at_a_time(monkeypatch, caplog):
-    monkeypatch.setattr("ackcore.spark.listeners.GROUP_BYTES", dead_rows(1, 2).nbytes + 1)
+    monkeypatch.setattr("ackcore.spark.listeners._TOLD_BYTES", dead_rows(1, 2).nbytes + 1)
     dead = Dead(
         {
             "lines": [dead_rows(1), dead_rows(2), dead_rows(3, 4), dead_rows(5, 6, 7)],

@@ -14,6 +14,13 @@ from ackcore.spark.base import checksummed
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REPLAYED, TRACKING
+from ackcore.spark.checkpoint.dead import Dead, DeadFile
+from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.decide import Disagreement, check_payloads
 from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.tasks import row_files
@@ -26,6 +33,7 @@ from ackcore.spark.tasks.results import (
     to_stream,
 )
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
+from ackcore.topology.tuples import Reason
 
 IDS = st.lists(st.integers(-3, 3), max_size=12).map(lambda ids: np.array(ids, np.int64))
 
@@ -136,3 +144,32 @@ def test_a_table_is_written_in_pieces(tmp_path, monkeypatch):
     found = read_table(tmp_path / write_table(tmp_path, "roots", table))
     assert found.equals(table)
     assert [len(batch) for batch in found.to_batches()] == [3, 3, 2]
+
+
+@pytest.mark.parametrize(("n", "letters"), [(1 << 17, 1), (1 << 15, 1000)], ids=["short", "long"])
+def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n, letters):
+    said = Reason("bolt", "Failed", "the service is away").encode()
+    of_schema = {
+        MESSAGE_ID: pa.array(range(n)).cast(pa.string()),
+        REASON: pa.repeat(said, n),
+        REPLAYED: pa.array(np.zeros(n, np.int32)),
+        ATTEMPT: pa.array(np.ones(n, np.int32)),
+    }
+    columns = [of_schema.get(name, pa.array(np.full(n, 7))) for name in TRACKING.names]
+    line = pa.repeat("x" * letters, n)
+    table = pa.table([*columns, line], pa.schema([*TRACKING, ("line", pa.string())]))
+    cache = TableCache(tmp_path)
+    parts = [DeadFile(cache, write_table(tmp_path, name, table), n, 0, 9) for name in ("a", "b")]
+    store = DeadLetters(letters_at(str(tmp_path / "letters")))
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        store.write(0, Dead({"lines": parts}))
+    finally:
+        pa.set_memory_pool(before)
+    ((file,),) = files_of(store.place).values()
+    assert read_letters(file.path)["error_type"].value_counts().to_pylist() == [
+        {"values": "WaitingFull", "counts": 2 * n}
+    ]
+    assert (pool.max_memory() or 0) < 40e6

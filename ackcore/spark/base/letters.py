@@ -47,7 +47,7 @@ _CODEC = "zstd"
 #: much.  To save less takes longer than to write it.
 _SAMPLE_BYTES, _SAMPLES, _WORTH_IT = 1 << 18, 8, 0.75
 #: What goes into one row group, so that no more of a file is in memory.
-GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 25
+GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:

@@ -20,6 +20,9 @@ from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.segments import with_replayed
 from ackcore.spark.checkpoint.tables import TableCache
 
+#: Of what had no room so many rows are in memory with the reason for that.
+_ROWS = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class DeadFile:
@@ -47,7 +50,11 @@ class DeadFile:
         table = with_replayed(self.cache.read(self.file, keep).slice(self.start, self.rows))
         if not payload:
             table = table.select(TRACKING.names)
-        yield table if self.no_room is None else refused(table, self.no_room)
+        if self.no_room is None:
+            yield table
+            return
+        for start in range(0, len(table), _ROWS):
+            yield refused(table.slice(start, _ROWS), self.no_room)
 
     def check(self) -> None:
         """Raise `CheckpointCorrupt` if it is missing or damaged."""

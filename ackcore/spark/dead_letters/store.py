@@ -290,7 +290,9 @@ def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
         pieces = map(all_nullable, whole) if len(parts) > 1 else whole
         head = next(pieces)
         schema = schema_of(pa.schema(list(head.schema)[len(TRACKING) :]))
-        write_letters(file, schema, _letters(chain([head], pieces), number))
+        every = chain([head], pieces)
+        del head  # it would keep a file mapped until the last one is read
+        write_letters(file, schema, _letters(every, number))
 
     alone = parts[0] if len(parts) == 1 else None
     if isinstance(alone, DeadLettersFile):
