@@ -291,3 +291,9 @@ def take(consumer, n):
 
 def partitions_of(consumer):
     return {each.partition for each in consumer.stats().partitions}
+
+
+def is_committed(consumer):
+    """Whether brokers have taken all that there is to commit, and the consumer knows it."""
+    with consumer._changed:
+        return not consumer._held.commits()

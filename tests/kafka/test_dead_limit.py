@@ -1,5 +1,6 @@
 """How many of a consumer's records may die, and what is left when it was too many."""
 
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -56,46 +57,56 @@ def test_so_many_are_too_many(arguments, ends, found):
         assert (answer[0], answer[1][: len(found[1])]) == found
 
 
-def work_off(consumer, books, may_fail):
-    effects = Effects(books.file)
-    try:
-        while taken := consumer.poll(1, 5.0):
-            error = may_fail(taken[0])
-            if error is None:
-                effects(taken[0])
-                consumer.ack(taken[0])
-            else:
-                consumer.fail(taken[0], error)
-    finally:
-        effects.close()
+def fail_one_by_one(consumer, records):
+    """Each after the letter of the one before is kept; the last one's is not."""
+    for n, record in enumerate(records, 1):
+        consumer.fail(record, Reject("mad"))
+        wait_until(lambda n=n: consumer.stats().counts.dead == n or consumer.stopped, "it is kept")
+        if consumer.stopped:
+            return
+
+
+def fail_at_once(consumer, records):
+    """All of them before the first letter is sent."""
+    with consumer._changed:
+        for record in records:
+            consumer.fail(record, Reject("mad"))
 
 
 @pytest.mark.parametrize(
+    ("fail", "kept"), [(fail_one_by_one, 20), (fail_at_once, 0)], ids=["one by one", "at once"]
+)
+@pytest.mark.parametrize(
     "limit", [{"max_dead_in_a_row": 20}, {"max_dead": 0.2, "max_dead_window": 100}], ids=str
 )
-def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, limit):
-    """The service goes mad in between: what died of it is kept, or there at the next start."""
+def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, limit, fail, kept):
+    """The service goes mad in between: what died of it is kept, or there at the next start.
+
+    What is on its way to the dead letters then may be both, without a time for that.
+    """
     books = Books(mock_kafka, tmp_path, partitions=2)
     books.produce(2000)
-    mad = {at for at in books.delivered if at[1] >= 500}
-
-    def may_fail(record):
-        return Reject("mad") if (record.partition, record.offset) in mad else None
-
     consumer = consumer_of(books, drain_s=0, **by_hand(books), **limit)
-    for worker in (partial(work_off, consumer, books, may_fail), consumer.close):
+    taken = take(consumer, 2000)
+    with closing(Effects(books.file)) as effects:
+        for record in taken:
+            if record.offset < 500:
+                effects(record)
+                consumer.ack(record)
+    fail(consumer, [record for record in taken if record.offset >= 500][:30])
+    for ends in (partial(consumer.poll, 1, 20.0), consumer.close):
         with pytest.raises(TooManyDead, match=r"records died.* and max_dead.*at the next start"):
-            worker()
+            ends()
     assert issubclass(TooManyDead, ConsumerError)
     books.check_commits()
-    assert len(books.done_by_commits()) <= 1000 + len(books.dead())
-    # The service is well again: all others are done, and few more are dead than it had seen.
+    assert len(books.done_by_commits()) == 1000 + kept
+    # The service is well again: all others are done, and no more are dead.
     with consuming(books, **by_hand(books), **limit) as consumer, workers(consumer, books):
         books.wait_for_the_end()
     effects, dead = books.effects(), books.dead()
     assert books.delivered.keys() == effects.keys() | dead.keys()
     assert not effects.keys() & dead.keys()
-    assert len(dead) <= 500
+    assert len(dead) == kept
 
 
 def test_a_range_that_was_lost_is_no_record_that_died(mock_kafka, tmp_path):
