@@ -454,8 +454,9 @@ class Stream:
     def _is_waiting(self) -> bool:
         """Whether a record, a replay or a micro-batch is under way."""
         state = self._state
-        planned = state.last_plan != state.last_done  # and may have taken the replays
-        return planned or bool(self.books.waiting or state.pending_replays())
+        # Planned, it may have taken the replays; done, its commits and the books are yet to come.
+        under_way = self._at_work is not None or state.last_plan != state.last_done
+        return under_way or bool(self.books.waiting or state.pending_replays())
 
     @contextlib.contextmanager
     def _awaiting(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from ackcore.spark.kafka import groups
 from ackcore.spark.kafka.groups import ToldGroup
 from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.spark.protocol import batch
+from ackcore.spark.stream import Stream
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -127,6 +128,37 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
     assert found.hole_starts.tolist() == [3]
     assert found.hole_ends.tolist() == [4]
     assert (on.books.acked, on.books.waiting) == (5, 1)
+
+
+def test_who_waits_for_all_that_there_is_waits_for_its_books(
+    spark, mock_kafka, tmp_path, running, monkeypatch
+):
+    """Also where Spark was asked before it had the micro-batch, and that is marked since."""
+    told, let_go, seen, whole = threading.Event(), threading.Event(), [], KafkaSources.done
+
+    def done(*given):
+        lag = whole(*given)
+        told.set()
+        assert let_go.wait(60)
+        return lag
+
+    monkeypatch.setattr(KafkaSources, "done", done)
+    monkeypatch.setattr(Stream, "_read_all_available", lambda stream: None)
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a"])
+    on = running(topology(source(mock_kafka, "t"), Kept()), spark, tmp_path / "checkpoint")
+
+    def wait():
+        on.process_all_available()
+        seen.append(on.books.acked)
+
+    assert told.wait(60)
+    waits = threading.Thread(target=wait)
+    waits.start()
+    waits.join(0.5)  # it cannot go by
+    let_go.set()
+    waits.join(60)
+    assert seen == [1]
 
 
 def test_two_spouts_do_not_commit_to_one_group_of_the_same_partitions(spark, mock_kafka, tmp_path):
