@@ -18,6 +18,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 import mock_broker
 import test_kafka_spout as spouts
 from servers import wait_until
+from streams import until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore import OffsetState
@@ -122,7 +123,7 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
     builder.sink("refuse", lambda frame, number: None)
     it = builder.build(backoff_ms=YEAR_MS, max_backoff_ms=YEAR_MS, parallelism=2)
     on = running(it, spark, tmp_path / "checkpoint")
-    assert wait_until(lambda: mock_kafka.committed("g", "t")[0] > 0, "the commit")
+    until(lambda: on.books.acked, on)
     found = decode_metadata("t", 0, *mock_kafka.committed("g", "t")).state
     assert (found.committable, found.end) == (3, 6)
     assert found.hole_starts.tolist() == [3]
