@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from test_failed_in_run import unwritten as without_rules
 from test_failed_in_run import written as files_of
 from test_stages import Hold, Simulation, roots
 
+from ackcore.spark.base.root_ids import in_order
+from ackcore.spark.tasks import failed_writer, settle_stage
 from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.row_files import ROOT_ID
 from ackcore.spark.tasks.tracking import Chunk
@@ -121,12 +124,35 @@ def test_written_or_not_each_record_fails_for_its_first_reason(
     known = {one["root_id"]: one for one in failed.to_pylist()}
     left = done.failed.to_pylist()
     assert left == [known[one["root_id"]] for one in left]
-    put = [] if done.written is None else done.written.root_ids().tolist()
+    put = [] if done.written is None else in_order(*done.written.roots()).tolist()
     assert sorted(put + [one["root_id"] for one in left]) == sorted(known)
     if done.written is not None:
         assert files_of(done) == read_again(simulation, done, failed, values)
     all_failed = dataclasses.replace(done, failed=failed)
     assert simulation.rows_of(all_failed) == {name: found for name, found in rows.items() if found}
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_what_is_told_of_many_roots_is_in_files(simulate, monkeypatch, sends):
+    def outcome():
+        topology = in_front(Says("in front"), behind=Says("behind"), sends=sends, chunk_rows=4)
+        simulation = simulate(topology, -1)
+        done = through(simulation, range(30))
+        assert done.problems == ()
+        names = {
+            path.name.partition(".")[0] for path in Path(simulation.directory).rglob("*.arrow")
+        }
+        told = {name for name in names if name.startswith(("found-", "not-acked-"))}
+        put = [] if done.written is None else in_order(*done.written.roots()).tolist()
+        return told, (put, sorted(done.failed.to_pylist(), key=lambda one: one["root_id"]))
+
+    few, before = outcome()
+    assert not few
+    monkeypatch.setattr(failed_writer, "_MANY_FOUND", 0)
+    monkeypatch.setattr(settle_stage, "_MANY", 0)
+    many, after = outcome()
+    assert {name.rpartition("-")[0] for name in many} == {"not-acked" if sends else "found-spout"}
+    assert after == before
 
 
 @pytest.mark.parametrize("few", [-1, 100])
@@ -187,7 +213,7 @@ def test_what_bolts_hold_of_other_chunks_keeps_nothing_from_being_written(simula
     done = through(simulation, values)
     assert done.problems == ()
     # Of the chunk with the open tuple nothing is written: which of its tuples it is, nobody tells.
-    assert len(done.written.root_ids()) == 20
+    assert len(in_order(*done.written.roots())) == 20
     assert len(done.failed) == 10
 
 
@@ -247,7 +273,7 @@ def test_traced_records_are_counted_once(simulate):
     simulation.work = dataclasses.replace(simulation.work, trace_per_million=1_000_000)
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert len(done.failed) == len(done.written.root_ids()) == 30
+    assert len(done.failed) == len(in_order(*done.written.roots())) == 30
 
 
 def test_of_a_chunk_over_which_nothing_is_no_ledger_rows_leave():

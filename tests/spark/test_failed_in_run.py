@@ -16,9 +16,11 @@ from test_stages import Hold, Simulation
 
 from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
+from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
 from ackcore.spark.protocol.decide import propagate_failures
 from ackcore.spark.protocol.payloads import payloads_of
@@ -185,7 +187,7 @@ def unwritten(simulate, topology, values):
 
 def read_again(simulation, done, failed, values):
     """What reading the written records again would have led to, given why all failed."""
-    roots = np.sort(done.written.root_ids())
+    roots = np.sort(in_order(*done.written.roots()))
     stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
     found = ([], [])
     uncounted = 0
@@ -223,7 +225,7 @@ def test_what_is_written_is_what_reading_again_would_have_led_to(
     failed = unwritten(simulate, topology, values)
     rows = {one["root_id"]: one for one in failed.to_pylist()}
     left = done.failed.to_pylist()
-    roots = [] if done.written is None else done.written.root_ids().tolist()
+    roots = [] if done.written is None else in_order(*done.written.roots()).tolist()
     assert left == [rows[one["root_id"]] for one in left]
     assert sorted(roots + [one["root_id"] for one in left]) == sorted(rows)
     if done.written is not None:
@@ -235,10 +237,23 @@ def test_all_that_fails_at_once_is_written(simulate):
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
-    assert sorted(done.written.root_ids()) == failed["root_id"].to_pylist()
+    assert sorted(in_order(*done.written.roots())) == failed["root_id"].to_pylist()
     assert not len(done.failed)
     assert [len(rows) for rows in written(done)] == [0, 30]
     assert done.problems == ()
+
+
+def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate, monkeypatch):
+    monkeypatch.setattr(failed_writer, "_MANY_FOUND", 0)
+    simulation = simulate(once({"asks": Asks(1, 1)}))
+    sent = simulation.first([n * 3 for n in range(30)])
+    path = next(Path(simulation.directory).rglob("found-spout-1.*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RowFileDamaged, match="found-spout-1"):
+        simulation.rest(sent, np.random.default_rng(0))
+    path.unlink()
+    with pytest.raises(RowFileDamaged, match="is missing"):
+        simulation.rest(sent, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("sorted_bytes", [1, 300, 1 << 22])
@@ -310,8 +325,8 @@ def test_what_fails_beside_what_is_written_is_read_again(simulate):
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, once({"late": FailsWithTheNext()}), values)
     assert len(done.failed) == 2
-    assert len(done.written.root_ids()) == 28
-    roots = sorted([*done.failed["root_id"].to_pylist(), *done.written.root_ids()])
+    assert len(in_order(*done.written.roots())) == 28
+    roots = sorted([*done.failed["root_id"].to_pylist(), *in_order(*done.written.roots())])
     assert roots == failed["root_id"].to_pylist()
 
 
@@ -328,7 +343,7 @@ def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
     simulation = simulate(builder.build())
     done = simulation.rest(simulation.first([0] * 8), np.random.default_rng(0))
     assert not len(done.failed)
-    written = set(done.written.root_ids().tolist())
+    written = set(in_order(*done.written.roots()).tolist())
     found = propagate_failures(
         done.failed, done.files, simulation.directory, ["spout"], done.written
     )
@@ -437,7 +452,7 @@ def asked(written, few=10, write=True, fetch=lambda left: {"s": left}):
 def test_what_is_written_is_not_read_again():
     calls, found = asked(of_tasks(1, 2, 3))
     assert calls == []
-    assert sorted(found.root_ids()) == [1, 2, 3]
+    assert in_order(*found.roots()).tolist() == [1, 2, 3]
     assert not found.tables
 
 
@@ -445,14 +460,14 @@ def test_few_others_are_fetched():
     calls, found = asked(of_tasks(1))
     assert calls == [("fetch", [3, 2])]
     assert found.tables["s"]["root_id"].to_pylist() == [3, 2]
-    assert found.root_ids().tolist() == [1]
+    assert in_order(*found.roots()).tolist() == [1]
     assert asked(None) == ([("fetch", [3, 1, 2])], {"s": failures(3, 1, 2)})
 
 
 def test_many_others_are_written_by_other_tasks():
     calls, found = asked(of_tasks(1), few=1)
     assert calls == [("write", [3, 2])]
-    assert sorted(found.root_ids()) == [1, 2, 3]
+    assert in_order(*found.roots()).tolist() == [1, 2, 3]
     assert asked(None, few=1, write=False)[0] == [("fetch", [3, 1, 2])]
 
 
@@ -462,6 +477,6 @@ def test_what_spark_does_not_hand_over_is_written():
 
     calls, found = asked(of_tasks(1), fetch=refuse)
     assert calls == [("fetch", [3, 2]), ("write", [3, 2])]
-    assert sorted(found.root_ids()) == [1, 2, 3]
+    assert in_order(*found.roots()).tolist() == [1, 2, 3]
     with pytest.raises(ResultsTooLarge):
         asked(None, write=False, fetch=refuse)

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.base import checksummed
+from ackcore.spark.base import checksummed, root_ids
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REPLAYED, TRACKING
 from ackcore.spark.checkpoint.dead import Dead, DeadFile
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
 from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.files import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol.decide import Disagreement, check_payloads
+from ackcore.spark.protocol.decide import Disagreement, check_payloads, failed_roots
 from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.results import (
@@ -69,7 +71,7 @@ def test_what_tasks_wrote_is_there_once():
     once = written(([1, 2], pa.nulls(2)), ([4, 3], pa.nulls(2)))
     check_payloads(nothing, once, once)
     twice = written(([1, 2], pa.nulls(2)), ([2, 3], pa.nulls(2)))
-    with pytest.raises(Disagreement, match="found 0 of them in 4 rows"):
+    with pytest.raises(Disagreement, match="found 3 of them in 4 rows"):
         check_payloads(nothing, twice, twice)
 
 
@@ -81,23 +83,42 @@ def test_places_are_those_of_what_was_due():
     )
     assert found.places("lines").tolist() == [7, 0, 9]
     assert written(([1], pa.nulls(1))).places("lines").tolist() == []
-    assert found.root_ids().tolist() == [1, 2, 3, 4, 5, 6]
+    assert in_order(*found.roots()).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(st.lists(IDS, max_size=4), st.lists(IDS, max_size=3), st.integers(1, 9))
+def test_ids_come_in_ranges_of_values(first, second, at_once):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root_ids, "_AT_ONCE", at_once)
+        patch.setattr(root_ids, "_PIECE", 2)
+        parts = list(in_ranges(first, second))
+    for group, found in zip((first, second), zip(*parts, strict=True), strict=True):
+        assert np.concatenate(found).tolist() == in_order(*group).tolist()
+    values = [{int(one) for column in part for one in column} for part in parts]
+    assert sum(map(len, values)) == len(set().union(*values))
 
 
 @pytest.mark.parametrize("places", ["none was due", "all were"])
-def test_to_check_what_was_written_takes_a_column_more(places):
+def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_path, monkeypatch):
+    monkeypatch.setattr(root_ids, "_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(root_ids, "_PIECE", 1 << 12)
+    monkeypatch.setattr(checksummed, "_TABLE_ROWS", 1 << 12)
     n = 1 << 18
-    rng = np.random.default_rng(0)
-    roots = rng.permutation(n)
+    roots = [np.sort(part) for part in np.split(np.random.default_rng(0).permutation(n), 4)]
     due = pa.nulls(n // 4) if places == "none was due" else pa.array(range(n // 4), pa.int64())
-    found = written(*((part, due) for part in np.split(roots, 4)))
+    found = written(*((part, due) for part in roots))
     nothing = FAILED.empty_table()
+    decision = BatchDecision(0, Waiting({}), {}, nonacked_of(failed_roots(nothing, found)))
     tracemalloc.start()
     try:
         check_payloads(nothing, found, found)
-        assert tracemalloc.get_traced_memory()[1] < 12 * n
+        body = decision.write(TableCache(tmp_path), 0)
+        assert tracemalloc.get_traced_memory()[1] < 2 * n
     finally:
         tracemalloc.stop()
+    named = body["nonacked"]["nonacked"]
+    table = pa.table([range(n)], ROOT_IDS)
+    assert named == {"file": f"0/{write_table(tmp_path, 'nonacked', table)}", "rows": n}
 
 
 def test_what_new_records_have_for_places_takes_no_room():

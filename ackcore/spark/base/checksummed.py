@@ -233,7 +233,12 @@ def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = F
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield a table in few batches, whatever pieces it came in: a filter makes as many again."""
-    return rebatched(table.to_batches(max_chunksize=_TABLE_ROWS), _TABLE_ROWS)
+    return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
+
+
+def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches as tables have them: the bytes of a table do not depend on what it came in."""
+    return rebatched(batches, _TABLE_ROWS)
 
 
 def write_batches(

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._records import Int64s
+from ackcore.spark.base.checksummed import batches_of, in_few
+from ackcore.spark.base.root_ids import RootColumns, distinct
 from ackcore.spark.base.schemas import TRACKING, SinkFile
 from ackcore.spark.checkpoint.dead import Dead, dead_of
 from ackcore.spark.checkpoint.tables import TableCache
@@ -77,8 +80,9 @@ class BatchDecision:
     waiting: Waiting
     #: Rows that became dead in this micro-batch, by spout, in the same columns.
     dead: Mapping[str, pa.Table]
-    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64).
-    nonacked: pa.Table
+    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64), sorted.  Many
+    #: become that when they are on record.
+    nonacked: pa.Table | RootColumns
     #: Files whose rows (less those of non-ACKED roots) the sinks get.
     files: tuple[SinkFile, ...] = ()
     #: The directory that they are in, below ``work``.
@@ -145,13 +149,10 @@ class BatchDecision:
             for each in some:
                 if isinstance(each, pa.Table):
                     _check_tracking(each, f"dead[{spout!r}]")
-        roots = self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
-
         directory = cache.directory_of(self.number)
         named = {}
-        if len(roots):
-            file = cache.write_table(directory, "nonacked", roots)
-            named["nonacked"] = TableFile(file, len(roots))._asdict()
+        if len(self.nonacked):
+            named["nonacked"] = self._write_nonacked(cache, directory)._asdict()
         body: dict[str, Any] = {
             "dead": dead.write(cache, directory),
             "nonacked": named,
@@ -173,6 +174,31 @@ class BatchDecision:
             "totals": dict(self.totals),
             "reread": dict(self.reread),
         }
+
+    def _write_nonacked(self, cache: TableCache, directory: str) -> TableFile:
+        if isinstance(self.nonacked, RootColumns):
+            ordered = self.nonacked.ordered()
+            batches = in_few(pa.record_batch([pa.array(ids)], schema=ROOT_IDS) for ids in ordered)
+        else:
+            batches = batches_of(self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS))
+        rows = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for batch in batches:
+                rows += len(batch)
+                yield batch
+
+        file = cache.write(directory, "nonacked", ROOT_IDS, counted())
+        return TableFile(file, rows)
+
+
+def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
+    """Return ids in columns, an id in them once or more often, as `BatchDecision.nonacked`."""
+    roots = RootColumns(columns)
+    if roots.are_many:
+        return roots
+    return pa.table([pa.array(distinct(*columns), pa.int64())], schema=ROOT_IDS)
 
 
 class Retries(NamedTuple):

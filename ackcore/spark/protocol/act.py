@@ -60,7 +60,8 @@ def ask_sinks(
     RunCancelled
         If a job of a sink was cancelled from outside.
     """
-    number = decision.number
+    number, nonacked = decision.number, decision.nonacked
+    assert isinstance(nonacked, pa.Table)  # as on record
     _refuse_left_rows(topology, decision)
     work = state.runs.of(decision)
     known = state.refusals.of(number)
@@ -82,7 +83,7 @@ def ask_sinks(
                 AcceptedFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
                 for file in files
             ),
-            nonacked=decision.nonacked["root_id"].to_numpy(),
+            nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
         asked = _Asked(sink, accepted, Calls(spark, number, pause), topology.settings)

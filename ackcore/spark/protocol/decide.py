@@ -22,11 +22,11 @@ from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reason_columns import ReasonTexts, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
-from ackcore.spark.base.root_ids import distinct, in_order
+from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.run.types import RunResult, WrittenFailures
@@ -193,8 +193,8 @@ def failed_roots(failed: pa.Table, written: Payloads | None) -> list[Int64s]:
 
     Some may be there twice.
     """
-    roots: Int64s = failed["root_id"].to_numpy()
-    return [roots, *written.roots()] if isinstance(written, WrittenFailures) else [roots]
+    in_files = written.roots() if isinstance(written, WrittenFailures) else []
+    return [*ids_in(failed["root_id"]), *in_files]
 
 
 def check_payloads(
@@ -206,17 +206,21 @@ def check_payloads(
     """
     in_files = payloads.roots() if isinstance(payloads, WrittenFailures) else ()
     tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
-    got = in_order(*in_files, *(table[ROOT_ID].to_numpy() for table in tables.values()))
-    if payloads is written and not len(failed):
-        # What tasks wrote is all that failed: it is there, if not twice.
-        wanted = got[:0] if (got[1:] == got[:-1]).any() else got
-    else:
-        wanted = distinct(*failed_roots(failed, written))
-    if not np.array_equal(wanted, got):
+    rows = [*in_files, *(ids for table in tables.values() for ids in ids_in(table[ROOT_ID]))]
+    # What tasks wrote may be all that failed: it is there, if not twice.
+    is_all = payloads is written and not len(failed)
+    sought = [] if is_all else failed_roots(failed, written)
+    agree, lost, there = True, 0, 0
+    for some, got in in_ranges(sought, rows):
+        wanted = once(got if is_all else some)
+        same = np.array_equal(wanted, got)
+        agree &= same
+        lost += len(wanted)
+        there += len(wanted) if same else len(np.intersect1d(wanted, got))
+    if not agree:
         raise Disagreement(
-            f"{len(wanted)} records failed, and reading the sources again found "
-            f"{len(np.intersect1d(wanted, got))} of them in {len(got)} rows: they did not give "
-            "the same rows a second time"
+            f"{lost} records failed, and reading the sources again found {there} of them in "
+            f"{sum(map(len, rows))} rows: they did not give the same rows a second time"
         )
 
 
@@ -309,12 +313,11 @@ def decide(
                 f"spout {spout} has {executed} records in this micro-batch, and "
                 f"{executed - changes[spout].acked} failed"
             )
-    nonacked = distinct(*failed_roots(failed, payloads))
     decision = BatchDecision(
         number=plan.number,
         waiting=waiting,
         dead=Dead(dead),
-        nonacked=pa.table([pa.array(nonacked, pa.int64())], schema=ROOT_IDS),
+        nonacked=nonacked_of(failed_roots(failed, payloads)),
         files=tuple(files),
     )
     uncounted = sum(lost.uncounted for lost in judged.values())

@@ -10,7 +10,6 @@ import pyarrow as pa
 from ackcore.spark.protocol.decide import Payloads
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.types import WrittenFailures
-from ackcore.spark.tasks.row_files import among
 
 
 def payloads_of(
@@ -42,8 +41,7 @@ def payloads_of(
     """
     left = failed
     if written is not None and len(failed):
-        there = among(failed["root_id"].to_numpy(), written.root_ids())
-        left = failed.filter(pa.array(~there))
+        left = failed.filter(pa.array(~written.have(failed["root_id"].to_numpy())))
     if written is not None and not len(left):
         return written
     if write is None or len(left) <= few:

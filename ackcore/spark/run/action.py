@@ -12,6 +12,7 @@ it is run again.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace, Step
@@ -34,6 +35,7 @@ from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
@@ -41,6 +43,7 @@ from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
+    NOT_ACKED_FILE,
     PICKED,
     RESULT_TYPE,
     TASK_REPORT,
@@ -49,7 +52,7 @@ from ackcore.spark.tasks.results import (
     results_in,
 )
 from ackcore.spark.tasks.retry_stage import RetryStage
-from ackcore.spark.tasks.row_files import RowFile, among
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology.builder import Topology
@@ -106,6 +109,9 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
             receipts += read_receipts(blob.to_pybytes())
         elif kind == NOT_ACKED:
             not_acked.add(from_stream(blob))
+        elif kind == NOT_ACKED_FILE:
+            name = blob.to_pybytes().decode()
+            not_acked.add(read_run_table(os.path.join(setup.plan.work, "failed", name)))
         elif kind == PICKED:
             picked.append(from_stream(blob))
         elif kind == COUNTED:
@@ -115,8 +121,8 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
     result = _summed(setup, reports, failed)
-    if picked:
-        told = [report["failed"] for report in reports if "failed" in report]
+    told = [report["failed"] for report in reports if "failed" in report]
+    if told:
         result = replace(result, written=WrittenFailures.of(setup.plan.work, told, picked))
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
@@ -138,8 +144,7 @@ def _counted(failed: pa.Table, written: WrittenFailures | None) -> Counter[str]:
     counted = Counter[str]()
     if written is not None:
         if len(failed):
-            there = written.root_ids()
-            failed = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), there)))
+            failed = failed.filter(pa.array(~written.have(failed["root_id"].to_numpy())))
         counted.update({name: len(rows) for name, rows in written.found.items()})
     for one in failed["spout"].value_counts():
         counted[one["values"].as_py()] += one["counts"].as_py()
@@ -212,26 +217,36 @@ class _NotAcked:
 
     def __init__(self, spouts: list[str]) -> None:
         self._spouts = spouts
-        self._failed = [FAILED.empty_table()]
+        self._failed: list[pa.Table] = []
         self._claims: dict[str, list[Int64s]] = defaultdict(list)
         self.stray = 0
 
     def add(self, found: pa.Table) -> None:
         """Take in some of them, in `NOT_ACKED_SCHEMA`."""
         spouts = self._spouts
-        root_ids, tasks = found["root_id"].to_numpy(), found["task"].to_numpy()
-        claiming, tracked = tasks >= CLAIM, (tasks >= 0) & (tasks < CLAIM)
-        for task in np.unique(tasks[claiming]).tolist():
-            self._claims[spouts[task - CLAIM]].append(root_ids[tasks == task])
-        rows = found.filter(pa.array(tracked))
-        numbers = pa.array(rows["task"].to_numpy())
-        owners = pa.DictionaryArray.from_arrays(numbers, pa.array(spouts, pa.string()))
+        if not len(found):
+            return
+        least, most = pc.min_max(found["task"]).values()
+        rows = found
+        if least.as_py() < 0 or most.as_py() >= CLAIM:
+            root_ids, tasks = found["root_id"].to_numpy(), found["task"].to_numpy()
+            claiming, tracked = tasks >= CLAIM, (tasks >= 0) & (tasks < CLAIM)
+            for task in np.unique(tasks[claiming]).tolist():
+                self._claims[spouts[task - CLAIM]].append(root_ids[tasks == task])
+            self.stray += int((tasks < 0).sum())
+            rows = found.filter(pa.array(tracked))
+        names = pa.array(spouts, pa.string())
+        owners = pa.chunked_array(
+            [pa.DictionaryArray.from_arrays(chunk, names) for chunk in rows["task"].chunks], TEXTS
+        )
         columns = [rows["root_id"], owners, _with_reasons(rows, spouts)]
         self._failed.append(pa.table(columns, schema=FAILED))
-        self.stray += int((tasks < 0).sum())
 
     def failed(self) -> pa.Table:
         """Return the records, in `FAILED`."""
+        if not self._failed:
+            return FAILED.empty_table()
+        # Not copied where all have the same texts, as when a service is down.
         return pa.concat_tables(self._failed).unify_dictionaries()
 
     def claims(self) -> dict[str, Int64s]:

@@ -22,10 +22,19 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import write_table
+from ackcore.spark.base.checksummed import in_few, write_batches
 from ackcore.spark.base.reason_columns import encoded
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import distinct, in_order
+from ackcore.spark.base.root_ids import (
+    cuts_of,
+    distinct,
+    found_in,
+    ids_in,
+    in_order,
+    in_ranges,
+    is_sorted,
+    starts_of_ranges,
+)
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
@@ -101,7 +110,7 @@ def fetch_records(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dic
         if len(may_be) and source.tracked:
             roots[name] = may_be
     found = _fetch(setup, accepted, roots, {})
-    _refuse_lost(ids, found)
+    _refuse_lost([ids], found)
     return found
 
 
@@ -134,13 +143,10 @@ def write_failed(
     """
     setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
     directory = os.path.join(plan.work, "failed")
-    order = np.argsort(failed["root_id"].to_numpy(), kind="stable")
-    rows = failed.select(["root_id", "reason"]).unify_dictionaries().take(pa.array(order))
-    rows = rows.combine_chunks()
-    del order
-    ids: Int64s = rows["root_id"].to_numpy()
+    rows = failed.select(["root_id", "reason"]).unify_dictionaries()
     with making_in(directory) as place:
-        table = write_table(place, "roots", rows)
+        table = write_batches(place, "roots", rows.schema, in_few(_by_root(rows)), synced=False)
+    ids = ids_in(rows["root_id"])
     stage = FailedStage(
         SpoutStage(setup.spec, setup.sources, None),
         rules,
@@ -177,19 +183,42 @@ def write_failed(
     return written
 
 
-def _refuse_lost(ids: Int64s, found: Mapping[str, pa.Table]) -> None:
+def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield rows in the order of their roots, a range of these at a time."""
+    batches = [_in_order(batch) for batch in rows.to_batches()]
+    columns = [batch.column("root_id").to_numpy() for batch in batches]
+    starts = starts_of_ranges(columns)
+    cuts = [cuts_of(column, starts) for column in columns]
+    for n in range(len(starts) + 1):
+        parts = [
+            batch.slice(at[n], at[n + 1] - at[n]) for batch, at in zip(batches, cuts, strict=True)
+        ]
+        yield from map(_in_order, pa.Table.from_batches(parts).combine_chunks().to_batches())
+
+
+def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows in the order of their roots, as they are if that is theirs."""
+    roots = batch.column("root_id").to_numpy()
+    if is_sorted(roots):
+        return batch
+    return batch.take(pa.array(np.argsort(roots, kind="stable")))
+
+
+def _refuse_lost(ids: Sequence[Int64s], found: Mapping[str, pa.Table]) -> None:
     """Raise `RuntimeError` if a record is not there any more."""
-    lost = int((~among(ids, in_order(*_roots_in(found.values())))).sum())
+    pairs = in_ranges(ids, [*_roots_in(found.values())])
+    lost = sum(int((~among(sought, there)).sum()) for sought, there in pairs)
     if lost:
+        n = sum(map(len, ids))
         raise RuntimeError(
-            f"{len(ids)} records failed, and {lost} of them were not found when their source "
+            f"{n} records failed, and {lost} of them were not found when their source "
             "was read again; a source must give the same rows when it is read twice within a "
             "micro-batch"
         )
 
 
 def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
-    return (chunk.to_numpy() for table in tables for chunk in table[ROOT_ID].chunks)
+    return (ids for table in tables for ids in ids_in(table[ROOT_ID]))
 
 
 def _fetch(
@@ -204,7 +233,7 @@ def _fetch(
         picked = pick(some, roots, claimed, setup.plan.number)
         tables[some.source.name].append(pa.Table.from_batches([picked]))
     sought = distinct(*roots.values())
-    there = int(among(sought, in_order(*_roots_in(chain(*tables.values())))).sum())
+    there = int(found_in(sought, _roots_in(chain(*tables.values()))).sum())
     # Sources are read again for what is in no file: it takes a job.
     if (claims or there < len(sought)) and not wanted <= accepted.spilled.keys():
         for name, table in _in_sources(setup, accepted, roots, claims):
@@ -239,7 +268,7 @@ def _in_sources(
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), roots, claims)
-    sought = None if claims else distinct(*roots.values())
+    sought = None if claims else [*roots.values()]
     frames, before = _reread_frames(setup, accepted, sought, stage)
     content, picked = {}, []
     for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
@@ -256,7 +285,10 @@ def _in_sources(
 
 
 def _reread_frames(
-    setup: RunSetup, accepted: RunResult, sought: Int64s | None, stage: RereadStage | FailedStage
+    setup: RunSetup,
+    accepted: RunResult,
+    sought: Sequence[Int64s] | None,
+    stage: RereadStage | FailedStage,
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
     """Return what a stage makes of the rows of sources, and what partitions that are whole had.
 
@@ -284,7 +316,7 @@ def _reread_frames(
     return [numbers.mapInArrow(of, RESULT_TYPE)], before
 
 
-def _pieces(setup: RunSetup, accepted: RunResult, sought: Int64s) -> list[Piece] | None:
+def _pieces(setup: RunSetup, accepted: RunResult, sought: Sequence[Int64s]) -> list[Piece] | None:
     """Return what is to be read for some roots; None if that takes all of the input.
 
     Where there are several inputs it is not known here which partitions are whose, and of a
@@ -297,9 +329,9 @@ def _pieces(setup: RunSetup, accepted: RunResult, sought: Int64s) -> list[Piece]
         return None
     source = setup.sources[one.spout]
     rows = {partition: read[one.spout] for partition, read in accepted.read.items() if read}
-    places = {}
+    places, ordered = {}, in_order(*sought)
     for partition, n in rows.items():
-        at = np.flatnonzero(among(source.roots(partition, 0, n), sought))
+        at = np.flatnonzero(among(source.roots(partition, 0, n), ordered))
         if len(at):
             places[partition] = at
     return one.snapshot.again.pieces(places, rows)

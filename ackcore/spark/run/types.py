@@ -15,14 +15,15 @@ from pyspark.sql.types import StructType
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import in_order
+from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedFile
 from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
-from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile, among
 from ackcore.topology.tuples import Raised
 
 
@@ -234,13 +235,21 @@ class WrittenFailures:
     def of(
         cls, work: str, reports: Iterable[Mapping[str, Any]], picked: Iterable[pa.Table]
     ) -> WrittenFailures:
-        """Put together what tasks of a run reported, and the roots that they had."""
+        """Put together what tasks of a run reported, and the roots that they had.
+
+        Raises
+        ------
+        RowFileDamaged
+            If a file with roots is not as a task left it.
+        """
         found: dict[str, list[pa.Table]] = defaultdict(list)
         for some in picked:
             found[some.schema.metadata[b"spout"].decode()].append(some)
-        reports = list(reports)
+        directory, reports = os.path.join(work, "failed"), list(reports)
+        for spout, name in (each for report in reports for each in report["found"]):
+            found[spout].append(read_run_table(os.path.join(directory, name)))
         return cls(
-            os.path.join(work, "failed"),
+            directory,
             tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
             {name: _together(some) for name, some in found.items()},
             sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
@@ -255,11 +264,12 @@ class WrittenFailures:
         tables = list(self.found.values())
         if counting:
             tables = [rows.filter(rows[COUNTS]) for rows in tables]
-        return [chunk.to_numpy() for rows in tables for chunk in rows[ROOT_ID].chunks]
+        return [ids for rows in tables for ids in ids_in(rows[ROOT_ID])]
 
-    def root_ids(self) -> Int64s:
-        """Return the roots whose records are in files, sorted."""
-        return in_order(*self.roots())
+    def have(self, root_ids: Int64s) -> Bools:
+        """Return of which roots the records are in files."""
+        ordered = distinct(root_ids)
+        return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def places(self, spout: str) -> Int64s:
         """Return the places of a spout's records that were due."""

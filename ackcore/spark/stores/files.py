@@ -24,6 +24,7 @@ import pyarrow as pa
 from ackcore._files.durable import sync_directory
 from ackcore.spark.base.atomic import check_fence, make_directory, remove
 from ackcore.spark.base.checksummed import (
+    RUN_AGAIN,
     read_record,
     read_table,
     record_bytes,
@@ -31,7 +32,14 @@ from ackcore.spark.base.checksummed import (
     table_in,
     write_record,
 )
-from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.errors import (
+    WAY_OUT,
+    CheckpointCorrupt,
+    CheckpointInUse,
+    RowFileDamaged,
+    StateError,
+    corrupt,
+)
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.interface import Store, StoreConflict
 from ackcore.spark.stores.objects import ObjectStore
@@ -163,15 +171,31 @@ def is_missing(path: Place) -> bool:
     return not is_bucket(path) and not os.path.exists(path)
 
 
-def read_table_at(path: Place) -> pa.Table:
+def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
     """Read a table that has its checksum in its name; raises as `read_table` does."""
     if not is_bucket(path):
-        return read_table(Path(path))
+        return read_table(Path(path), way_out=way_out)
     try:
         data = read_file(path)
     except FileNotFoundError:
-        raise corrupt(path, "is missing, though a record names it") from None
-    return table_in(data, path)
+        raise corrupt(path, "is missing, though a record names it", way_out) from None
+    return table_in(data, path, way_out=way_out)
+
+
+def read_run_table(path: Place) -> pa.Table:
+    """Read a table that a task wrote in a run that is not decided.
+
+    Raises
+    ------
+    RowFileDamaged
+        If it is not as it was written: the run is to be repeated.
+    StateError
+        If it cannot be read.
+    """
+    try:
+        return read_table_at(path, way_out=RUN_AGAIN)
+    except CheckpointCorrupt as error:
+        raise RowFileDamaged(str(error)) from error
 
 
 class RecordFile:

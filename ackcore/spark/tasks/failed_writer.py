@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ackcore.arrow import one_batch, rebatched, take_rows
-from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
+from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
 from ackcore.spark.base.letters import as_letters, letters_writer, worth_compressing
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
@@ -33,6 +33,8 @@ _SORTED_BYTES = 1 << 22
 #: Of the dead so much is in memory, and becomes a row group; and so much goes into one file, which
 #: is as much as dead letters are merged to.
 _GROUP_ROWS, _GROUP_BYTES, _LETTERS_BYTES = 1 << 16, 1 << 23, 1 << 28
+#: Of so many records of a spout the driver reads the roots from a file, and does not get them.
+_MANY_FOUND = 1 << 14
 
 
 class FailedFile(NamedTuple):
@@ -210,8 +212,28 @@ class FailedWriter:
             self._write_waiting(spout)
         self._files += [letters.finish() for letters in self._dead.values()]
         self._dead.clear()
+        found = self._write_found()
         self._place.close()
-        return {"files": self._files, "uncounted": self._uncounted, "replayed": self._replayed}
+        return {
+            "files": self._files,
+            "found": found,
+            "uncounted": self._uncounted,
+            "replayed": self._replayed,
+        }
+
+    def _write_found(self) -> list[tuple[str, str]]:
+        """Write what is told of the roots of spouts that have many; return the files by spout."""
+        many = [name for name, some in self._found.items() if sum(map(len, some)) >= _MANY_FOUND]
+        files = []
+        for spout in many:
+            rows = _by_root(_together(self._found.pop(spout)))
+            name = f"found-{spout}{self._suffix}"
+            file = write_batches(
+                self._place.path, name, rows.schema, batches_of(rows), large=True, synced=False
+            )
+            self._place.publish(file)
+            files.append((spout, file))
+        return files
 
     def discard(self) -> None:
         """Give up what is not in a file yet."""
@@ -223,13 +245,27 @@ class FailedWriter:
     def found(self) -> Iterator[pa.Table]:
         """Yield the roots that were found, their places among those due, and which count, by spout.
 
-        Where none of them was due, the places are of type null, which takes no room.
+        Where none of them was due, the places are of type null, which takes no room.  After
+        `finish` there are only those of spouts that have few: it says where the others are.
         """
         for spout, tables in self._found.items():
-            whole = pa.concat_tables(tables).combine_chunks()
-            if whole[PLACE].null_count == len(whole):
-                whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
-            yield whole.replace_schema_metadata({"spout": spout})
+            yield _together(tables).replace_schema_metadata({"spout": spout})
+
+
+def _together(found: list[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables(found).combine_chunks()
+    if whole[PLACE].null_count == len(whole):
+        whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
+    return whole
+
+
+def _by_root(found: pa.Table) -> pa.Table:
+    """Return what is told of roots in the order of these, by which the driver puts it together."""
+    roots, counts = found[ROOT_ID].to_numpy(), found[COUNTS]
+    if pa.types.is_null(found[PLACE].type) and len(counts.unique()) < 2:
+        # All of an outage is alike but for its roots.
+        return found.set_column(0, ROOT_ID, pa.array(np.sort(roots)))
+    return found.take(pa.array(np.argsort(roots)))
 
 
 def _by_due(rows: pa.Table) -> Iterator[pa.RecordBatch]:

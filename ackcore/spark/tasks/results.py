@@ -12,8 +12,9 @@ RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
 #: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
-#: of counts by task; an Arrow stream of records that were read again, or whose rows were written.
-TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED = 1, 2, 3, 4, 5
+#: of counts by task; an Arrow stream of records that were read again, or whose rows were written;
+#: the name of a table of `NOT_ACKED_SCHEMA` among the run's files of what failed.
+TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
 
 #: Names of `Status`, of which all that failed has one of three.
 STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())

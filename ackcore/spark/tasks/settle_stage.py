@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +11,17 @@ import pyarrow as pa
 
 from ackcore._records import Status
 from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.base.reasons import earliest, look_up
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
+from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.results import (
     COUNTED,
     NOT_ACKED,
+    NOT_ACKED_FILE,
     NOT_ACKED_SCHEMA,
     STATUS_NAMES,
     TASK_REPORT,
@@ -27,6 +31,9 @@ from ackcore.spark.tasks.results import (
 )
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task import attempt_at
+
+#: Of so many roots the driver reads from a file what became of them.
+_MANY = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,18 @@ class SettleStage:
             # Many fail alike when a service is down: each text goes to the driver once.
             texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
-            table = pa.RecordBatch.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
-            found.append((NOT_ACKED, to_stream(table)))
+            table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
+            if len(table) < _MANY:
+                found.append((NOT_ACKED, to_stream(table)))
+            else:
+                found.append((NOT_ACKED_FILE, self._written(table)))
         return found
+
+    def _written(self, table: pa.Table) -> bytes:
+        """Write what is not ACKED to a file of the run, by root; return its name there."""
+        table = table.take(pa.array(np.argsort(table["root_id"].to_numpy()))).combine_chunks()
+        with making_in(os.path.join(self.spec.directory, "failed")) as place:
+            name = f"not-acked-{attempt_at(SETTLE).partition}"
+            batches = batches_of(table)
+            file = write_batches(place, name, table.schema, batches, large=True, synced=False)
+        return file.encode()
