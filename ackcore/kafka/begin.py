@@ -4,6 +4,7 @@
 says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
 beginning of a topic that has the name of the one that was read, "new partition" that of one which
 came to a topic while it was read: its end, or what is of a time, may be behind its first records.
+"another log" is where ``out_of_range`` says, of one that is shorter than what was done of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 #: How long the broker may take to say what was committed, and which offsets are of a time.
 _REQUEST_S = 30.0
 _PAUSE_S = 0.1
-MADE_ANEW, NEW_PARTITION = "topic made anew", "new partition"
+MADE_ANEW, NEW_PARTITION, ANOTHER_LOG = "topic made anew", "new partition", "another log"
 _WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
 
 
@@ -89,9 +90,11 @@ def begin(
             elif why in ("latest", "timestamp") and is_new(key):
                 offset, why = low, NEW_PARTITION
             kept = decode_metadata(*key, offset, None), why
+        elif kept[1] == "group" and (done := kept[0].state.end) > kept[0].state.committable:
+            kept = _another_log(client, settings, each, done) or kept
         restored, why = kept
         offset = restored.state.committable
-        level = logging.WARNING if why == MADE_ANEW else logging.INFO
+        level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
         log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
@@ -100,7 +103,8 @@ def begin(
         was = Origin.read(restored.deployment)
         if name is None:  # of a deployment before, which is not to begin anew if it comes back
             origin = origin._replace(name=was.name)
-        if topic_id is None and why == "group":  # nobody says yet whether it is another one
+        if topic_id is None and (why == "group" or each.offset < 0):
+            # Nobody says yet whether it is another one.
             origin = origin._replace(topic=was.topic or Origin.of(seen.get(key[0]), None).topic)
         near = _near(client, settings, each, offset)
         begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
@@ -131,6 +135,28 @@ def _goes_on(
     if (was if was.topic else was_seen).is_other_topic(now):
         return decode_metadata(*key, 0, None), MADE_ANEW
     return restored, "group"
+
+
+def _another_log(
+    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
+) -> tuple[Restored, str] | None:
+    """Where a partition begins that does not reach up to what was done of it, if it is one.
+
+    Below what is committed the client is refused; above that, it would wait for what comes there,
+    which would be taken for done.
+    """
+    low, high = watermarks(client, partition)
+    if done <= high:
+        return None
+    key = _key(partition)
+    what = f"{key[0]}-{key[1]} is done up to {done}, and there is {low} to {high}"
+    if settings.on_out_of_range == "fail":
+        raise OffsetsOutOfRange(
+            f"{what}: it is {ANOTHER_LOG}; out_of_range='earliest' or 'latest' goes on there"
+        )
+    settings.client.logger(_log).warning("%s", what)
+    offset = low if settings.on_out_of_range == "earliest" else high
+    return decode_metadata(*key, offset, None), ANOTHER_LOG
 
 
 def _near(

@@ -251,6 +251,8 @@ class ClientThread:
             wait_until_known(self._client, [(each.topic, each.partition) for each in new])
             self._begin(new)
         self._client.assign(self._reading.positions(wanted))
+        if new:  # a pause outlasts the assignment that it was made in
+            self._client.resume(new)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         if self._closing:
@@ -260,7 +262,7 @@ class ClientThread:
             client.incremental_assign(begun)
         else:
             client.assign(begun)
-        client.resume(begun)  # a pause outlasts the assignment that it was made in
+        client.resume(begun)  # as above
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         self._let_go([(found.topic, found.partition) for found in partitions])

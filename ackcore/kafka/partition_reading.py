@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -114,9 +115,12 @@ class PartitionReading:
             for each in begun:
                 self._begun[each.key] = each
                 self._assigned_now.add(each.key)
+                # Who committed may have a clock that is ahead.
+                number = max(generation, (each.restored.generation or 0) + 1)
+                self._generation = max(self._generation, number)
                 self._held.assign(
                     *each.key,
-                    max(generation, (each.restored.generation or 0) + 1),
+                    number,
                     each.restored.state,
                     committed=each.committed,
                     deployment=each.origin.deployment,
@@ -132,7 +136,11 @@ class PartitionReading:
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
-        return [TopicPartition(*key, offset) for key, offset in found if offset is not None]
+        return [self._at(key, offset) for key, offset in found if offset is not None]
+
+    def _at(self, key: Key, offset: int) -> TopicPartition:
+        """Where a partition is to be read: with the epoch it is refused if that is another log."""
+        return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Let partitions go."""
@@ -183,8 +191,14 @@ class PartitionReading:
             self._is_another_log(key, 0)
             self._client.pause([TopicPartition(*key)])
 
-    def _is_another_log(self, key: Key, offset: int) -> None:
+    def _is_another_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
+        """Have a partition read from an offset once all that was read of it is done.
+
+        With an epoch, of whose leader all below is, it is refused if it is another log by then.
+        """
         self._other_logs[key] = offset
+        if epoch is None:
+            self._epochs.pop(key, None)
         with self._changed:
             self._held.is_another_log(key, offset, self._begun[key].origin.deployment)
 
@@ -267,9 +281,7 @@ class PartitionReading:
     def _read_from(self, key: Key, offset: int) -> None:
         """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""
         self._unpositioned.add(key)
-        # With an epoch it is refused once more where its log is another one.
-        epoch = self._epochs.get(key, _NO_EPOCH)
-        begun = TopicPartition(*key, offset, leader_epoch=epoch)
+        begun = self._at(key, offset)
         if self._incremental:
             self._client.incremental_unassign([begun])
             self._client.incremental_assign([begun])
@@ -309,6 +321,8 @@ class PartitionReading:
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
         if low <= position <= high and not self._is_truncated(key, low, position):
+            if position == low:  # whatever was below is gone: all that is there is read
+                self._epochs.pop(key, None)
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
             self._log.warning(
@@ -326,6 +340,8 @@ class PartitionReading:
                 return
         what = f"{name} is to be read from {position}, and there is {low} to {high}"
         if policy == "fail":
+            if position > high:
+                self._end_before_another_log(key, low, high)
             raise OffsetsOutOfRange(
                 f"{what}; out_of_range='earliest' or 'latest' goes on there, and says in a dead "
                 "letter what was lost"
@@ -362,13 +378,26 @@ class PartitionReading:
         if other is None:
             return False
         what = f"{name} was read up to {position}, and its log was truncated at {other}"
+        self._is_another_log(key, other, epoch)
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"{what}; out_of_range='earliest' or 'latest' reads what has come there since"
+                f"{what}: the next start begins there at the latest, and out_of_range='earliest' "
+                "or 'latest' goes on without one"
             )
         self._log.warning("%s: it is read from there", what)
-        self._is_another_log(key, other)
         return True
+
+    def _end_before_another_log(self, key: Key, low: int, high: int) -> None:
+        """Commit what is done of a log that has become shorter below where it is another one.
+
+        It may have become longer again when the next start looks.
+        """
+        epoch = self._epochs.get(key)
+        if epoch is None or self._begun[key].topic_id is None:
+            return  # where that is nobody knows, or whether it is a topic that was made anew
+        with suppress(ConnectionError):
+            other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
+            self._is_another_log(key, high if other is None else other)
 
     def go_on(self) -> None:
         """Read on where a partition was refused a while ago, or is another log."""
@@ -392,7 +421,6 @@ class PartitionReading:
                     deployment=self._begun[key].origin.deployment,
                 )
             del self._other_logs[key]
-            self._epochs.pop(key, None)
             self._read_from(key, target)
             self._client.resume([TopicPartition(*key)])
 
@@ -407,6 +435,8 @@ class PartitionReading:
                 if found.offset < 0:  # none yet: what comes is of this assignment
                     self._unpositioned.discard(key)
                 elif found.error is None and key not in self._unpositioned:
+                    if found.leader_epoch is not None:  # of a marker, perhaps
+                        self._epochs[key] = found.leader_epoch
                     with self._changed:
                         self._held.advance(key, found.offset)
         for key in keys:

@@ -40,8 +40,9 @@ class TopicWatch:
         self._cluster = Cluster(settings.client)
         self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
-        #: How many partitions each topic had when it was asked for first.
-        self._first: dict[str, int] = {}
+        #: How many partitions each topic had, and its id, when it was asked for first; its id now.
+        self._first: dict[str, tuple[int, str | None]] = {}
+        self._now: dict[str, str | None] = {}
         self._complained = False
         names = [name for name in settings.topics if not name.startswith("^")]
         patterns = [name for name in settings.topics if name.startswith("^")]
@@ -71,9 +72,14 @@ class TopicWatch:
         return ids_of(self._answer(lambda: self._of(topics)))
 
     def is_new(self, key: tuple[str, int]) -> bool:
-        """Whether a partition was not there yet when its topic was asked for first."""
+        """Whether a partition was not there yet when its topic was asked for first.
+
+        No partition was of one that was made anew since.
+        """
         topic, partition = key
-        return partition >= self._first.get(topic, partition + 1)
+        now = self._now.get(topic)
+        partitions, first = self._first.get(topic, (partition + 1, now))
+        return partition >= partitions or (now != first and None not in (now, first))
 
     def _answer(self, question: Callable[[], list[Partition]]) -> list[Partition]:
         try:
@@ -88,8 +94,10 @@ class TopicWatch:
             with self._one_at_a_time:
                 try:
                     found = question()
+                    ids = ids_of(found)
                     for topic, partitions in Counter(one.topic for one in found).items():
-                        self._first.setdefault(topic, partitions)
+                        self._first.setdefault(topic, (partitions, ids[topic]))
+                    self._now.update(ids)
                     future.set_result(found)
                 except BaseException as error:
                     future.set_exception(error)

@@ -102,7 +102,7 @@ class Client:
     def __init__(self):
         self.script = []
         self.committed_offset, self.metadata = 0, ""
-        self.app_position = -1001
+        self.app_position, self.app_epoch = -1001, -1
         self.behind = []  # what comes together with the next message
         self.ends = 0, 10
         self.resumed = 0
@@ -125,7 +125,8 @@ class Client:
         return self.ends
 
     def position(self, partitions):
-        return [TopicPartition("t", 0, self.app_position) for _ in partitions]
+        position = TopicPartition("t", 0, self.app_position, leader_epoch=self.app_epoch)
+        return [position for _ in partitions]
 
     def commit(self, offsets, asynchronous):
         self.committed_offset, self.metadata = offsets[0].offset, offsets[0].metadata
@@ -336,6 +337,28 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         assert [one.offset for one in consumer.poll(1, 20.0)] == [1]
     if policy != "fail":
         assert f"{says}: it is read from there" in caplog.text
+
+
+def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkeypatch):
+    """Of the record before it, whose leader is another one, the log ends before the marker."""
+    client, asked = Client(), []
+
+    def truncated_at(settings, key, low, position, epoch, timeout_s):
+        asked.append((position, epoch))
+
+    monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
+
+    def passed():
+        client.app_position, client.app_epoch = 3, 5
+
+    client.script = [lambda: assigned(client), lambda: Message(0, epoch=4), passed]
+    with consuming(monkeypatch, client, out_of_range="fail") as consumer:
+        (record,) = take(consumer, 1)
+        consumer.ack(record)
+        wait_until(lambda: client.committed_offset == 3, "the marker is passed")
+        client.script.append(lambda: out_of_range(3))
+        wait_until(lambda: asked, "leaders are asked")
+    assert asked == [(3, 5)]
 
 
 def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch):
