@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from contextlib import closing
-from contextvars import Context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import psycopg
 import test_jdbc_sink
 from accepted_rows import row_file
 from jdbc_postgres import forwarded, jars_of_postgres
+from one_sink import cut_off_in_its_transaction
 from pyspark import cloudpickle
 from test_jdbc_sink import (
     BARE,
@@ -40,8 +41,7 @@ from test_postgres_values import REFUSES, TEXTS, shows_no_value
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkRejects, SinkUnavailable, TooManyRefused
 from ackcore.spark.base import failpoints
-from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointInUse, RowFileDamaged
+from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import jdbc_transaction, postgres_rows
 from ackcore.spark.sinks.interface import check_sink
@@ -479,25 +479,13 @@ def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
 ):
     """Its host stands still with its locks; who takes over ends its connection."""
     on_postgres.execute(TABLE if keys else BARE)
-    first, second = on_postgres.sink(keys=keys), on_postgres.sink(keys=keys)
-    taken = []
-
-    def fence():
-        if taken:
-            raise CheckpointInUse("was taken over")
-
-    def take_over(*point):
-        if not taken:
-            taken.append(point)
-            Context().run(second.write_accepted, on_postgres.accepted(files))
-
-    monkeypatch.setattr(jdbc_transaction, "failpoint", take_over)
-    with fenced(fence), pytest.raises(SinkUnavailable, match="terminating connection"):
-        first.write_accepted(on_postgres.accepted(files))
-    # When it is woken it ends nobody else's.
-    monkeypatch.setattr(JdbcCopy, "take_over", lambda *of: pytest.fail("it was taken over"))
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        first.write_accepted(on_postgres.accepted(files))
+    first, second = (
+        partial(on_postgres.sink(keys=keys).write_accepted, on_postgres.accepted(files))
+        for _ in range(2)
+    )
+    with cut_off_in_its_transaction(monkeypatch, jdbc_transaction, first, second):
+        # When it is woken it ends nobody else's.
+        monkeypatch.setattr(JdbcCopy, "take_over", lambda *of: pytest.fail("it was taken over"))
     assert len(on_postgres.rows()) == (3 if keys else 4)
 
 

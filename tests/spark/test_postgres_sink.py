@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
-from contextvars import Context
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ import psycopg
 from accepted_rows import WORDS, accepted, row_file, two_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_sink import cut_off_in_its_transaction
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkError, SinkUnavailable, dead_letters, run_batch, to_postgres
@@ -394,24 +395,12 @@ def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
     """Its host stands still with its locks; who takes over ends its connection."""
     execute(postgres, TABLE)
     impatient = f"{postgres} options='-c lock_timeout=10s'"
-    first, second = sink(impatient, keys="word"), sink(impatient, keys="word")
-    taken = []
-
-    def fence():
-        if taken:
-            raise CheckpointInUse("was taken over")
-
-    def take_over(*point):
-        if not taken:
-            taken.append(point)
-            Context().run(second.write_accepted, accepted(files, sink=name))
-
-    monkeypatch.setattr(postgres_session, "failpoint", take_over)
-    with fenced(fence), pytest.raises(SinkUnavailable, match="terminating connection"):
-        first.write_accepted(accepted(files, sink=name))
-    assert taken == [("in-transaction", 0)]
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        first.write_accepted(accepted(files, sink=name))
+    first, second = (
+        partial(sink(impatient, keys="word").write_accepted, accepted(files, sink=name))
+        for _ in range(2)
+    )
+    with cut_off_in_its_transaction(monkeypatch, postgres_session, first, second):
+        pass
     assert words(postgres) == {"a": 5, "c": 3, "d": 4}
 
 
