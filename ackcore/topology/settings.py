@@ -29,6 +29,8 @@ _NOT_SETTINGS = frozenset(
         "ANNOTATE",
         "AZURITE",
         "BACKEND",
+        "BENCH_BASE",
+        "BENCH_FAILING",
         "BENCH_LINES",
         "BENCH_RECORDS",
         "BENCH_ROWS",
