@@ -345,14 +345,17 @@ def test_limits_that_are_none(tmp_path, max_dead, error, got):
     assert not (tmp_path / "cp").exists()
 
 
-def test_the_most_frequent_causes_come_first():
+@pytest.mark.parametrize("together", [0, 1, 100])
+def test_the_most_frequent_causes_come_first(monkeypatch, together):
+    monkeypatch.setattr(limits, "_TOGETHER", together)
     told = [
         ("split", "ValueError", "line 7", 1),
         ("load", "TimeoutError", "out\nof  reach " + "x" * 200, 5),
-        ("split", "ValueError", "line 9", 2),
+        ("split", "ValueError", "line 9", 1),
         ("split", "KeyError", "'wrod'", 3),
+        ("split", "ValueError", "line 9", 1),
     ]
-    found = limits.causes(counted(*told))
+    found = limits.causes(table for one in told for table in counted(one))
     assert [str(cause) for cause in found] == [
         f"5 in 'load' of TimeoutError (out of reach {'x' * 144}...)",
         "3 in 'split' of KeyError ('wrod')",

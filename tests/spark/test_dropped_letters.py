@@ -26,6 +26,7 @@ from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.inspect.reasons import DeadCounter
+from ackcore.topology.tuples import Reason
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
@@ -94,6 +95,26 @@ def test_disk_is_freed_and_no_other_letter_moves(letters, checkpoint):
     assert sum(table.num_rows for table in letters.reasons()) == 0
     write(letters, 40, 60)
     assert len(listed(letters.path)) == 80
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_reasons_are_counted_without_what_was_sent_or_dropped(
+    letters, checkpoint, monkeypatch, rows
+):
+    """Wherever parts of a file begin, in merged files and single ones, some of them rewritten."""
+    monkeypatch.setattr(letter_files, "GROUP_ROWS", rows)
+    for n in range(20):
+        of_each = [Reason("split", "ValueError", f"{n} {row}") for row in range(4)]
+        letters.write(n, {"lines": died(4 * n, 4, of_each)})
+    drop(checkpoint, named(3, 17))
+    some = [LetterId("lines", n, at) for n, at in [(0, 3), (3, 2), (8, 1), (15, 3), (18, 0)]]
+    assert replay(checkpoint, where=LetterFilter(ids=some)).records == {"lines": 5}
+    assert len(active_files(letters.path / "lines")) == 5
+    found = pa.concat_tables(letters.reasons())
+    counted = sorted((row["error_message"], row["deaths"]) for row in found.to_pylist())
+    left = list_letters(letters.place, LetterFilter(sent=False))
+    assert counted == sorted((one.error_message, 1) for one in left)
+    assert len(counted) == 80 - 4 - 5
 
 
 def test_what_was_sent_stays_sent_and_what_is_dropped_is_not_sent(letters, checkpoint):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from checkpoints import OPEN, decision, ids, records
 from hypothesis import given
@@ -472,9 +473,11 @@ def test_files_of_letters_are_the_stores_as_they_are(
     assert replay(checkpoint, where=sent).records == {}
     letters.place.refresh()
     assert sum(one.sent for one in list_letters(letters.place, LetterFilter())) == 5
+    assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == n - 5
     gone = LetterFilter(ids=[*some[1::2]])
     assert drop(checkpoint, gone).records == {"lines": 4}
     letters.place.refresh()
+    assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == n - 9
     left = [one.message_id for one in list_letters(letters.place, LetterFilter())]
     assert left == [f"id-{row}" for row in reversed(range(n)) if f"id-{row}" not in ids_of[1::2]]
     with OPEN(checkpoint) as state:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import BAD, SLOW, died
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.spark.base import checksummed, root_ids
+from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
@@ -24,6 +27,7 @@ from ackcore.spark.dead_letters.files import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.decide import Disagreement, check_payloads, failed_roots
+from ackcore.spark.protocol.max_dead import causes
 from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.results import (
@@ -167,6 +171,18 @@ def test_a_table_is_written_in_pieces(tmp_path, monkeypatch):
     assert [len(batch) for batch in found.to_batches()] == [3, 3, 2]
 
 
+@contextlib.contextmanager
+def own_pool():
+    """A pool of Arrow's that tells what is allocated within."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)
+
+
 @pytest.mark.parametrize(("n", "letters"), [(1 << 17, 1), (1 << 15, 1000)], ids=["short", "long"])
 def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n, letters):
     said = Reason("bolt", "Failed", "the service is away").encode()
@@ -182,15 +198,29 @@ def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n,
     cache = TableCache(tmp_path)
     parts = [DeadFile(cache, write_table(tmp_path, name, table), n, 0, 9) for name in ("a", "b")]
     store = DeadLetters(letters_at(str(tmp_path / "letters")))
-    before = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(before)
-    pa.set_memory_pool(pool)
-    try:
+    with own_pool() as pool:
         store.write(0, Dead({"lines": parts}))
-    finally:
-        pa.set_memory_pool(before)
     ((file,),) = files_of(store.place).values()
     assert read_letters(file.path)["error_type"].value_counts().to_pylist() == [
         {"values": "WaitingFull", "counts": 2 * n}
     ]
     assert (pool.max_memory() or 0) < 40e6
+
+
+def test_why_many_died_is_counted_a_part_of_a_file_at_a_time(tmp_path, no_syncing, monkeypatch):
+    monkeypatch.setattr(letter_files, "GROUP_ROWS", 1 << 12)
+    n = 1 << 18
+    store = DeadLetters(letters_at(str(tmp_path)))
+    store.write(0, {"lines": died(0, n, (BAD, BAD, SLOW))})
+    tracemalloc.start()
+    try:
+        with own_pool() as pool:
+            found = causes(store.reasons())
+        # Three columns of indices and the micro-batches alone would be 20 bytes a letter.
+        assert (pool.max_memory() or 0) + tracemalloc.get_traced_memory()[1] < 10 * n
+    finally:
+        tracemalloc.stop()
+    assert [(each.error_type, each.deaths) for each in found] == [
+        ("ValueError", n - n // 3),
+        ("TimeoutError", n // 3),
+    ]

@@ -32,7 +32,13 @@ Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 FilePath = Path | ObjectFile
 
 
-def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table]:
+def read_parts(
+    path: FilePath,
+    wanted: Bools | None = None,
+    columns: list[str] | None = None,
+    *,
+    encoded: Sequence[str] = (),
+) -> Iterator[pa.Table]:
     """Yield the letters of a file, part by part, none larger than a row group is to be.
 
     Parameters
@@ -41,6 +47,10 @@ def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table
         The file.
     wanted : ndarray of bool, optional
         Which rows; all if not given.
+    columns : list of str, optional
+        Which columns, in the order of the file; all if not given.
+    encoded : sequence of str, optional
+        Columns of text that are dictionaries then.
 
     Raises
     ------
@@ -50,7 +60,12 @@ def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table
     with (
         _reading(path),
         # Older row groups are of any size: not even one column's bytes need fit into memory.
-        pq.ParquetFile(_opened(path), page_checksum_verification=True, buffer_size=1 << 20) as file,
+        pq.ParquetFile(
+            _opened(path),
+            page_checksum_verification=True,
+            buffer_size=1 << 20,
+            read_dictionary=list(encoded),
+        ) as file,
     ):
         start = 0
         for n in range(file.num_row_groups):
@@ -62,7 +77,7 @@ def read_parts(path: FilePath, wanted: Bools | None = None) -> Iterator[pa.Table
             rows = group.num_rows * base_letters.GROUP_BYTES // max(group.total_byte_size, 1)
             at = 0
             for batch in file.iter_batches(
-                min(max(rows, 1), base_letters.GROUP_ROWS), row_groups=[n]
+                min(max(rows, 1), base_letters.GROUP_ROWS), row_groups=[n], columns=columns
             ):
                 table = pa.Table.from_batches([batch])
                 if here is not None:
@@ -138,10 +153,8 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
     return found
 
 
-def read_letters(
-    path: FilePath, columns: list[str] | None = None, *, encoded: Sequence[str] = ()
-) -> pa.Table:
-    """Read a file of letters; columns of text that are ``encoded`` as dictionaries.
+def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
+    """Read a file of letters.
 
     Raises
     ------
@@ -152,7 +165,6 @@ def read_letters(
         return pq.read_table(
             _opened(path),
             columns=columns,
-            read_dictionary=list(encoded),
             page_checksum_verification=True,
             partitioning=None,
         )

@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.dead_letters.files import Letters, NotesChanged
 from ackcore.spark.dead_letters.letters import (
+    ATTEMPTS,
     BatchRows,
     Bools,
     FilePath,
     batch_rows,
     emptied_rows,
+    read_parts,
     reading_letters,
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
@@ -157,6 +160,32 @@ def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[BatchR
     rows = batch_rows(path, batch_ids)
     gone = dropped_rows(rows, spout, notes)
     return rows, gone if emptied is None else gone | emptied
+
+
+def letters_left(
+    path: FilePath, spout: str, notes: Sequence[Note], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield columns of text of the letters of a file that were neither sent again nor dropped.
+
+    They come part by part, the columns as dictionaries.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If the file is damaged.
+    """
+    starts: dict[int, int] = {}
+    done = 0
+    for part in read_parts(path, columns=["batch_id", ATTEMPTS, *columns], encoded=columns):
+        batch_ids, here = batch_rows(path, part["batch_id"].to_numpy())
+        for number, start in here.items():
+            starts.setdefault(number, done + start)
+        # Those of a micro-batch may begin in an earlier part.
+        rows = BatchRows(batch_ids, {number: starts[number] - done for number in here})
+        done += len(part)
+        times, _ = sent_rows(rows, spout, notes)
+        gone = dropped_rows(rows, spout, notes) | part[ATTEMPTS].is_null().to_numpy()
+        yield part.select(columns).filter(pa.array((times == 0) & ~gone))
 
 
 def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:

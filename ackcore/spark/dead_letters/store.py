@@ -53,8 +53,7 @@ from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters.checkpoints import WITHIN, letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
 from ackcore.spark.dead_letters.files import OWNER, Letters, NewFile, files_of
-from ackcore.spark.dead_letters.letters import read_letters
-from ackcore.spark.dead_letters.notes import gone_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import letters_left, notes_of
 from ackcore.spark.stores.opening import is_bucket, place_of
 
 _log = logging.getLogger("ackcore")
@@ -212,6 +211,8 @@ class DeadLetters:
     def reasons(self) -> Iterator[pa.Table]:
         """Yield why records died that were neither sent again nor dropped, in `DEATHS`.
 
+        A part of a file at a time: a reason may be there more than once.
+
         Raises
         ------
         CheckpointCorrupt
@@ -222,14 +223,9 @@ class DeadLetters:
         for spout, files in files_of(self.place).items():
             for file in files:
                 # Many die alike: as dictionaries they take no text each.
-                letters = read_letters(file.path, columns, encoded=columns).unify_dictionaries()
-                rows, gone = gone_rows(file.path, spout, notes)
-                times, _ = sent_rows(rows, spout, notes)
-                left = (times == 0) & ~gone
-                if not left.all():
-                    letters = letters.filter(pa.array(left))
-                counted = letters.group_by(columns).aggregate([([], "count_all")])
-                yield counted.rename_columns(DEATHS.names).cast(DEATHS)
+                for letters in letters_left(file.path, spout, notes, columns):
+                    counted = letters.group_by(columns).aggregate([([], "count_all")])
+                    yield counted.rename_columns(DEATHS.names).cast(DEATHS)
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:

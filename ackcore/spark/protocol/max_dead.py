@@ -26,6 +26,8 @@ _log = logging.getLogger("ackcore")
 
 #: Kinds of deaths that a line names, and characters of each one's message.
 _NAMED, _MESSAGE_CHARS = 3, 160
+#: So many reasons, or as many as are known, are put together at a time.
+_TOGETHER = 1 << 12
 
 
 #: A share is judged from so many dead on in a stream, which may begin with a few bad records.
@@ -94,11 +96,10 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
     list of Cause
         The most frequent first.
     """
-    whole = pa.concat_tables([DEATHS.empty_table(), *reasons])
     kind = ["component", "error_type"]
-    summed = whole.group_by([*kind, "error_message"]).aggregate([("deaths", "sum")])
+    summed = _summed(reasons)
     of_kinds = summed.group_by(kind).aggregate(
-        [("deaths_sum", "sum"), ("deaths_sum", "max"), ("deaths_sum", "count")]
+        [("deaths", "sum"), ("deaths", "max"), ("deaths", "count")]
     )
     found = []
     for one in of_kinds.to_pylist():
@@ -107,7 +108,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
                 pc.equal(summed["component"], one["component"]),
                 pc.equal(summed["error_type"], one["error_type"]),
             ),
-            pc.equal(summed["deaths_sum"], one["deaths_sum_max"]),
+            pc.equal(summed["deaths"], one["deaths_max"]),
         )
         message = pc.min(summed["error_message"].filter(of)).as_py()
         found.append(
@@ -115,11 +116,27 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
                 one["component"],
                 one["error_type"],
                 message,
-                one["deaths_sum_count"],
-                one["deaths_sum_sum"],
+                one["deaths_count"],
+                one["deaths_sum"],
             )
         )
     return sorted(found, key=lambda cause: (-cause.deaths, cause))
+
+
+def _summed(reasons: Iterable[pa.Table]) -> pa.Table:
+    """Return `DEATHS` with each reason once; they are put together as they come."""
+    summed, more, n = DEATHS.empty_table(), list[pa.Table](), 0
+    for some in reasons:
+        more.append(some)
+        n += len(some)
+        if n > max(_TOGETHER, len(summed)):
+            summed, more, n = _each_once([summed, *more]), [], 0
+    return _each_once([summed, *more])
+
+
+def _each_once(reasons: list[pa.Table]) -> pa.Table:
+    by_reason = pa.concat_tables(reasons).group_by(DEATHS.names[:-1])
+    return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
