@@ -219,7 +219,7 @@ def test_what_is_written_is_what_reading_again_would_have_led_to(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failed_writer, "_FILE_BYTES", file_bytes)
         patch.setattr(failed_writer, "_LETTERS_BYTES", file_bytes)
-        patch.setattr(failed_writer, "_GROUP_BYTES", group_bytes)
+        patch.setattr(failed_writer, "GROUP_BYTES", group_bytes)
         patch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
         done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, topology, values)

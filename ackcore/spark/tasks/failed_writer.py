@@ -15,7 +15,13 @@ import pyarrow.parquet as pq
 
 from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
-from ackcore.spark.base.letters import as_letters, letters_writer, worth_compressing
+from ackcore.spark.base.letters import (
+    GROUP_BYTES,
+    GROUP_ROWS,
+    as_letters,
+    letters_writer,
+    worth_compressing,
+)
 from ackcore.spark.base.reason_columns import ReasonTexts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.stores.files import Workshop
@@ -30,9 +36,8 @@ _FILE_BYTES = 1 << 24
 _TOGETHER_BYTES = 1 << 30
 #: What is put in order at a time.
 _SORTED_BYTES = 1 << 22
-#: Of the dead so much is in memory, and becomes a row group; and so much goes into one file, which
-#: is as much as dead letters are merged to.
-_GROUP_ROWS, _GROUP_BYTES, _LETTERS_BYTES = 1 << 16, 1 << 23, 1 << 28
+#: So much of the dead goes into one file, which is as much as dead letters are merged to.
+_LETTERS_BYTES = 1 << 28
 #: Of so many records of a spout the driver reads the roots from a file, and does not get them.
 _MANY_FOUND = 1 << 14
 
@@ -82,7 +87,7 @@ class _Letters:
     def add(self, rows: pa.Table) -> bool:
         """Take more; return whether that is enough for a file."""
         self._kept.add(rows)
-        if self._kept.nbytes >= _GROUP_BYTES:
+        if self._kept.nbytes >= GROUP_BYTES:
             self._write()
         return self._nbytes >= _LETTERS_BYTES
 
@@ -90,7 +95,7 @@ class _Letters:
         kept, self._kept = self._kept, _Kept()
         self._nbytes += kept.nbytes
         batches = (batch for table in kept.tables for batch in table.to_batches())
-        for batch in rebatched(batches, _GROUP_ROWS, _GROUP_BYTES, copied=False):
+        for batch in rebatched(batches, GROUP_ROWS, GROUP_BYTES, copied=False):
             letters = as_letters(pa.Table.from_batches([batch]), self._number)
             self._rows += len(letters)
             if self._file is None or self._writer is None:
