@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 900, 520
-LEFT, RIGHT, TOP, BOTTOM = 70, 290, 50, 50  # margins; the names stand in the right one
+WIDTH, HEIGHT = 940, 520
+LEFT, RIGHT, TOP, BOTTOM = 70, 330, 50, 50  # margins; the names stand in the right one
 COLOURS = ("#1f5fa8", "#555555", "#c2571a", "#3a8a3a", "#8a4fa3", "#a8324a", "#8c6d1f", "#2a8f8f")
 OURS, LIMIT = "ackcore", "LIMIT"
 

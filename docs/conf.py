@@ -31,6 +31,6 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = f"ackcore {release}"
-html_static_path = ["_static", "../build/docs/drawn"]  # the second is drawn by `make docs`
+html_static_path = ["_static"]  # `make docs` draws rates.svg there
 html_css_files = ["ackcore.css"]
 html_theme_options = {"sidebar_hide_name": False}

@@ -35,7 +35,7 @@ Py4JJavaError: Any = (
     py4j_errors.Py4JJavaError if py4j_errors else type("Py4JJavaError", (Py4JError,), {})
 )
 
-#: The versions that tests in tests/spark ran on; the README says which tests on which.
+#: The versions that tests in tests/spark ran on; docs/limits.md says which tests on which.
 TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
 
 
