@@ -9,9 +9,10 @@ looked at.  Else the column is read back, or cast back, and compared.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
     ----------
     values : sequence
         Numbers may be of another kind if they are equal; lists may be tuples or numpy arrays, and
-        maps dicts; NaN equals NaN; what pandas takes for missing is null.
+        maps dicts; NaN equals NaN; what pandas takes for missing is null. A struct may be a dict
+        or any object that `as_mapping` takes, whose values go by name; a plain tuple or list goes
+        by position.
     arrow_type : pyarrow.DataType
         Of the column.
 
@@ -71,6 +74,9 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
     )  # counting a type is faster than a set of them
     if usual == len(types) or usual + types.count(_NONE) == len(types):
         return pa.array(values, arrow_type)
+    if _holds_struct(arrow_type):
+        values = [_by_name(value, arrow_type) for value in values]
+        types = list(map(type, values))
     kinds = set(types)
     kinds.discard(_NONE)
     try:
@@ -88,6 +94,90 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
             if not _is_same(value, got, arrow_type):
                 raise ValueError(_became(value, got, arrow_type, row))
     return column
+
+
+def as_mapping(value: Any) -> Mapping[Any, Any] | None:
+    """Return the values of an object by their names, or None if it has no names.
+
+    Parameters
+    ----------
+    value : object
+        A mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic or
+        attrs object. A plain tuple has no names, and neither has a ``Row(1, 2)``.
+
+    Raises
+    ------
+    ValueError
+        If one name stands for two values.
+    """
+    if isinstance(value, Mapping):
+        return value
+    kind = type(value)
+    names: Iterable[str] | None = None
+    if isinstance(value, tuple):
+        # A Row has its names in itself, a namedtuple in its class.
+        names = getattr(value, "__fields__", None) or getattr(kind, "_fields", None)
+        if names is None:
+            return None
+        found = dict(zip(names, value, strict=True))
+        if len(found) < len(value):
+            raise ValueError(f"fields must have names of their own, got {', '.join(names)}")
+        return found
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+    elif isinstance(fields := getattr(kind, "model_fields", None), Mapping):  # pydantic
+        names = fields
+    elif isinstance(attributes := getattr(kind, "__attrs_attrs__", None), tuple):
+        names = [attribute.name for attribute in attributes]
+    return None if names is None else {name: getattr(value, name) for name in names}
+
+
+def _holds_struct(arrow_type: pa.DataType) -> bool:
+    """Whether a type has a struct in it, at any depth."""
+    return pa.types.is_struct(arrow_type) or any(
+        _holds_struct(arrow_type.field(at).type) for at in range(arrow_type.num_fields)
+    )
+
+
+def _by_name(value: Any, arrow_type: pa.DataType) -> Any:
+    """Return a value whose structs are dicts wherever the value has names for their fields.
+
+    Arrow takes a `pyspark.sql.Row` and a namedtuple for plain tuples, by position.
+    """
+    kind = pa.types
+    if value is None or not _holds_struct(arrow_type):
+        return value
+    if kind.is_struct(arrow_type):
+        named = as_mapping(value)
+        if named is not None:
+            types = {field.name: field.type for field in arrow_type}
+            for name in named:
+                if name not in types:
+                    raise ValueError(f"{arrow_type} has no field {name!r}; its fields go by name")
+            missing = [name for name in types if name not in named]
+            if missing:
+                raise ValueError(
+                    f"{arrow_type} must have every field, got none for {missing[0]!r}; give None "
+                    "for a null"
+                )
+            return {name: _by_name(item, types[name]) for name, item in named.items()}
+        items = _items(value)
+        if items is None or len(items) != arrow_type.num_fields:
+            return value
+        are_pairs = all(isinstance(item, tuple) and len(item) == 2 for item in items)
+        if are_pairs and [item[0] for item in items] == [field.name for field in arrow_type]:
+            return _by_name(dict(items), arrow_type)
+        return tuple(map(_by_name, items, [field.type for field in arrow_type]))
+    if kind.is_map(arrow_type):
+        pairs = list(value.items()) if isinstance(value, Mapping) else _items(value)
+        if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return value
+        key_type, item_type = arrow_type.key_type, arrow_type.item_type
+        return [(_by_name(key, key_type), _by_name(item, item_type)) for key, item in pairs]
+    items = _items(value)
+    if items is None or arrow_type.num_fields != 1:
+        return value
+    return [_by_name(item, arrow_type.value_type) for item in items]
 
 
 def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row: int = 0) -> Any:
@@ -211,12 +301,7 @@ def _is_same_struct(value: Any, got: dict[str, Any], arrow_type: pa.DataType) ->
         items = _items(value)
         if items is None or len(items) != len(got):
             return False
-        if all(isinstance(item, tuple) and len(item) == 2 for item in items) and [
-            item[0] for item in items
-        ] == list(got):
-            value = dict(items)
-        else:
-            value = dict(zip(got, items, strict=True))
+        value = dict(zip(got, items, strict=True))
     return set(value) == set(got) and all(
         _is_same(value[name], got[name], arrow_type.field(name).type) for name in got
     )
@@ -250,13 +335,14 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
-    text = f"{_shown(value)} would become {_shown(got)} in row {row}"
+    text = f"{shown(value)} would become {shown(got)} in row {row}"
     if pa.types.is_floating(arrow_type) and isinstance(value, float):
         return f"{text}; numpy.{np.dtype(arrow_type.to_pandas_dtype()).name}(value) rounds it"
     return text
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as messages show it: in one line, and cut if it is long."""
     return _one_line(repr(value))
 
 

@@ -24,6 +24,7 @@ from pyspark import cloudpickle
 
 from ackcore._columns import as_count
 from ackcore._records import Int64s
+from ackcore.arrow import as_mapping
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.pickling import refuse_unpicklable
@@ -51,10 +52,12 @@ from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.spark.tasks.task import called_as
-from ackcore.testing.results import DeadLetter, Kill, Row, TopologyRun
+from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.builder import Topology
+from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink, Spout
+from ackcore.topology.row_conversion import RowSchema
 from ackcore.topology.stage_layout import Layout
 
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -420,29 +423,21 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
                 f"got {rows.column_names}"
             )
         return rows.cast(schema)
-    found: list[Row] = []
+    title = f"spout {spout.name!r}"
+    columns = RowSchema(spout.name, DEFAULT_STREAM, schema)
+    columns.title = "its source"
+    found: list[tuple[Any, ...]] = []
     for place, row in enumerate(rows):
-        if isinstance(row, Mapping):
-            unknown = [name for name in row if name not in schema.names]
-            if unknown:
-                raise ValueError(
-                    f"row {place} of spout {spout.name!r} has {unknown[0]!r}, and the columns of "
-                    f"its source are {schema.names}"
-                )
-            found.append(dict(row))
-        elif isinstance(row, tuple) and len(row) == len(schema):
-            found.append(dict(zip(schema.names, row, strict=True)))
-        else:
-            raise TypeError(
-                f"row {place} of spout {spout.name!r} must be a dict, or a tuple of "
-                f"{len(schema)} values, got {type(row).__name__} {row!r}"
-            )
-        if spout.kind is not None:
-            made_up = {"topic": "topic", "partition": 0, "offset": place}
-            found[-1] = {**made_up, **found[-1]}
-    try:
-        return pa.Table.from_pylist(found, schema)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise ValueError(
-            f"rows of spout {spout.name!r} do not fit the columns of its source: {error}"
-        ) from error
+        try:
+            named = as_mapping(row)
+            if named is not None:  # a column that is left out is null
+                made_up = {"topic": "topic", "partition": 0, "offset": place} if spout.kind else {}
+                row = {**dict.fromkeys(schema.names), **made_up, **named}
+            found.append(columns.row(row))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"row {place} of {title}: {error}") from error
+    batches, misfits = columns.batches(found)
+    if misfits:
+        place, misfit = misfits[0]
+        raise ValueError(f"row {place} of {title}: {misfit}") from misfit
+    return pa.Table.from_batches([batch for _, batch in batches], schema)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.arrow import array_of, cast, offsets_of
+from ackcore.arrow import array_of, as_mapping, cast, offsets_of
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import no_stream
@@ -234,8 +234,8 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
         if len(given) < columns.num_columns:
             raise ValueError(f"columns must have each field of {title} once, got one twice")
         found = _by_name(given, names, title)
-    elif isinstance(columns, Mapping):
-        found = _by_name(columns, names, title)
+    elif (named := as_mapping(columns)) is not None:
+        found = _by_name(named, names, title)
     elif isinstance(columns, list | tuple):
         if len(columns) != len(names):
             raise ValueError(

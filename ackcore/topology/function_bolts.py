@@ -143,7 +143,9 @@ class BatchFunction(_Calling, BatchBolt):
         if error is None:
             try:
                 answers = columns_of(answer, self._schema, batch.num_rows)
-            except Exception as misfit:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as misfit:  # a value's own methods are user code
                 error = misfit
             else:
                 kept = [batch.column(field.name) for field in self._kept]

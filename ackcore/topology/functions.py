@@ -13,8 +13,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from ackcore.arrow import as_mapping, shown
 from ackcore.calls.threads import is_async
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.bolt_calls import NOT_RUN
@@ -139,8 +141,10 @@ class Answers:
         Parameters
         ----------
         answer : tuple, list, dict or value
-            Values in the order of the schema, or by its names; where it has one field, also the
-            value of that by itself, if it is neither a tuple, a list nor a dict.
+            Values in the order of the schema, or by its names, as a dict, a Row, a namedtuple, a
+            dataclass or a pydantic object has them. If the schema has one field, also the value of
+            that field by itself, unless it is a tuple, a list or a dict; a named object is the
+            value by itself if the field is a struct whose name the object does not have.
 
         Raises
         ------
@@ -149,9 +153,33 @@ class Answers:
         """
         if isinstance(answer, NOT_RUN):
             raise _not_run(answer)
-        if self._single and not isinstance(answer, list | tuple | Mapping):
-            answer = (answer,)
+        if self._single:
+            if self._is_value(answer):
+                answer = (answer,)
+            elif self._lacks_tuple(answer):
+                (field,) = self._rows.schema
+                raise ValueError(
+                    f"fn must return the {field.type} of {field.name!r} in a tuple, got "
+                    f"{shown(answer)}; write return (value,)"
+                )
         return self._rows.row(answer)
+
+    def _lacks_tuple(self, answer: Any) -> bool:
+        """Whether an answer is a value of the only field that was taken for a row of values."""
+        (field,) = self._rows.schema
+        if isinstance(answer, Mapping):
+            nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
+            return nested and set(answer) != {field.name}
+        is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+        items = (type(None), list, tuple, np.ndarray, pa.Array)
+        return is_list and not (len(answer) == 1 and isinstance(answer[0], items))
+
+    def _is_value(self, answer: Any) -> bool:
+        """Whether an answer is the value of the only field."""
+        if type(answer) in (list, tuple) or isinstance(answer, Mapping):
+            return False
+        named = as_mapping(answer)
+        return named is None or set(named) != set(self._rows.names)
 
     def batches(self, rows: list[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
         """See `RowSchema.batches`."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import array_of
+from ackcore.arrow import array_of, as_mapping, shown
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
@@ -140,10 +140,14 @@ class RowSchema:
         Raises
         ------
         TypeError, ValueError
-            If they are not a sequence or mapping of values that fits the schema.
+            If they are not a sequence of values that fits the schema, nor an object whose names
+            are those of its fields (`ackcore.arrow.as_mapping`).
         """
-        if isinstance(values, Mapping):
-            row = self._by_name(values)
+        kind = type(values)
+        if kind is tuple or kind is list:  # nearly always
+            row = tuple(values)
+        elif (named := as_mapping(values)) is not None:
+            row = self._by_name(named)
         elif isinstance(values, list | tuple):
             row = tuple(values)
         else:
@@ -190,9 +194,12 @@ class RowSchema:
             except Exception as error:
                 if len(rows) > 1:
                     raise
+                got = type(values[0]).__name__
+                # Arrow's own words often leave out the value.
+                is_arrows = isinstance(error, pa.ArrowException)
+                why = f" {shown(values[0])}, which does not fit" if is_arrows else f": {error}"
                 raise ValueError(
-                    f"{field.name!r} of {self.title} must be {field.type}, got "
-                    f"{type(values[0]).__name__}: {error}"
+                    f"{field.name!r} of {self.title} must be {field.type}, got {got}{why}"
                 ) from error
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")

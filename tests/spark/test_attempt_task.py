@@ -103,7 +103,7 @@ def returns(answer):
     ("fn", "kind", "words"),
     [
         (returns(None), "ValueError", "'square' of outputs must not be null, got None"),
-        (returns("x"), "ValueError", "'square' of outputs must be int64, got str: "),
+        (returns("x"), "ValueError", "'square' of outputs must be int64, got str 'x', "),
         (returns(2.5), "ValueError", "'square' of outputs must be int64, got float: "),
         (returns((1, 2)), "ValueError", "values must be 1 for outputs (square), got 2"),
         (returns({"sqare": 1}), "ValueError", "did you mean 'square'?"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import threading
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -198,9 +200,61 @@ def test_a_value_is_what_the_deserializer_makes_of_it():
     assert batch.column("offset").to_pylist() == [0, 1, 2, 3, 4]
     assert {row: reason.type for row, reason in failed.items()} == {
         2: "JSONDecodeError",
-        3: "ArrowInvalid",
+        3: "ValueError",
     }
     assert failed[2].component == "s"
+    title = "'value' of the deserializer of 's'"
+    assert failed[3].message == f"{title} must be int64, got str 'text', which does not fit"
+
+
+@pytest.mark.parametrize(
+    ("value_type", "kept", "lost", "words"),
+    [
+        (pa.int64(), [2, 2.0], [1.5, -0.5], "would become"),
+        (pa.list_(pa.int64()), [[1], [2.0]], [[1.5]], "would become"),
+        (pa.float32(), [0.5], [1e300, 0.1], "would become"),
+        (pa.timestamp("us", "UTC"), [None], [1700000000, 1700000000.25], "must be timestamp"),
+        (pa.struct([("at", pa.date32())]), [{"at": None}], [{"at": 19000}], "would become"),
+        (pa.decimal128(10, 2), [Decimal("1.25")], [Decimal("1.005")], "Decimal('1.005')"),
+        (pa.string(), ["ok"], ["\ud83d", 5], "must be string, got"),
+    ],
+    ids=str,
+)
+def test_a_deserializer_is_held_to_its_type_as_a_bolt_is(value_type, kept, lost, words):
+    decode = ValueDecoder("s", pickle.loads, value_type)
+    values = [*kept, *lost, kept[0]]
+    batch, failed = decode(records(*map(pickle.dumps, values)))
+    column = batch.column("value").to_pylist()
+    assert column == [*kept, *(None for _ in lost), kept[0]]
+    assert sorted(failed) == list(range(len(kept), len(kept) + len(lost)))
+    assert all(words in reason.message for reason in failed.values())
+
+
+class Panic(BaseException):
+    """An error of an extension, as PyO3 raises it."""
+
+
+RAISED = [Panic("index"), SystemExit(3), asyncio.CancelledError(), GeneratorExit(), StopIteration()]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_a_deserializer_raises_fails_its_record_alone(error):
+    def strict(value):
+        if value == b"bad":
+            raise error
+        return value.decode()
+
+    batch, failed = ValueDecoder("s", strict, pa.string())(records(b"a", b"bad", b"b"))
+    assert batch.column("value").to_pylist() == ["a", None, "b"]
+    assert {row: reason.type for row, reason in failed.items()} == {1: type(error).__name__}
+
+
+def test_an_interrupt_in_a_deserializer_is_an_interrupt():
+    def interrupted(value):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ValueDecoder("s", interrupted, pa.string())(records(b"a"))
 
 
 class Slow:

@@ -16,6 +16,7 @@ from branching import DESTS, ROWS, Branch, expected, topologies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
+from pyspark.sql import Row
 
 from ackcore import testing
 from ackcore.kafka import KafkaSpout
@@ -279,6 +280,38 @@ def test_rows_of_a_kafka_spout_are_given_and_decoded():
     assert ran.attempts == {"in": [1, 1, 1]}
 
 
+def test_rows_given_to_a_source_are_held_to_its_columns():
+    point = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    builder = TopologyBuilder()
+    builder.spout("in", testing.Source(pa.schema([("n", pa.int64()), ("at", point)])))
+    builder.sink("in", nothing)
+    topology = builder.build()
+    ran = testing.run(topology, {"in": [Row(at=Row(y=2, x=1), n=5), {"n": 2.0}, (3, (1, 2))]})
+    xy = {"x": 1, "y": 2}
+    assert ran.outputs["in"] == [{"n": 5, "at": xy}, {"n": 2, "at": None}, {"n": 3, "at": xy}]
+    with pytest.raises(ValueError, match=r"row 1 of spout 'in': 'n' of its source .* become 1"):
+        testing.run(topology, {"in": [(1, None), (1.5, None)]})
+
+
+class Panic(BaseException):
+    """An error of an extension, as PyO3 raises it."""
+
+
+def test_a_deserializer_that_exits_or_panics_fails_its_record_alone():
+    def strict(value):
+        raise {b"exit": SystemExit(3), b"panic": Panic("index")}.get(value, ValueError("no"))
+
+    builder = TopologyBuilder()
+    servers = "nobody:9092"
+    spout = KafkaSpout("t", bootstrap_servers=servers, deserializer=strict, value_type=pa.string())
+    builder.spout("in", spout)
+    builder.sink("in", nothing)
+    rows = [{"value": one} for one in (b"exit", None, b"panic", b"odd")]
+    ran = testing.run(builder.build(max_attempts=1), {"in": rows})
+    assert [dead.error_type for dead in ran.dead] == ["SystemExit", "Panic", "ValueError"]
+    assert [row["offset"] for row in ran.outputs["in"]] == [1]
+
+
 def test_message_ids_that_repeat_and_untracked_spouts():
     builder = TopologyBuilder()
     builder.spout("lines", testing.Source(LINE), message_id="line")
@@ -301,11 +334,11 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {})
     with pytest.raises(TypeError, match="rows must map the names of spouts"):
         testing.run(topology, [("a",)])
-    with pytest.raises(ValueError, match=r"row 1 of spout 'lines' has 'word', .*\['line'\]"):
+    with pytest.raises(ValueError, match=r"row 1 of spout 'lines': .* got 'word'; .*'line'"):
         testing.run(topology, {"lines": [{"line": "a"}, {"word": "b"}]})
-    with pytest.raises(TypeError, match=r"row 0 of spout .* must be a dict, .* got str 'a'"):
+    with pytest.raises(TypeError, match=r"row 0 of spout 'lines': .* a dict .* got str"):
         testing.run(topology, {"lines": ["a"]})
-    with pytest.raises(ValueError, match="rows of spout 'lines' do not fit"):
+    with pytest.raises(ValueError, match=r"row 0 .*'line' of .* must be string, got int 1"):
         testing.run(topology, {"lines": [(1,)]})
     with pytest.raises(ValueError, match="must have the columns"):
         testing.run(topology, {"lines": pa.table({"word": ["a"]})})

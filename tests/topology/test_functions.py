@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from ackcore.topology.functions import Answers, Kind, columns_of, kind_of
 
 PRICE = pa.schema([pa.field("price", pa.float64(), nullable=False)])
 BOTH = pa.schema([("price", pa.float64()), ("tags", pa.list_(pa.string()))])
+VECTOR = pa.schema([("vec", pa.list_(pa.float64()))])
+PLACE = pa.schema([("at", pa.struct([("x", pa.int64())]))])
 
 
 def of_a_row(row):
@@ -143,6 +146,30 @@ def test_an_answer_is_a_row_by_position_by_name_or_the_one_value():
     assert one.row(np.float64(1.5)) == (1.5,)
 
 
+class Place(NamedTuple):
+    x: int
+
+
+class Price(NamedTuple):
+    price: float
+
+
+class Tagged(NamedTuple):
+    tags: list[str] | None
+    price: float
+
+
+def test_an_answer_with_names_is_a_row_or_the_one_struct():
+    assert Answers(PRICE).row(Price(1.5)) == (1.5,)
+    assert Answers(BOTH).row(Tagged(tags=None, price=1.5)) == (1.5, None)
+    for answer in (Place(1), (Place(1),), {"at": Place(1)}):
+        answers = Answers(PLACE)
+        ((_, batch),), misfits = answers.batches([answers.row(answer)])
+        assert (batch.column("at").to_pylist(), misfits) == ([{"x": 1}], [])
+    assert Answers(VECTOR).row(([0.5, 1.5],)) == ([0.5, 1.5],)
+    assert Answers(VECTOR).row([[0.5]]) == ([0.5],)
+
+
 async def nothing():
     """Returns a coroutine, which is never run."""
 
@@ -154,6 +181,13 @@ async def nothing():
         (BOTH, None, "values must be a tuple, .* got NoneType"),
         (BOTH, (1.5,), r"values must be 2 for outputs \(price, tags\), got 1"),
         (BOTH, {"price": 1, "tag": 2}, "values must be fields of outputs, got 'tag'; did you mean"),
+        (
+            VECTOR,
+            [0.5, 1.5],
+            r"the list<item: double> of 'vec' in a tuple, got \[0.5, 1.5\]; ",
+        ),
+        (VECTOR, [0.5], r"write return \(value,\)"),
+        (PLACE, {"x": 1}, r"the struct<x: int64> of 'at' in a tuple, .* write return \(value,\)"),
     ],
 )
 def test_an_answer_that_is_no_row_is_refused(schema, answer, words):
@@ -185,6 +219,11 @@ def test_an_answer_that_has_not_run_is_refused():
 )
 def test_a_batchs_answer_is_columns_or_the_one_column(answer):
     assert columns_of(answer, PRICE, 2).equals(pa.record_batch([[1.5, 2.5]], schema=PRICE))
+
+
+def test_a_batchs_answer_with_names_goes_by_name():
+    both = columns_of(Tagged(tags=[["a"], None], price=[1.5, 2.5]), BOTH, 2)
+    assert both.to_pylist() == [{"price": 1.5, "tags": ["a"]}, {"price": 2.5, "tags": None}]
 
 
 @pytest.mark.parametrize(

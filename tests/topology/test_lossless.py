@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 import enum
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from ackcore.topology import BasicBolt, BatchBolt
 from ackcore.topology.executors import executor_for
+from ackcore.topology.row_conversion import RowSchema
 
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=5))
@@ -248,6 +251,74 @@ def test_what_loses_nothing_is_kept(shape, value, arrow_type):
     assert len(emitted(shape([value, None], arrow_type))) == 2
 
 
+class Point(NamedTuple):
+    y: int
+    x: int
+
+
+@dataclasses.dataclass
+class DataPoint:
+    y: int
+    x: int
+
+
+def pydantic_point():
+    pydantic = pytest.importorskip("pydantic")
+    return pydantic.create_model("PydanticPoint", y=(int, ...), x=(int, ...))(y=2, x=1)
+
+
+def spark_row(*values, **named):
+    return pytest.importorskip("pyspark.sql").Row(*values, **named)
+
+
+POINT = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+NAMED = {
+    "namedtuple": lambda: Point(y=2, x=1),
+    "dataclass": lambda: DataPoint(y=2, x=1),
+    "pydantic": pydantic_point,
+    "Row": lambda: spark_row(y=2, x=1),
+}
+
+
+@pytest.fixture(params=NAMED)
+def point(request):
+    return NAMED[request.param]()
+
+
+@pytest.mark.parametrize("shape", [Row, Column])
+def test_values_with_names_go_by_name_at_every_depth(point, shape):
+    expected = {"x": 1, "y": 2}
+    pairs = pa.map_(pa.string(), POINT)
+    for value, arrow_type, kept in [
+        (point, POINT, expected),
+        ([point, None], pa.list_(POINT), [expected, None]),
+        ({"k": point}, pairs, [("k", expected)]),
+        ({"in": (point,)}, pa.struct([("in", pa.list_(POINT))]), {"in": [expected]}),
+        ([[point]], pa.list_(pa.list_(POINT)), [[expected]]),
+    ]:
+        assert emitted(shape([value], arrow_type)) == [kept]
+
+
+def test_a_row_with_names_goes_by_name(point):
+    schema = RowSchema("b", "default", pa.schema(list(POINT)))
+    assert schema.row(point) == (1, 2)
+    assert schema.row((1, 2)) == schema.row(spark_row(1, 2)) == (1, 2)
+    other = RowSchema("b", "default", pa.schema([("x", pa.int64()), ("z", pa.int64())]))
+    with pytest.raises(ValueError, match="must be fields of b's stream 'default', got 'y'"):
+        other.row(point)
+
+
+@pytest.mark.parametrize("shape", [Row, Column])
+def test_names_that_a_struct_lacks_are_refused(shape):
+    one = pa.struct([("x", pa.int64())])
+    assert "has no field 'y'" in emitted(shape([Point(y=2, x=1)], one))
+    three = pa.struct([*POINT, pa.field("z", pa.int64())])
+    assert "must have every field, got none for 'z'" in emitted(shape([Point(y=2, x=1)], three))
+    assert "fields must have names of their own" in emitted(
+        shape([spark_row("x", "x")(1, 2)], POINT)
+    )
+
+
 LOST = [
     (2.7, pa.int64(), "must be int64, got float: 2.7 would become 2"),
     (decimal.Decimal("1.5"), pa.int64(), "Decimal('1.5') would become 1"),
@@ -265,8 +336,8 @@ LOST = [
     ("ab", pa.list_(pa.string()), "'ab' would become ['a', 'b']"),
     ({3}, pa.list_(pa.int64()), "{3} would become [3]"),
     ([1, 2.5], pa.list_(pa.int64()), "[1, 2.5] would become [1, 2]"),
-    ({"a": 1, "b": 2}, pa.struct([("a", pa.int8())]), "would become {'a': 1}"),
-    ({}, pa.struct([("a", pa.int8())]), "{} would become {'a': None}"),
+    ({"a": 1, "b": 2}, pa.struct([("a", pa.int8())]), "has no field 'b'"),
+    ({}, pa.struct([("a", pa.int8())]), "got none for 'a'"),
     ([{"a": 1.5}], pa.list_(pa.struct([("a", pa.int8())])), "would become [{'a': 1}]"),
     ({"k": 1.5}, pa.map_(pa.string(), pa.int8()), "would become [('k', 1)]"),
     (2**63, pa.int64(), "int"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.row_conversion import RowSchema
 from ackcore.topology.tuples import Reason
 
 _VALUE = "value"
@@ -30,7 +32,9 @@ class ValueDecoder:
     ) -> None:
         self._spout = spout
         self._deserializer = deserializer
-        self._type = value_type
+        self._field = pa.field(_VALUE, value_type)
+        self._rows = RowSchema(spout, DEFAULT_STREAM, pa.schema([self._field]))
+        self._rows.title = f"the deserializer of {spout!r}"
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
@@ -47,36 +51,37 @@ class ValueDecoder:
                 try:
                     context = () if contexts is None else (contexts(row),)
                     found = self._deserializer(value, *context)
-                except Exception as error:
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # SystemExit, and a panic of an extension, too
                     failed[row] = Reason.of(self._spout, error)
             values.append(found)
         place = batch.schema.get_field_index(_VALUE)
-        field = pa.field(_VALUE, self._type)
-        return batch.set_column(place, field, self._column(values, failed)), failed
+        return batch.set_column(place, self._field, self._column(values, failed)), failed
 
     def _prepared(self) -> Reason | None:
         """Have it prepared; return why it is not."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 return Reason.of(self._spout, error)
             self._is_prepared = True
         return None
 
     def _column(self, values: list[Any], failed: dict[int, Reason]) -> pa.Array:
-        """Return values as Arrow has them; those that it cannot have fail, too."""
-        try:
-            return pa.array(values, self._type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            pass
-        for row, value in enumerate(values):
-            try:
-                pa.array([value], self._type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                failed[row] = Reason.of(self._spout, error)
-                values[row] = None
-        return pa.array(values, self._type)
+        """Return values as a column; those that do not fit its type, as a bolt's must, fail."""
+        batches, misfits = self._rows.batches([(value,) for value in values])
+        for row, error in misfits:
+            failed[row] = Reason.of(self._spout, error)
+        parts = {start: part.column(0) for start, part in batches}
+        parts |= {row: pa.nulls(1, self._field.type) for row, _ in misfits}
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        nothing = pa.nulls(0, self._field.type)
+        return pa.concat_arrays([nothing, *(parts[start] for start in sorted(parts))])
 
     def _contexts(self, batch: pa.RecordBatch) -> Callable[[int], Any]:
         from ackcore.kafka.spout import value_context  # noqa: PLC0415 - it may not be there
