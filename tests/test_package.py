@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import ackcore
 from ackcore import _reference
+from ackcore.calls import errors
 
 PACKAGE = Path(ackcore.__file__).parent
 
@@ -137,6 +139,18 @@ def test_every_public_name_is_there() -> None:
     assert len(set(ackcore.__all__)) == len(ackcore.__all__)
     missing = [name for name in ackcore.__all__ if not hasattr(ackcore, name)]
     assert not missing
+
+
+@pytest.mark.parametrize("package", ["calls", "dispatch", "kafka", "spark", "topology"])
+def test_what_a_call_raises_is_importable_where_it_is_used(package: str) -> None:
+    """``Retry``, ``Reject`` and ``Unavailable`` are the same classes in each package."""
+    needs = {"kafka": "confluent_kafka", "spark": "pyarrow", "topology": "pyarrow"}
+    if package in needs:
+        pytest.importorskip(needs[package])
+    module = importlib.import_module(f"ackcore.{package}")
+    for name in ("Retry", "Reject", "Unavailable"):
+        assert getattr(module, name) is getattr(errors, name)
+        assert name in module.__all__
 
 
 def test_the_sessions_in_the_readme_are_true(

@@ -5,7 +5,7 @@ sends them, to functions, coroutines, processes and HTTP endpoints, and remember
 is done.
 """
 
-from ackcore.calls import Reject, Unavailable
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError, Prefix
 from ackcore.dispatch.consumers import Coroutine, Function, Target
 from ackcore.dispatch.dispatcher import DispatchBooks, Dispatcher, FailedInBatch, RecordDead
@@ -28,6 +28,7 @@ __all__ = [
     "RecordDead",
     "Reject",
     "Response",
+    "Retry",
     "Target",
     "Unavailable",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import ssl
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.consumers import Target
@@ -19,6 +20,7 @@ from ackcore.dispatch.consumers import Target
 _NOT_NOW = frozenset({429, 502, 503, 504})
 #: Client errors that another attempt may cure: time-out, conflict, too early.
 _TRY_AGAIN = frozenset({408, 409, 425})
+_JSON = b"\r\nContent-Type: application/json"
 _MAX_BODY = 64 << 20
 _LONGEST_S = 86_400.0
 
@@ -55,11 +57,14 @@ class Http(Target):
     Parameters
     ----------
     url : str
-        ``http://`` or ``https://``.
+        ``http://`` or ``https://``. ``user:password@`` in it becomes a header ``Authorization``
+        (Basic, UTF-8), and appears in no error.
     headers : mapping, optional
-        Sent with each request.
+        Sent with each request. A header that Http also sends by itself is replaced, whatever the
+        case of its letters.
     encode : callable, optional
-        Makes the body, bytes, of an item; by default bytes and str as they are, all else as JSON.
+        Makes the body, bytes, of an item. By default bytes and str are sent as they are, and
+        everything else as JSON, with ``Content-Type: application/json``.
     decode : callable, optional
         Makes what `Target.call` returns of a `Response`; by default None, that is success.
     ssl_context : ssl.SSLContext, optional
@@ -78,13 +83,29 @@ class Http(Target):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must begin with http://host or https://host, got {url!r}")
-        self.url = url
+        place = parts.netloc.rpartition("@")[2]
+        self.url = parts._replace(netloc=place).geturl()
         secure = parts.scheme == "https"
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
         self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        sent = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
-        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+        given = headers or {}
+        own = {"Host": place}
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            own["Authorization"] = f"Basic {base64.b64encode(secret.encode()).decode()}"
+        replaced = {name.lower() for name in given}
+        if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
+            raise ValueError(
+                "headers must have each name once, and neither Content-Length nor "
+                f"Transfer-Encoding, which Http sends by itself; got {', '.join(given)}"
+            )
+        sent = {name: value for name, value in own.items() if name.lower() not in replaced}
+        self._names_json = encode is None and "content-type" not in replaced
+        lines = [
+            f"POST {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in (sent | dict(given)).items()),
+        ]
         broken = [line for line in lines if "\r" in line or "\n" in line]
         if broken:
             raise ValueError(
@@ -99,7 +120,8 @@ class Http(Target):
     async def call(self, item: Any) -> Any:
         """As `Target.call`."""
         body = self._encode(item)
-        response = await self._request(body)
+        is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
+        response = await self._request(body, _JSON if is_json else b"")
         status = response.status
         if 200 <= status < 300:
             return None if self._decode is None else self._decode(response)
@@ -116,8 +138,9 @@ class Http(Target):
         while self._idle:
             self._idle.pop()[1].close()
 
-    async def _request(self, body: bytes) -> Response:
-        request = b"%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
+    async def _request(self, body: bytes, header: bytes) -> Response:
+        length = b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+        request = b"".join((self._head, header, length, body))
         while self._idle:
             reader, writer = self._idle.pop()
             if writer.is_closing() or reader.at_eof():

@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
         name="confluent_kafka",
     ) from None
 
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, TooManyDead
 from ackcore.kafka.cluster import (
     Answers,
@@ -68,9 +69,12 @@ __all__ = [
     "RangeReader",
     "ReadFailed",
     "ReadTimedOut",
+    "Reject",
+    "Retry",
     "SentBack",
     "TooManyDead",
     "TopicPartition",
+    "Unavailable",
     "UnknownTopics",
     "Watermarks",
     "read_range",

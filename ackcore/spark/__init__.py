@@ -40,6 +40,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.spark import functions
     from ackcore.spark.attempts import attempt
     from ackcore.spark.base.errors import (
@@ -91,6 +92,8 @@ __all__ = [
     "Query",
     "QueryListener",
     "RecordTrace",
+    "Reject",
+    "Retry",
     "RunCancelled",
     "RunFailed",
     "SinkError",
@@ -99,6 +102,7 @@ __all__ = [
     "StateError",
     "TooManyDead",
     "TooManyRefused",
+    "Unavailable",
     "WorkerPythonError",
     "attempt",
     "combine",
@@ -123,45 +127,48 @@ __all__ = [
 #: Where each public name is.  They are loaded when they are asked for: what only looks at a
 #: checkpoint imports modules below this package, and needs no pyspark, which takes over a second.
 _MODULES = {
-    "Books": "protocol.progress",
-    "CheckpointCorrupt": "base.errors",
-    "CheckpointForeign": "base.errors",
-    "CheckpointInUse": "base.errors",
-    "CheckpointNewer": "base.errors",
-    "CheckpointReadOnly": "base.errors",
-    "DeadLetterTopic": "dead_letters.topic",
-    "InvalidRejects": "sinks.rejects",
-    "PendingTree": "inspect.pending",
-    "Progress": "protocol.progress",
-    "Query": "query",
-    "QueryListener": "listeners",
-    "RecordTrace": "base.traces",
-    "RunCancelled": "base.interrupts",
-    "RunFailed": "protocol.given_up",
-    "SinkError": "protocol.insist",
-    "SinkRejects": "sinks.rejects",
-    "SinkUnavailable": "sinks.unavailable",
-    "StateError": "base.errors",
-    "TooManyDead": "protocol.max_dead",
-    "TooManyRefused": "sinks.rejects",
-    "WorkerPythonError": "base.workers",
-    "attempt": "attempts",
-    "combine": "settle.dataframes",
-    "dead_letters": "dead_letters.reading",
-    "guard": "guards",
-    "replay": "dead_letters.replay",
-    "replay_topic": "dead_letters.topic_replay",
-    "run_batch": "query",
-    "settle": "settle.dataframes",
-    "settle_parquet": "settle.parquet",
-    "settle_partitions": "settle.rdds",
-    "start": "query",
-    "to_delta": "sinks.delta",
-    "to_iceberg": "sinks.iceberg",
-    "to_jdbc": "sinks.jdbc",
-    "to_kafka": "sinks.kafka",
-    "to_parquet": "sinks.parquet",
-    "to_postgres": "sinks.postgres",
+    "Books": ".protocol.progress",
+    "CheckpointCorrupt": ".base.errors",
+    "CheckpointForeign": ".base.errors",
+    "CheckpointInUse": ".base.errors",
+    "CheckpointNewer": ".base.errors",
+    "CheckpointReadOnly": ".base.errors",
+    "DeadLetterTopic": ".dead_letters.topic",
+    "InvalidRejects": ".sinks.rejects",
+    "PendingTree": ".inspect.pending",
+    "Progress": ".protocol.progress",
+    "Query": ".query",
+    "QueryListener": ".listeners",
+    "RecordTrace": ".base.traces",
+    "Reject": "ackcore.calls",
+    "Retry": "ackcore.calls",
+    "RunCancelled": ".base.interrupts",
+    "RunFailed": ".protocol.given_up",
+    "SinkError": ".protocol.insist",
+    "SinkRejects": ".sinks.rejects",
+    "SinkUnavailable": ".sinks.unavailable",
+    "StateError": ".base.errors",
+    "TooManyDead": ".protocol.max_dead",
+    "TooManyRefused": ".sinks.rejects",
+    "Unavailable": "ackcore.calls",
+    "WorkerPythonError": ".base.workers",
+    "attempt": ".attempts",
+    "combine": ".settle.dataframes",
+    "dead_letters": ".dead_letters.reading",
+    "guard": ".guards",
+    "replay": ".dead_letters.replay",
+    "replay_topic": ".dead_letters.topic_replay",
+    "run_batch": ".query",
+    "settle": ".settle.dataframes",
+    "settle_parquet": ".settle.parquet",
+    "settle_partitions": ".settle.rdds",
+    "start": ".query",
+    "to_delta": ".sinks.delta",
+    "to_iceberg": ".sinks.iceberg",
+    "to_jdbc": ".sinks.jdbc",
+    "to_kafka": ".sinks.kafka",
+    "to_parquet": ".sinks.parquet",
+    "to_postgres": ".sinks.postgres",
 }
 
 
@@ -173,7 +180,7 @@ class _Package(ModuleType):
             return import_module(f"{__name__}.functions")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        found = getattr(import_module(_MODULES[name], __name__), name)
         setattr(self, name, found)
         return found
 

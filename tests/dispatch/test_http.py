@@ -1,6 +1,7 @@
 """Endpoints: what each answer means, and what becomes of connections that break."""
 
 import asyncio
+import base64
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -75,6 +76,64 @@ def test_a_call_is_a_post_on_a_kept_connection():
     assert server.connections == 1
     assert server.head.startswith(b"POST /do?a=b HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nX-Key: v\r\n" in server.head
+
+
+def head_of(item, headers=None, encode=None, user=""):
+    """The header lines of a request with an item, without the first."""
+
+    async def main():
+        async with Server() as server:
+            url = server.url.replace("//", f"//{user}")
+            http = Http(url, headers=headers, encode=encode)
+            try:
+                await http.call(item)
+            finally:
+                await http.close()
+        return server.head.decode().split("\r\n")[1:-2]
+
+    return [line.split(": ") for line in asyncio.run(main())]
+
+
+@pytest.mark.parametrize(
+    ("item", "headers", "encode", "kinds"),
+    [
+        ({"n": 1}, None, None, ["application/json"]),
+        ([1], {"X-Key": "v"}, None, ["application/json"]),
+        (None, None, None, ["application/json"]),
+        ("text", None, None, []),
+        (b"bytes", None, None, []),
+        ({"n": 1}, None, lambda item: b"own", []),
+        ({"n": 1}, {"content-TYPE": "application/x-ours"}, None, ["application/x-ours"]),
+    ],
+)
+def test_what_is_sent_as_json_says_so(item, headers, encode, kinds):
+    head = head_of(item, headers, encode)
+    assert [value for name, value in head if name.lower() == "content-type"] == kinds
+
+
+def test_a_header_that_is_given_replaces_the_one_sent_by_itself():
+    head = head_of({}, {"host": "other", "AUTHORIZATION": "Bearer x"}, user="user:secret@")
+    assert [value for name, value in head if name.lower() == "host"] == ["other"]
+    assert [value for name, value in head if name.lower() == "authorization"] == ["Bearer x"]
+    for headers in ({"content-length": "1"}, {"Transfer-Encoding": "chunked"}, {"a": "", "A": ""}):
+        with pytest.raises(ValueError, match="headers must have each name once, and neither"):
+            Http("http://host", headers=headers)
+
+
+def test_a_user_in_the_url_is_sent_and_not_shown():
+    head = dict(head_of({}, user="j%C3%B6rg:p%40ss%3Aword@"))
+    assert base64.b64decode(head["Authorization"].split()[1]).decode() == "jörg:p@ss:word"
+    assert "@" not in head["Host"]
+
+    async def refused():
+        async with Server(answer(403)) as server:
+            http = Http(server.url.replace("//", "//user:secret@"))
+            with pytest.raises(Reject) as raised:
+                await http.call({})
+            await http.close()
+        return str(raised.value)
+
+    assert "secret" not in asyncio.run(refused())
 
 
 @pytest.mark.parametrize(
