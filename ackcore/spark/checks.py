@@ -147,10 +147,13 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             refuse_unpicklable(f"the KafkaSpout of spout {name!r}", spout.source, "prepare()")
         schemas[name] = kept if spout.kind is None else emitted_schema(spout)
         session = spark if spout.kind is not None else spout.source.sparkSession
-        _check_case(spout, schemas[name], is_case_sensitive(session))
+        _check_names(f"the source of spout {name!r}", schemas[name], is_case_sensitive(session))
         _check_payload(name, kept, spout.tracked)
         _check_keys(f"message_id of spout {name!r}", spout.message_id, kept)
     for name, bolt in topology.bolts.items():
+        for stream, outputs in bolt.schemas.items():
+            what = f"the stream {stream!r} of bolt {name!r}"
+            _check_names(what, outputs, sensitive=True)
         for each in bolt.inputs:
             if each.component in schemas:
                 _check_input(bolt, each, schemas[each.component])
@@ -207,27 +210,32 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
-def _check_case(spout: Spout, schema: pa.Schema, sensitive: bool) -> None:
-    if sensitive:
-        return
+def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
+    """Refuse columns, or fields of one struct at any depth, that cannot be told apart."""
     for inside, one, other in _alike(schema, ()):
         where = f" in {'.'.join(inside)!r}" if inside else ""
-        raise ValueError(
-            f"the source of spout {spout.name!r} has columns {one!r} and {other!r}{where}, which "
-            "differ in case only, and to Spark are one; rename one of them, or set "
-            "spark.sql.caseSensitive to true"
-        )
+        if one == other:
+            raise ValueError(
+                f"{what} has two columns {one!r}{where}, which Arrow cannot hand to Python apart; "
+                "rename one of them"
+            )
+        if not sensitive:
+            raise ValueError(
+                f"{what} has columns {one!r} and {other!r}{where}, which differ in case only, and "
+                "to Spark are one; rename one of them, or set spark.sql.caseSensitive to true"
+            )
 
 
 def _alike(
     fields: Iterable[pa.Field], inside: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield names that differ in case only, and what they are fields of."""
-    seen: dict[str, str] = {}
+    """Yield names that are equal or differ in case only, and what they are fields of."""
+    seen: dict[str, list[str]] = {}
     for field in fields:
-        other = seen.setdefault(field.name.lower(), field.name)
-        if other != field.name:
-            yield inside, other, field.name
+        before = seen.setdefault(field.name.lower(), [])
+        if before:
+            yield inside, field.name if field.name in before else before[0], field.name
+        before.append(field.name)
         parts = (field.type.field(i) for i in range(field.type.num_fields))
         yield from _alike(parts, (*inside, field.name))
 

@@ -94,6 +94,23 @@ def test_a_mistake_in_the_driver_is_not_tried_again(world):
         world.process(0, ["a"])
 
 
+def test_a_value_that_spark_refuses_twice_is_not_tried_again(world):
+    """Which of several values it meets first differs from run to run."""
+    cast = (
+        "[CAST_INVALID_INPUT] The value '{}' cannot be cast to \"INT\". SQLSTATE: 22018\n at java"
+    )
+    division = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
+    errors = [division, cast.format("x0"), cast.format("x1")]
+
+    def behaves(line, attempt):
+        raise RuntimeError(errors[len(world.runs) - 1])
+
+    world.behaves = behaves
+    with pytest.raises(RunFailed, match=r"run 3 times and .*'x1'.*try_cast") as caught:
+        world.process(0, ["a"])
+    assert "DataFrame of a spout" in str(caught.value)
+
+
 def test_workers_that_lack_a_module_are_not_tried_again(world):
     def behaves(line, attempt):
         raise RuntimeError("Job aborted\nModuleNotFoundError: No module named 'ackcore'\n at java")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from ackcore.spark import dead_letters, replay, run_batch, start, to_parquet
+from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start, to_parquet
 from ackcore.spark.base.errors import StateError
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -232,6 +232,42 @@ def test_columns_that_differ_in_case_only_are_refused(spark, tmp_path, columns, 
     ):
         run_batch(sink, spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()
+
+
+@pytest.mark.parametrize("sensitive", ["true", "false"])
+@pytest.mark.parametrize(
+    ("column", "where"),
+    [
+        ("struct(id AS x, id AS y, id AS x) AS s", "s"),
+        ("array(struct(struct(id AS x, id AS x) AS deep)) AS s", r"s\.element\.deep"),
+        ("map('k', struct(id AS x, id AS x)) AS s", r"s\.entries\.value"),
+    ],
+)
+def test_a_struct_with_one_name_twice_is_refused(spark, tmp_path, conf, column, where, sensitive):
+    conf("spark.sql.caseSensitive", sensitive)
+    said = f"source of spout 'numbers' has two columns 'x' in '{where}', .*; rename one of them"
+    with pytest.raises(ValueError, match=said):
+        run_batch(topology(spark.range(1).selectExpr("id", column)), spark, tmp_path / "cp")
+    assert not (tmp_path / "cp").exists()
+
+
+def test_a_bolts_struct_with_one_name_twice_is_refused(spark, tmp_path):
+    class Twice(Number):
+        outputs = pa.schema([("s", pa.struct([("x", pa.int64()), ("x", pa.int64())]))])
+
+    builder = TopologyBuilder()
+    builder.spout("numbers", spark.range(1))
+    builder.bolt("twice", Twice()).shuffle("numbers")
+    with pytest.raises(ValueError, match="stream 'default' of bolt 'twice' has two columns 'x' in"):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+
+
+def test_a_value_that_a_source_refuses_is_said_after_two_runs(spark, tmp_path, conf):
+    conf("spark.sql.ansi.enabled", "true")
+    source = spark.range(4).selectExpr("cast(concat('x', id) AS int) AS id")
+    said = r"run 2 times .*CAST_INVALID_INPUT.*DataFrame of a spout has a value .*try_cast"
+    with pytest.raises(RunFailed, match=said):
+        run_batch(topology(source), spark, tmp_path / "cp")
 
 
 def test_columns_that_differ_in_case_only_work_where_case_counts(spark, tmp_path, conf):

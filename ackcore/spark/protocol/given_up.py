@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -18,6 +19,7 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 
 #: How a worker's error begins if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
+_WRONG_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22")
 
 
 class RunFailed(RuntimeError):
@@ -30,6 +32,16 @@ def worth_another_run(error: BaseException) -> bool:
         return False
     # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
     return not one_line(error).startswith(_NO_MODULE)
+
+
+def wrong_value(error: BaseException) -> str | None:
+    """Return Spark's name of an error about a value, such as CAST_INVALID_INPUT, or None.
+
+    Spark raises these above the bolts, and for the same rows each time: a cast in ANSI mode, a
+    division by zero, an overflow. Their SQLSTATE is of class 22, data exception (ISO 9075).
+    """
+    found = _WRONG_VALUE.search(str(error))
+    return found and found.group(1)
 
 
 def stopped(plan: Plan) -> Stopped:
@@ -47,6 +59,11 @@ def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
             "spark.driver.memory with it, both before the session is made), or mend what they fail "
             "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
             "records, as by maxFilesPerTrigger, keeps later ones smaller"
+        )
+    if wrong_value(error):
+        way_out = (
+            "the DataFrame of a spout has a value that its own expressions do not take; tolerate "
+            "it there (as try_cast does) or filter it out, then start again on the same checkpoint"
         )
     if said.startswith(_NO_MODULE):
         way_out = (

@@ -42,7 +42,7 @@ from ackcore.spark.protocol.decide import (
     rules_of,
     with_rejection_reasons,
 )
-from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run
+from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run, wrong_value
 from ackcore.spark.protocol.insist import Pause
 from ackcore.spark.protocol.jobs import Jobs, PlannedRows
 from ackcore.spark.protocol.key_order import Ordering, held_back
@@ -156,6 +156,7 @@ class Runs:
             As `Engine.process`.
         """
         in_vain, handled = 0, sys.exception()
+        wrong: str | None = None  # what the run before ended in, if it was an error about a value
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
@@ -183,6 +184,9 @@ class Runs:
                     self._outlast(outage, unread, plan, runs, error)
                     continue
                 damage = self._may_run_again(plan, runs, error, handled)
+                before, wrong = wrong, wrong_value(error)
+                if wrong is not None and wrong == before:
+                    raise given_up(plan, runs, error) from error
                 known = isolation_progress(plan)
                 if isinstance(error, Disagreement) or damage is not None:
                     said = damage or error
