@@ -21,6 +21,9 @@ _S = 1_000_000_000
 _ON_TRIAL_NS = 1 << 62
 #: No endpoint that refuses is paused for less.
 _SHORTEST_PAUSE_NS = 1_000_000
+#: One that goes on refusing is paused for so long at last, if it asks for less: a Retry-After of 0
+#: must not become a busy loop.
+_LONGEST_UNASKED_NS = _S
 #: Windows look that often whether a pause is over.
 _LOOK_NS = 2_000_000
 #: An event loop's timer may be early by what its float of seconds leaves out.
@@ -130,7 +133,7 @@ class Endpoints:
 
         At first for the time in which it serves one, which is when a service that lets so many pass
         in a second takes the next: by a Retry-After in whole seconds it would idle.  At last for as
-        long as it asks, since one that goes on refusing means it.
+        long as it asks, since one that goes on refusing means it, and for a second at least.
         """
         if self._settings.breaker_failures is None:
             return  # calls are all the same to what does not look after an endpoint
@@ -139,7 +142,7 @@ class Endpoints:
         times, since_ns, _ = self._refusals.get(consumer.name, (0, now_ns, error))
         self._refusals[consumer.name] = (times + 1, since_ns, error)
         asked_s = self._settings.breaker_reset_s if error.asked_s is None else error.asked_s
-        most_ns = max(_SHORTEST_PAUSE_NS, int(asked_s * _S))
+        most_ns = max(_LONGEST_UNASKED_NS, int(asked_s * _S))
         first_ns = max(_SHORTEST_PAUSE_NS, int(consumer.service.service_ns))
         self._windows.pause(consumer.name, capped_doubling(first_ns, times + 1, most_ns))
 

@@ -408,13 +408,11 @@ class Workers:
                 return None
         else:
             return None
-        if after_s is None:
-            base_ns, cap_ns = int(settings.backoff_s * _S), int(settings.max_backoff_s * _S)
-            # Full jitter, for the reason that `ackcore.retry` gives.
-            wait_ns = int(capped_doubling(base_ns, call.made, cap_ns) * random.random())
-        else:
-            wait_ns = int(after_s * _S)
-        wait_ns = max(wait_ns, _SHORTEST_WAIT_NS)
+        base_ns, cap_ns = int(settings.backoff_s * _S), int(settings.max_backoff_s * _S)
+        # Full jitter, for the reason that `ackcore.retry` gives.
+        backoff_ns = int(capped_doubling(base_ns, call.made, cap_ns) * random.random())
+        # What a service asks for is a lower bound: a Retry-After of 0 must not become a busy loop.
+        wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), _SHORTEST_WAIT_NS)
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None
 
     def _give_back(self, call: _Call, after_ns: int) -> None:

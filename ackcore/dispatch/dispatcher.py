@@ -96,6 +96,8 @@ class Dispatcher:
         Seconds between commits. At the end of a run there is always one.
     max_ahead : int, default 1_000_000
         Records read beyond the first that is not done.
+    unavailable_timeout_s : float, default 604_800 (a week)
+        Seconds after a record's first `Unavailable` from which further ones count as attempts.
 
     Raises
     ------
@@ -123,6 +125,7 @@ class Dispatcher:
         checkpoint: Any = None,
         checkpoint_s: float = 1.0,
         max_ahead: int = 1_000_000,
+        unavailable_timeout_s: float = 7 * 24 * 3600.0,
     ) -> None:
         if not callable(source) and not isinstance(source, Sequence):
             raise TypeError(
@@ -148,6 +151,10 @@ class Dispatcher:
         self._checkpoint_path = checkpoint
         self._checkpoint_s = positive(checkpoint_s, "checkpoint_s", unit="seconds")
         self._max_ahead = as_count(max_ahead, "max_ahead", 1)
+        self._unavailable_timeout_s = positive(
+            unavailable_timeout_s, "unavailable_timeout_s", unit="seconds"
+        )
+        self._clock = clock
         self._flow = FlowController(
             self._targets,
             limit=limit,
@@ -164,6 +171,7 @@ class Dispatcher:
         self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
         self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
         self._refusals: dict[Hashable, int] = {}  # of a consumer, in a row
+        self._refused_ns: dict[int, int] = {}  # by position, the clock at its first refusal
         self._counts = dict.fromkeys(
             ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
         )
@@ -367,11 +375,23 @@ class Dispatcher:
         n = len(batch)
         if not timed_out:  # which may be answered yet, until it is sent again
             self._trees.fail(batch)
-        if isinstance(error, Unavailable):
+        if not isinstance(error, Unavailable):
+            self._count_failure(lease, batch, failed, error, timed_out)
+            return
+        now_ns = self._clock()
+        since_ns = min(self._refused_ns.setdefault(each.position, now_ns) for each in batch)
+        if now_ns - since_ns < self._unavailable_timeout_s * 1e9:
             self._counts["unavailable"] += n
             self._flow.fail(lease)
-            self._pause(lease.name, error.after_s)
-            return
+        else:
+            self._count_failure(lease, batch, failed, error, timed_out)
+        self._pause(lease.name, error.asked_s)
+
+    def _count_failure(
+        self, lease: Lease, batch: Batch, failed: Any, error: BaseException, timed_out: bool
+    ) -> None:
+        """Count an attempt at each record of a batch, and send it again or have it kept."""
+        n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n
         # All of a batch failed equally often: those that did not stayed behind.
         failures = self._failures.get(batch[0].position, 0) + 1
@@ -399,12 +419,10 @@ class Dispatcher:
             self._keep_dead(record, error)
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Send a consumer nothing for as long as it asks for, or longer and longer."""
+        """Send a consumer nothing for a back-off, or for longer if it asks for that."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
-        if after_s is None:
-            after_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        if after_s > 0:
-            self._flow.pause(name, after_s)
+        backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
+        self._flow.pause(name, max(backoff_s, after_s or 0.0))
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
         if self._dead is None:
@@ -436,5 +454,6 @@ class Dispatcher:
         if self._prefix.done(record.position):
             self._counts[how] += 1
             self._failures.pop(record.position, None)
+            self._refused_ns.pop(record.position, None)
             if how == "acked" and self._acked is not None:
                 self._acked(record.position, record.value)

@@ -1,6 +1,7 @@
 """Time-outs, waits and rates, to the millisecond of a simulated clock."""
 
 import asyncio
+import math
 import threading
 from collections import Counter
 
@@ -121,7 +122,6 @@ def test_a_short_wait_is_waited_in_the_task_and_gives_its_place_up():
     [
         (5.5, 1, 0),
         (2, 3, 4),  # a third wait would end beyond 5
-        (0, 501, 5),  # "at once", for ever, ends as well
         (None, None, 5),
     ],
 )
@@ -136,6 +136,21 @@ def test_a_long_wait_is_given_back_with_the_time_that_was_asked_for(asked_s, att
     assert calls.counts.given_back == 1
     if asked_s is not None:
         assert (outcome.attempts, outcome.after_s) == (attempts, asked_s)
+
+
+@pytest.mark.parametrize("asked_s", [0, -3, 0.001, None, math.nan])
+@pytest.mark.parametrize("breaker_failures", [10, None])
+def test_a_service_that_asks_for_no_time_is_called_by_the_backoff(asked_s, breaker_failures):
+    """The back-offs of 0.1 to 5 s have full jitter: 5 s of them are some ten calls."""
+
+    async def call(item):
+        raise Retry("429", after_s=asked_s)
+
+    settings = CallSettings(wait_in_task_s=5, breaker_failures=breaker_failures)
+    with SimCalls(call, settings) as calls:
+        outcomes = list(calls.run(range(5)))
+    assert all(isinstance(outcome.error, Retry) for outcome in outcomes)
+    assert calls.counts.made < 5 * 30
 
 
 @pytest.mark.parametrize("wait_in_task_s", [0, 10**12])

@@ -1,7 +1,9 @@
 """Each record comes to its end, whatever fails; the committed position moves over nothing else."""
 
 import asyncio
+import math
 import signal
+import time
 from collections import Counter
 
 import numpy as np
@@ -278,3 +280,40 @@ def test_a_source_that_keeps_count_itself_is_told_of_each_record_that_is_done_on
     ).run()
     assert (books.acked, books.dead, dead) == (99, 1, [107])
     assert sorted(acked) == [(n, n + 100) for n in range(100) if n != 7]
+
+
+@pytest.mark.parametrize("after_s", [0, -5, 0.001, math.nan, None])
+def test_a_consumer_that_asks_for_no_time_is_left_alone_for_the_backoff(after_s):
+    called = []
+
+    async def worker(record):
+        called.append(time.monotonic())
+        if len(called) < 3:
+            raise Unavailable("busy", after_s=after_s)
+
+    books = Dispatcher(["one"], {"a": worker}).run()
+    assert (books.acked, books.unavailable, len(called)) == (1, 2, 3)
+    assert called[2] - called[0] >= 0.29  # 100 and 200 ms
+
+
+def test_a_record_that_no_consumer_takes_for_too_long_dies():
+    """Refusals are attempts once the time-out is over, by the clock that is given."""
+    now_ns, dead = 0, []
+
+    async def worker(record):
+        nonlocal now_ns
+        now_ns += 40_000_000_000
+        raise Unavailable("busy", after_s=0)
+
+    dispatcher = Dispatcher(
+        ["one"],
+        {"a": worker},
+        timeout_s=3600,
+        clock=lambda: now_ns + time.monotonic_ns(),
+        max_attempts=2,
+        unavailable_timeout_s=60,
+        dead=lambda position, record, error: dead.append((record, str(error))),
+    )
+    books = dispatcher.run()
+    assert (books.dead, books.unavailable, books.failed) == (1, 2, 2)
+    assert dead == [("one", "busy (again after 0 s)")]
