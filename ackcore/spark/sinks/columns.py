@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
+from ackcore.arrow.shown import has_text, invalid_text
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_with_places
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -108,8 +109,8 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
     """Raise `SinkRejects` for rows that have values which a table's columns do not take.
 
-    These are nulls where there must be none, and values that would be changed by being cast.  The
-    rows are read for it only where a column may have such.
+    These are nulls where there must be none, values that would be changed by being cast, and text
+    that is not UTF-8.  The rows are read for it only where a column may have such.
 
     Parameters
     ----------
@@ -123,7 +124,11 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
         field
         for field in columns
         if field.name in stream.names
-        and not (field.nullable and field.type == stream.field(field.name).type)
+        and not (
+            field.nullable
+            and field.type == stream.field(field.name).type
+            and not has_text(field.type)
+        )
     ]
     files: list[npt.NDArray[np.int64]] = []
     places: list[npt.NDArray[np.int64]] = []
@@ -146,6 +151,13 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.StringArray
     why = pa.nulls(len(rows), pa.string())
     for field in fields:
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
+        if len(places := invalid_text(column)):
+            garbled = np.zeros(len(rows), np.bool_)
+            garbled[places] = True
+            said = f"the text of column {field.name!r} is not UTF-8"
+            why = pc.coalesce(
+                why, pc.if_else(pa.array(garbled), said, pa.scalar(None, pa.string()))
+            )
         if not field.nullable and column.null_count:
             said = f"column {field.name!r} takes no null"
             why = pc.coalesce(why, pc.if_else(column.is_null(), said, pa.scalar(None, pa.string())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.arrow.shown import shown_values, text_of
 
 #: The first that Arrow writes as PostgreSQL reads it, and the one behind the last.
 _YEARS = ("0001", "10000")
@@ -130,41 +131,12 @@ def _far(number: int, kind: pa.DataType) -> str:
     return f"{year}{rest}{zone}"
 
 
-class _Far(NamedTuple):
-    """A date or time that Python has no value for, to what writes those that it has."""
-
-    text: str
-
-    def isoformat(self) -> str:
-        """Return it as text."""
-        return self.text
-
-
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
-    try:
-        values = column.to_pylist()
-    except (OverflowError, ValueError):  # a date or time that Python has no value for
-        values = [_value(one) for one in column]
-    return pa.array([None if value is None else text(value) for value in values], pa.string())
-
-
-def _value(one: pa.Scalar) -> Any:
-    """Return a value as `to_pylist` does, with `_Far` for dates and times that Python has not."""
-    kind, is_ = one.type, pa.types
-    if not one.is_valid:
-        return None
-    if is_.is_struct(kind):
-        return {name: _value(part) for name, part in one.items()}
-    if is_.is_map(kind):
-        return [(_value(pair["key"]), _value(pair["value"])) for pair in one.values]
-    if _is_list(kind):
-        return [_value(item) for item in one.values]
-    try:
-        return one.as_py()
-    except (OverflowError, ValueError):
-        if is_.is_date64(kind):
-            one = one.cast(pa.date32())
-        return _Far(_far(one.value, one.type))
+    # PostgreSQL is given bytes that are not UTF-8 as they are, and refuses the row.
+    values = shown_values(column, errors="surrogateescape", far=_far)
+    return text_of(
+        [None if one is None else text(one).encode(errors="surrogateescape") for one in values]
+    )
 
 
 def _array(kind: pa.DataType) -> Callable[[Any], str]:
