@@ -16,7 +16,14 @@ from pyspark import cloudpickle
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")  # of the catalog
 
-from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
+from accepted_rows import (
+    WORDS,
+    accepted,
+    latin_file,
+    row_file,
+    two_files,
+    written_without_refused,
+)
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from small_disk import SmallDisk
@@ -322,3 +329,13 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, lake, checkpo
     monkeypatch.setattr(failpoints, "_POINTS", {})
     run_batch(topology(), spark, checkpoint)
     assert rows(lake) == [("a", None), ("a", None), ("b", None)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(lake, tmp_path, keys):
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    check_sink("count", sink, WORDS)
+    assert written_without_refused(sink, [latin_file(tmp_path)]) == {
+        (0, 2): "the text of column 'word' is not UTF-8"
+    }
+    assert rows(lake) == [("a", 1), ("d", 4)]
