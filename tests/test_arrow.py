@@ -424,7 +424,7 @@ def test_text_that_is_not_utf8_is_found_and_shown(name, values):
 def test_text_is_kept_as_bytes_or_escaped():
     column = shown.text_of(LATIN)
     assert column.cast(pa.binary()).to_pylist() == LATIN
-    assert shown.valid_text(column).to_pylist() == ["plain", "caf\\xe9", None, "more"]
+    assert shown.as_texts(column).to_pylist() == ["plain", "caf\\xe9", None, "more"]
     assert shown.shown_values(column, errors="surrogateescape")[1] == "caf\udce9"
 
 
@@ -442,6 +442,12 @@ def test_times_that_python_has_no_value_for_are_iso():
         datetime.date(1970, 1, 2),
         "2739877-01-03",
         "-25410-12-06",
+    ]
+    assert shown.as_texts(days).to_pylist() == ["1970-01-02", "2739877-01-03", "-25410-12-06"]
+    assert shown.as_texts(numbers.cast(pa.timestamp("us"))).to_pylist()[:3] == [
+        "1970-01-01 00:00:00.000000",
+        "33658-09-27T01:46:40.000000",
+        None,
     ]
     spans = pa.array([1, 2**62]).cast(pa.duration("s"))
     assert shown.shown_values(spans) == [

@@ -16,6 +16,9 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.arrow.buffers import is_text
 
+#: The first year that Arrow writes right and Python has, and the one behind the last.
+_YEARS = ("0001", "10000")
+
 
 class ShownTime(str):
     """The text of a date or time that Python has no value for."""
@@ -96,6 +99,33 @@ def _iso(number: int, kind: pa.DataType) -> str:
     return text if is_date or kind.tz is None else f"{text}+00:00"
 
 
+def far_as_texts(
+    column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
+) -> pa.Array:
+    """Return dates or times; as texts if some are of years that Arrow does not write right.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Dates of 32 bits, or timestamps.
+    far : callable, optional
+        See `shown_values`.
+    """
+    unit = "D" if pa.types.is_date(column.type) else column.type.unit
+    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
+    whole = column.view(pa.int32() if unit == "D" else pa.int64())
+    numbers = whole.fill_null(first).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero((numbers < first) | (numbers >= behind))
+    if not len(places):
+        return column
+    is_far = np.zeros(len(column), np.bool_)
+    is_far[places] = True
+    near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
+    texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
+    texts[places] = [(far or _iso)(int(numbers[at]), column.type) for at in places]
+    return pa.array(texts, pa.string())
+
+
 def has_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, or has parts that do."""
     if pa.types.is_dictionary(kind):
@@ -151,11 +181,17 @@ _BYTES = {
 }
 
 
-def valid_text(column: pa.Array) -> pa.Array:
-    """Return a column of text in which bytes that are not UTF-8 are escaped."""
-    if is_text(column.type) and len(invalid_text(column)):
-        return pa.array(shown_values(column), column.type)
-    return column
+def as_texts(column: pa.Array) -> pa.Array:
+    """Return a column as text, of which each value is shown as if it were alone.
+
+    Bytes of text that are not UTF-8 are escaped, and years that Python has not are ISO 8601.
+    """
+    kind = column.type
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        column = far_as_texts(column)
+    elif is_text(kind) and len(invalid_text(column)):
+        column = pa.array(shown_values(column), pa.string())
+    return column.cast(pa.string())
 
 
 def text_of(values: list[bytes | None], kind: pa.DataType | None = None) -> pa.Array:

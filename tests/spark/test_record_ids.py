@@ -71,7 +71,7 @@ def test_claims_are_alike_for_ids_that_are_alike():
     assert len({a, b, null}) == 3
 
 
-@pytest.mark.parametrize("columns", [("id",), ("id", "at"), ("at", "id")])
+@pytest.mark.parametrize("columns", [("id",), ("at",), ("id", "at"), ("at", "id")])
 def test_what_python_cannot_show_is_a_message_id_in_any_company(columns):
     """Text that is not UTF-8 is escaped; a time beyond year 9999 is ISO 8601."""
     ids = text_of([b"plain", b"caf\xe9", b"more"] * 16)

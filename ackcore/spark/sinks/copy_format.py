@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from ackcore.arrow.json_rows import json_encoder
-from ackcore.arrow.shown import shown_values, text_of
+from ackcore.arrow.shown import far_as_texts, shown_values, text_of
 
-#: The first that Arrow writes as PostgreSQL reads it, and the one behind the last.
-_YEARS = ("0001", "10000")
 _ISO = re.compile(r"(-?)(\d+)(.*)")
 
 _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
@@ -85,12 +82,12 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     """Return a column of a type that Arrow writes as PostgreSQL reads it."""
     kind, is_ = column.type, pa.types
     if is_.is_date64(kind):
-        return _far_as_texts(column.cast(pa.date32()))
+        return far_as_texts(column.cast(pa.date32()), _far)
     if is_.is_timestamp(kind) and kind.tz is not None:
         # What has an offset and goes into a column without one loses it there.
-        return _far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")))
+        return far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")), _far)
     if is_.is_timestamp(kind) or is_.is_date(kind):
-        return _far_as_texts(column)
+        return far_as_texts(column, _far)
     if _is_bytes(kind):
         return _texts(column, _hex)
     if is_.is_nested(kind):
@@ -98,23 +95,6 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     if is_.is_duration(kind) or is_.is_interval(kind):
         raise TypeError(str(kind))
     return column
-
-
-def _far_as_texts(column: pa.Array) -> pa.Array:
-    """Return dates or times; as texts if Arrow does not write all as PostgreSQL reads them."""
-    unit = "D" if pa.types.is_date(column.type) else column.type.unit
-    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
-    whole = column.view(pa.int32() if unit == "D" else pa.int64())
-    numbers = whole.fill_null(first).to_numpy(zero_copy_only=False)
-    far = np.flatnonzero((numbers < first) | (numbers >= behind))
-    if not len(far):
-        return column
-    is_far = np.zeros(len(column), np.bool_)
-    is_far[far] = True
-    near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
-    texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
-    texts[far] = [_far(int(numbers[at]), column.type) for at in far]
-    return pa.array(texts, pa.string())
 
 
 def _far(number: int, kind: pa.DataType) -> str:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.arrow import hash_columns
-from ackcore.arrow.shown import shown_values, valid_text
+from ackcore.arrow.shown import as_texts, shown_values
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 
@@ -161,7 +161,7 @@ class SpoutSpec:
         columns = [batch.column(name) for name in self.message_id]
         # How a value reads must depend on it alone: not on what else is in the batch.
         if len(columns) == 1 and _reads(columns[0].type):
-            return pc.fill_null(valid_text(columns[0]).cast(pa.string()), "null")
+            return pc.fill_null(as_texts(columns[0]), "null")
         parts = [_json_texts(column) for column in columns]
         if all(part is not None for part in parts):
             inside = pc.binary_join_element_wise(*parts, ", ")
