@@ -111,19 +111,28 @@ def far_as_texts(
     far : callable, optional
         See `shown_values`.
     """
-    unit = "D" if pa.types.is_date(column.type) else column.type.unit
-    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
-    whole = column.view(pa.int32() if unit == "D" else pa.int64())
-    numbers = whole.fill_null(first).to_numpy(zero_copy_only=False)
-    places = np.flatnonzero((numbers < first) | (numbers >= behind))
+    places, numbers = far_places(column)
     if not len(places):
         return column
     is_far = np.zeros(len(column), np.bool_)
     is_far[places] = True
     near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
     texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
-    texts[places] = [(far or _iso)(int(numbers[at]), column.type) for at in places]
+    texts[places] = [(far or _iso)(number, column.type) for number in numbers]
     return pa.array(texts, pa.string())
+
+
+def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
+    """Return the places of dates of 32 bits, or timestamps, outside of years 1 to 9999.
+
+    Their numbers come with them.
+    """
+    unit = "D" if pa.types.is_date(column.type) else column.type.unit
+    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
+    whole = column.view(pa.int32() if unit == "D" else pa.int64())
+    numbers = whole.fill_null(0).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero((numbers < first) | (numbers >= behind))
+    return places, numbers[places].tolist()
 
 
 def has_text(kind: pa.DataType) -> bool:

@@ -527,3 +527,17 @@ def test_a_row_whose_text_is_not_utf8_is_refused_and_the_table_stays_readable(
     }
     sink.write_accepted(accepted([row_file(tmp_path, [("e", 5, 10)], 1)], 1))
     assert rows(path) == [("a", 1), ("d", 4), ("e", 5)]
+
+
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_dates_that_deltalake_could_not_read_again_are_refused(path, tmp_path, keys):
+    """Times of such years it reads, and dates only if they have four digits."""
+    schema = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("at", pa.timestamp("us"))])
+    sink = started(path, schema, keys=keys)
+    some = [(1, 0, 0, 10), (2, 4 * 10**6, 0, 10), (3, -(10**6), 0, 10), (4, None, 10**18, 10)]
+    file = row_file(tmp_path, some, schema=schema, batch=4)
+    said = "column 'day' takes no date or time outside of years 1 to 9999"
+    assert written_without_refused(sink, [file]) == dict.fromkeys([(0, 1), (0, 2)], said)
+    table = deltalake.DeltaTable(path).to_pyarrow_table()
+    assert sorted(table["n"].to_pylist()) == [1, 4]
+    assert sorted(table["at"].cast(pa.int64()).to_pylist()) == [0, 10**18]
