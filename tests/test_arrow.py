@@ -1,5 +1,6 @@
 """Arrow batches in and out: nothing copied that need not be, nothing taken that no ledger holds."""
 
+import datetime
 import decimal
 import os
 import subprocess
@@ -13,6 +14,7 @@ from ackcore.testing.scripts import Clock, entries_of, int32s, int64s
 
 pa = pytest.importorskip("pyarrow")
 arrow = pytest.importorskip("ackcore.arrow")
+shown = pytest.importorskip("ackcore.arrow.shown")
 
 
 def used(Ledger, clock):
@@ -381,3 +383,74 @@ def test_taken_rows_are_the_same_bytes_whatever_memory_held():
         found.append(done.stdout.splitlines())
     assert len(found[0]) == 3 * 3 * 11
     assert found[0] == found[1]
+
+
+LATIN = [b"plain", b"caf\xe9", None, b"more"]
+
+
+def garbled():
+    """Text of which one is not UTF-8, and all that Arrow nests it in."""
+    text = shown.text_of(LATIN)
+    return {
+        "text": text,
+        "large": shown.text_of(LATIN, pa.large_string()),
+        "dictionary": text.dictionary_encode(),
+        "struct": pa.StructArray.from_arrays([text], ["t"]),
+        "list": pa.ListArray.from_arrays([0, 1, 2, 3, 4], text),
+        "map": pa.MapArray.from_arrays([0, 1, 2, 3, 4], pa.array(list("abcd")), text),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("text", ["plain", "caf\\xe9", None, "more"]),
+        ("large", ["plain", "caf\\xe9", None, "more"]),
+        ("dictionary", ["plain", "caf\\xe9", None, "more"]),
+        ("struct", [{"t": "plain"}, {"t": "caf\\xe9"}, {"t": None}, {"t": "more"}]),
+        ("list", [["plain"], ["caf\\xe9"], [None], ["more"]]),
+        ("map", [[("a", "plain")], [("b", "caf\\xe9")], [("c", None)], [("d", "more")]]),
+    ],
+)
+def test_text_that_is_not_utf8_is_found_and_shown(name, values):
+    column = garbled()[name]
+    assert shown.shown_values(column) == values
+    assert shown.shown_values(pa.chunked_array([column])) == values
+    assert shown.invalid_text(column).tolist() == [1]
+    assert shown.invalid_text(column.slice(2)).tolist() == []
+    assert shown.shown_rows(pa.table({"x": column})) == [{"x": value} for value in values]
+
+
+def test_text_is_kept_as_bytes_or_escaped():
+    column = shown.text_of(LATIN)
+    assert column.cast(pa.binary()).to_pylist() == LATIN
+    assert shown.as_texts(column).to_pylist() == ["plain", "caf\\xe9", None, "more"]
+    assert shown.shown_values(column, errors="surrogateescape")[1] == "caf\udce9"
+
+
+def test_times_that_python_has_no_value_for_are_iso():
+    numbers = pa.array([0, 10**18, None, -(10**17), -(2**63)], pa.int64())
+    assert shown.shown_values(numbers.cast(pa.timestamp("us", "UTC")))[1:] == [
+        "33658-09-27T01:46:40.000000+00:00",
+        None,
+        "-1199-02-15T14:13:20.000000+00:00",
+        "-9223372036854775808 us",
+    ]
+    assert shown.shown_values(numbers.cast(pa.timestamp("us")))[1] == "33658-09-27T01:46:40.000000"
+    days = pa.array([1, 10**9, -(10**7)], pa.int32()).cast(pa.date32())
+    assert shown.shown_values(days) == [
+        datetime.date(1970, 1, 2),
+        "2739877-01-03",
+        "-25410-12-06",
+    ]
+    assert shown.as_texts(days).to_pylist() == ["1970-01-02", "2739877-01-03", "-25410-12-06"]
+    assert shown.as_texts(numbers.cast(pa.timestamp("us"))).to_pylist()[:3] == [
+        "1970-01-01 00:00:00.000000",
+        "33658-09-27T01:46:40.000000",
+        None,
+    ]
+    spans = pa.array([1, 2**62]).cast(pa.duration("s"))
+    assert shown.shown_values(spans) == [
+        datetime.timedelta(seconds=1),
+        "4611686018427387904 duration[s]",
+    ]

@@ -12,7 +12,7 @@ A ledger reads Arrow arrays by itself; this package adds what batches of them ne
 from ackcore.arrow.batches import bytes_before, end_within, one_batch, rebatched, take_rows
 from ackcore.arrow.buffers import is_text, offsets_of
 from ackcore.arrow.hashing import hash_columns
-from ackcore.arrow.lossless import array_of, as_mapping, cast, shown
+from ackcore.arrow.lossless import array_of, as_mapping, cast, short_repr
 from ackcore.arrow.tables import (
     ENTRY_SCHEMA,
     STATUS_NAMES,
@@ -42,7 +42,7 @@ __all__ = [
     "rebatched",
     "refuse_nulls",
     "settled_to_batch",
-    "shown",
+    "short_repr",
     "status_names",
     "take_rows",
 ]

@@ -335,13 +335,13 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
-    text = f"{shown(value)} would become {shown(got)} in row {row}"
+    text = f"{short_repr(value)} would become {short_repr(got)} in row {row}"
     if pa.types.is_floating(arrow_type) and isinstance(value, float):
         return f"{text}; numpy.{np.dtype(arrow_type.to_pandas_dtype()).name}(value) rounds it"
     return text
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return a value as messages show it: in one line, and cut if it is long."""
     return _one_line(repr(value))
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore.arrow.buffers import is_text
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.arrow.shown import invalid_text, shown_values
 
 #: Key, value and headers of a message.
 Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | None]]]
@@ -87,10 +89,31 @@ class MessageColumns(NamedTuple):
         kind = schema.field(self.value).type
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
+    def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
+        """Return the places of rows with text that is not UTF-8 in a column that is sent, and why.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            The rows.
+        *more : str or None
+            Columns that are sent beside key, value and headers.
+        """
+        names = batch.schema.names if self.value is None else (self.value,)
+        found: dict[int, str] = {}
+        for name in dict.fromkeys((*names, self.key, self.headers, *more)):
+            if name is not None:
+                for place in invalid_text(batch.column(name)).tolist():
+                    found.setdefault(place, f"the text of column {name!r} is not UTF-8")
+        return found
+
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
-        """Yield what is in the message of each row; the lists of headers are the caller's."""
+        """Yield what is in the message of each row; the lists of headers are the caller's.
+
+        Text that is not UTF-8 is sent as it is in a key or a value, and escaped elsewhere.
+        """
         n, schema = len(batch), batch.schema
-        keys = [None] * n if self.key is None else batch.column(self.key).to_pylist()
+        keys = [None] * n if self.key is None else _as_it_is(batch.column(self.key))
         fields = self._in_json(schema)
         if self.value is None and not fields:
             values: Any = ["{}"] * n  # a struct array without fields has no length
@@ -101,18 +124,25 @@ class MessageColumns(NamedTuple):
             values = _texts(rows)
         else:
             values = batch.column(self.value)
-            values = _texts(values) if fields else values.to_pylist()
+            values = _texts(values) if fields else _as_it_is(values)
         if self.headers is None:
             return ((key, value, []) for key, value in zip(keys, values, strict=True))
         read = _headers_of(schema.field(self.headers).type)
         assert read is not None
-        headers = map(read, batch.column(self.headers).to_pylist())
+        headers = map(read, shown_values(batch.column(self.headers)))
         return zip(keys, values, headers, strict=True)
 
 
 def _texts(column: pa.Array) -> list[str | None]:
     encode = json_encoder(column.type)
-    return [None if value is None else encode(value) for value in column.to_pylist()]
+    return [None if value is None else encode(value) for value in shown_values(column)]
+
+
+def _as_it_is(column: pa.Array) -> list[bytes | str | None]:
+    if is_text(column.type) and len(invalid_text(column)):
+        whole = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        column = whole.cast(pa.large_binary())
+    return list(column.to_pylist())
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 from ackcore.calls import CallSettings
 from ackcore.calls.settings import exception_classes
 from ackcore.flow import Limit
+from ackcore.spark.base.batches import plainly_named
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import refuse_frame
 from ackcore.spark.base.versions import from_arrow_schema
@@ -112,11 +113,12 @@ def attempt(
     Notes
     -----
     Nothing is called before an action, and **each action calls anew**: write or cache what is read
-    twice.  A task that Spark runs again calls again.  Whatever `fn` raises is an error of its row,
-    `SystemExit` too; a function that ends its process ends the task, and fails the job in the end
-    (`guard` finds that row).  Of batches, what is raised is put down to a row, and the batch is
-    bisected to those that raise by themselves; but `Retry`, what `retry_on` names and a time-out
-    are put down to the call, and all its rows fail.
+    twice.  ``orderBy`` reads twice in one action, since Spark samples what it sorts: `fn` is called
+    twice for each row.  A task that Spark runs again calls again.  Whatever `fn` raises is an error
+    of its row, `SystemExit` too; a function that ends its process ends the task, and fails the
+    job in the end (`guard` finds that row).  Of batches, what is raised is put down to a row, and
+    the batch is bisected to those that raise by themselves; but `Retry`, what `retry_on` names and
+    a time-out are put down to the call, and all its rows fail.
 
     Examples
     --------
@@ -150,4 +152,5 @@ def attempt(
     check_workers(frame.sparkSession)
     nullable = [StructField(each.name, each.dataType, True, each.metadata) for each in columns]
     error = from_arrow_schema(pa.schema([pa.field(ERROR_COLUMN, ERROR)]))
-    return frame.mapInArrow(run, StructType([*frame.schema.fields, *nullable, *error.fields]))
+    result = StructType([*frame.schema.fields, *nullable, *error.fields])
+    return plainly_named(frame).mapInArrow(run, result)

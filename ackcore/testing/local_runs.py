@@ -25,6 +25,7 @@ from pyspark import cloudpickle
 from ackcore._columns import as_count
 from ackcore._records import Int64s
 from ackcore.arrow import as_mapping
+from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.pickling import refuse_unpicklable
@@ -224,7 +225,7 @@ class LocalRuns:
             books = engine.books
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(
-            outputs={name: table.to_pylist() for name, table in tables.items()},
+            outputs={name: shown_rows(table) for name, table in tables.items()},
             tables=tables,
             dead=self._dead,
             books=books,
@@ -268,7 +269,7 @@ class LocalRuns:
 
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
-            for letter in as_letters(table, number).to_pylist():
+            for letter in shown_rows(as_letters(table, number)):
                 del letter["first_ms"], letter["last_ms"], letter["replays"]
                 self._dead.append(DeadLetter(spout, **letter))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore.arrow.shown import shown_rows
 from ackcore.calls import Calls
 from ackcore.testing.results import Kill, Row
 from ackcore.topology.call_executor import CallExecutor
@@ -79,7 +80,7 @@ class Kills:
         found = [at - taken - 1 for at in places if 0 < at - taken <= len(batch)]
         if name in self._when:
             when = self._when[name]
-            rows = enumerate(batch.to_pylist())
+            rows = enumerate(shown_rows(batch))
             found += [next((place for place, row in rows if when(row)), len(batch))]
         first = min(found, default=len(batch))
         return first if first < len(batch) else None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import as_mapping, shown
+from ackcore.arrow import as_mapping, short_repr
 from ackcore.calls.threads import is_async
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.bolt_calls import NOT_RUN
@@ -160,7 +160,7 @@ class Answers:
                 (field,) = self._rows.schema
                 raise ValueError(
                     f"fn must return the {field.type} of {field.name!r} in a tuple, got "
-                    f"{shown(answer)}; write return (value,)"
+                    f"{short_repr(answer)}; write return (value,)"
                 )
         return self._rows.row(answer)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import array_of, as_mapping, shown
+from ackcore.arrow import array_of, as_mapping, short_repr
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
@@ -197,7 +197,7 @@ class RowSchema:
                 got = type(values[0]).__name__
                 # Arrow's own words often leave out the value.
                 is_arrows = isinstance(error, pa.ArrowException)
-                why = f" {shown(values[0])}, which does not fit" if is_arrows else f": {error}"
+                why = f" {short_repr(values[0])}, which does not fit" if is_arrows else f": {error}"
                 raise ValueError(
                     f"{field.name!r} of {self.title} must be {field.type}, got {got}{why}"
                 ) from error

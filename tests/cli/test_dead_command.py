@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from checkpoints import OPEN, died
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ackcore.arrow.shown import text_of
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letters import reading_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
@@ -280,3 +284,26 @@ def test_a_column_for_which_json_has_nothing_is_shown_as_python_does(tmp_path):
         store.write(0, {"lines": table})
     (letter,) = list_letters(store.place, LetterFilter(), payload=True)
     assert letter.payload == '{"value": "0:01:30"}'
+
+
+def test_values_that_python_cannot_show_are_shown_escaped_or_as_iso(ackcore, lines, tmp_path):
+    """One such letter ended the list; the store keeps its bytes."""
+    texts = text_of([b"plain", b"caf\xe9", None])
+    times = pa.array([0, 10**18, None]).cast(pa.timestamp("us", "UTC"))
+    table = died(0, 3).drop_columns("value")
+    table = table.append_column("value", texts).append_column("at", times)
+    with OPEN(tmp_path / "c") as state:
+        store = DeadLetters.open(tmp_path / "c", state.deployment_key)
+        store.write(0, {"lines": table})
+    found = lines(ackcore("dead", "list", tmp_path / "c", "--json", "--payload"))
+    assert [each["record"] for each in found] == [
+        {"value": None, "at": None},
+        {"value": "caf\\xe9", "at": "33658-09-27T01:46:40.000000+00:00"},
+        {"value": "plain", "at": "1970-01-01T00:00:00+00:00"},
+    ]
+    assert "caf\\\\xe9" in ackcore("dead", "list", tmp_path / "c", "--payload").stdout
+    assert "caf\\\\xe9" in ackcore("dead", "show", tmp_path / "c", "lines/0/1").stdout
+    (file,) = [one for some in files_of(store.place).values() for one in some]
+    with reading_letters(file.path) as letters:
+        kept = pc.struct_field(letters.read(["payload"])["payload"], "value")
+    assert kept.combine_chunks().cast(pa.binary()).to_pylist() == [b"plain", b"caf\xe9", None]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.arrow.shown import text_of
 from ackcore.kafka.messages import MessageColumns
 
 ROWS = pa.RecordBatch.from_pylist(
@@ -136,3 +137,22 @@ def test_json_reads_back(data):
 def test_what_json_has_no_type_for(kind, value, text):
     (through_arrow,) = pa.array([value], kind).to_pylist()
     assert json_encoder(kind)(through_arrow) == text
+
+
+def test_text_that_is_not_utf8_is_named_sent_as_it_is_and_escaped_in_json():
+    text = text_of([b"plain", b"caf\xe9", None])
+    far = pa.array([0, 10**18, None]).cast(pa.timestamp("us", "UTC"))
+    batch = pa.record_batch([text, far], ["t", "at"])
+    as_json = MessageColumns(key="t")
+    assert as_json.unfit(batch) == {1: "the text of column 't' is not UTF-8"}
+    assert list(as_json.contents(batch)) == [
+        (b"plain", '{"t":"plain","at":"1970-01-01T00:00:00+00:00"}', []),
+        (b"caf\xe9", '{"t":"caf\\\\xe9","at":"33658-09-27T01:46:40.000000+00:00"}', []),
+        (None, '{"t":null,"at":null}', []),
+    ]
+    assert MessageColumns(value="t").unfit(batch) == {1: "the text of column 't' is not UTF-8"}
+    assert [value for _, value, _ in MessageColumns(value="t").contents(batch)] == [
+        b"plain",
+        b"caf\xe9",
+        None,
+    ]

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ackcore.arrow.shown import text_of
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -21,6 +22,17 @@ def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
         some = zip(*rows[at : at + batch], strict=True)
         columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
         file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    name, n, _ = file.finish()
+    return AcceptedFile(str(directory / name), n)
+
+
+def latin_file(directory):
+    """Write words, of which the third is Latin-1 and no UTF-8, and the second is not ACKED."""
+    schema = WORDS.append(pa.field(ROOT, pa.int64()))
+    file = RowFileWriter(str(directory), schema, 0, 0)
+    words = text_of([b"a", b"b", b"caf\xe9", b"d"])
+    columns = [words, pa.array([1, 2, 3, 4]), pa.array([10, 11, None, 10])]
+    file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     name, n, _ = file.finish()
     return AcceptedFile(str(directory / name), n)
 

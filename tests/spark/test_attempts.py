@@ -266,3 +266,20 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
             attempt(frame, double, "d int", **settings)
     with pytest.raises(ValueError, match="max_concurrency must be left out for a function of"):
         attempt(frame, double_batch, "d int", max_concurrency=2)
+
+
+@on_both_sessions
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_columns_may_have_any_names(spark, by_batch):
+    """PySpark's mapInArrow takes a dot for one of a field, and a backtick for a quote."""
+
+    def of_row(row):
+        return row["a.b"] + 1
+
+    def of_batch(batch: pa.RecordBatch):
+        return [pa.array([n + 1 for n in batch["a.b"].to_pylist()], pa.int32())]
+
+    frame = spark.createDataFrame([(1, "x"), (2, "y")], "`a.b` int, `c``d` string")
+    found = attempt(frame, of_batch if by_batch else of_row, "`n.m` int")
+    assert found.columns == ["a.b", "c`d", "n.m", "error"]
+    assert sorted(map(tuple, found.collect())) == [(1, "x", 2, None), (2, "y", 3, None)]

@@ -14,6 +14,7 @@ pytest.importorskip("confluent_kafka")
 
 import mock_broker
 
+from ackcore.arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.producing import DeliveryError
 from ackcore.spark import (
@@ -302,3 +303,26 @@ def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
     run_batch(picking(spark), spark, checkpoint, max_dead=None)
     assert len(found()) == 5
     assert dead_letters(checkpoint, spark).count() > 3
+
+
+def test_what_python_cannot_show_goes_as_it_came_or_escaped_in_json(mock_kafka, topic, letters):
+    """One such letter stopped the query."""
+    text = text_of([b"plain", b"caf\xe9"])
+    far = pa.array([0, 10**18]).cast(pa.timestamp("us", "UTC"))
+    schemas = {
+        "raw": pa.schema([("key", pa.string()), ("value", pa.string())]),
+        "json": pa.schema([("line", pa.string()), ("at", pa.timestamp("us", "UTC"))]),
+    }
+    writer = TopicWriter(letters, "abc", schemas)
+    for number, columns in enumerate(([text, text], [text, far])):
+        spout, schema = list(schemas.items())[number]
+        about = dead(schema, {}, {}).select(TRACKING.names)
+        table = pa.table([*about.columns, *columns], schema=pa.schema([*about.schema, *schema]))
+        writer.write(number, {spout: table})
+    writer.close()
+    assert [(one.key(), one.value()) for one in sent(mock_kafka, topic)] == [
+        (b"plain", b"plain"),
+        (b"caf\xe9", b"caf\xe9"),
+        (None, b'{"line":"plain","at":"1970-01-01T00:00:00+00:00"}'),
+        (None, b'{"line":"caf\\\\xe9","at":"33658-09-27T01:46:40.000000+00:00"}'),
+    ]

@@ -19,7 +19,14 @@ from pyspark import cloudpickle
 pytest.importorskip("deltalake")
 
 import deltalake
-from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
+from accepted_rows import (
+    WORDS,
+    accepted,
+    latin_file,
+    row_file,
+    two_files,
+    written_without_refused,
+)
 from deltalake.exceptions import CommitFailedError, SchemaMismatchError, TableNotFoundError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -282,11 +289,13 @@ def raise_(error):
     raise error
 
 
-def test_rows_are_read_once_where_none_can_be_refused(path, files, monkeypatch):
-    sink = started(path)
+def test_rows_are_read_once_where_none_can_be_refused(path, tmp_path, monkeypatch):
+    """Text can be: it need not be UTF-8."""
+    schema = pa.schema([("n", pa.int64())])
+    sink = started(path, schema)
     monkeypatch.setattr(columns, "read_with_places", None)
-    sink.write_accepted(accepted(files))
-    assert len(rows(path)) == 4
+    sink.write_accepted(accepted([row_file(tmp_path, [(1, 10), (2, None)], schema=schema)]))
+    assert rows(path) == [(1,), (2,)]
 
 
 def test_a_table_that_went_away_fails_the_sink_until_it_is_back(path, files):
@@ -505,3 +514,30 @@ def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
     deltalake.DeltaTable(path).alter.drop_constraint("short")
     run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
     assert rows(path) == [("a",), ("a",), ("b",)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"keys": "word"}])
+def test_a_row_whose_text_is_not_utf8_is_refused_and_the_table_stays_readable(
+    path, tmp_path, arguments
+):
+    sink = started(path, **arguments)
+    file = latin_file(tmp_path)
+    assert written_without_refused(sink, [file]) == {
+        (0, 2): "the text of column 'word' is not UTF-8"
+    }
+    sink.write_accepted(accepted([row_file(tmp_path, [("e", 5, 10)], 1)], 1))
+    assert rows(path) == [("a", 1), ("d", 4), ("e", 5)]
+
+
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_dates_that_deltalake_could_not_read_again_are_refused(path, tmp_path, keys):
+    """Times of such years it reads, and dates only if they have four digits."""
+    schema = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("at", pa.timestamp("us"))])
+    sink = started(path, schema, keys=keys)
+    some = [(1, 0, 0, 10), (2, 4 * 10**6, 0, 10), (3, -(10**6), 0, 10), (4, None, 10**18, 10)]
+    file = row_file(tmp_path, some, schema=schema, batch=4)
+    said = "column 'day' takes no date or time outside of years 1 to 9999"
+    assert written_without_refused(sink, [file]) == dict.fromkeys([(0, 1), (0, 2)], said)
+    table = deltalake.DeltaTable(path).to_pyarrow_table()
+    assert sorted(table["n"].to_pylist()) == [1, 4]
+    assert sorted(table["at"].cast(pa.int64()).to_pylist()) == [0, 10**18]

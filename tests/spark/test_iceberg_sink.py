@@ -16,7 +16,14 @@ from pyspark import cloudpickle
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")  # of the catalog
 
-from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
+from accepted_rows import (
+    WORDS,
+    accepted,
+    latin_file,
+    row_file,
+    two_files,
+    written_without_refused,
+)
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from small_disk import SmallDisk
@@ -322,3 +329,41 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, lake, checkpo
     monkeypatch.setattr(failpoints, "_POINTS", {})
     run_batch(topology(), spark, checkpoint)
     assert rows(lake) == [("a", None), ("a", None), ("b", None)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(lake, tmp_path, keys):
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    check_sink("count", sink, WORDS)
+    assert written_without_refused(sink, [latin_file(tmp_path)]) == {
+        (0, 2): "the text of column 'word' is not UTF-8"
+    }
+    assert rows(lake) == [("a", 1), ("d", 4)]
+
+
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_path, keys):
+    """Within a struct, too."""
+    struct = pa.struct([("at", pa.timestamp("us"))])
+    schema = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("s", struct)])
+    catalog = load_catalog(**lake)
+    catalog.create_table("shop.days", schema)
+    catalog.close()
+    sink = to_iceberg("shop.days", lake, keys=keys)
+    check_sink("count", sink, schema)
+    some = [
+        (1, 0, {"at": 0}, 10),
+        (2, 4 * 10**6, None, 10),
+        (3, None, {"at": 10**18}, 10),
+        (4, None, {"at": None}, 10),
+    ]
+    file = row_file(tmp_path, some, schema=schema, batch=4)
+    said = "column {!r} takes no date or time outside of years 1 to 9999"
+    assert written_without_refused(sink, [file]) == {
+        (0, 1): said.format("day"),
+        (0, 2): said.format("s"),
+    }
+    catalog = load_catalog(**lake)
+    found = catalog.load_table("shop.days").scan().to_arrow()["n"].to_pylist()
+    catalog.close()
+    assert sorted(found) == [1, 4]

@@ -21,7 +21,7 @@ from pyspark import cloudpickle
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
-from accepted_rows import WORDS, accepted, row_file
+from accepted_rows import WORDS, accepted, latin_file, row_file
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from kafka_sinks import QUICK, kafka_sinks, messages, words
 from one_sink import Split, word_count
@@ -36,6 +36,7 @@ from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.interface import AcceptedFile, check_sink
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import TopologyBuilder
 
@@ -430,3 +431,29 @@ def test_a_query_that_has_ended_lets_its_sinks_go(spark, mock_kafka, sink, check
     query.await_termination()
     assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
     assert not out._live
+
+
+# -- text that is not UTF-8 -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"key": "word", "value": "word"}, {"message_id": "word"}]
+)
+def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(
+    mock_kafka, sink, tmp_path, arguments, transactional
+):
+    topic = mock_kafka.new_topic()
+    out = sink(mock_kafka, topic, transactional=transactional, **arguments)
+    file = latin_file(tmp_path)
+    if transactional:
+        with pytest.raises(SinkRejects) as raised:
+            out.write_accepted(accepted([file]))
+        refused = raised.value
+        out.write_accepted(accepted([file._replace(refused=refused.places[1])]))
+    else:
+        refused = out.write_accepted(accepted([file]))
+    assert [part.tolist() for part in refused.places] == [[0], [2]]
+    assert refused.reasons == ["the text of column 'word' is not UTF-8"]
+    rows = {dict(one.headers())["ackcore-row"]: one.value() for one in messages(mock_kafka, topic)}
+    assert rows.keys() == {b"0.0", b"0.1" if transactional else b"0.2"}

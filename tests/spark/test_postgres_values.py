@@ -16,7 +16,9 @@ import test_postgres_sink
 from accepted_rows import accepted, row_file
 from test_postgres_sink import TABLE, execute, refused
 
-from ackcore.spark.sinks.interface import check_sink
+from ackcore.arrow.shown import text_of
+from ackcore.spark.sinks.interface import AcceptedFile, check_sink
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -136,3 +138,23 @@ def test_texts_are_the_same_whatever_the_encoding_of_the_database(
     stored = "latin1" if encoding == "LATIN1" else "utf8"
     words = ["ü", "c"] if encoding == "LATIN1" else ["ü", "€", "c"]
     assert [bytes(word).decode(stored) for (word,) in found] == words
+
+
+@pytest.mark.parametrize("keys", [None, "id"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(postgres, sink, tmp_path, keys, nested):
+    """In a text column, and within JSON."""
+    execute(postgres, f"CREATE TABLE words (id int PRIMARY KEY, t {'jsonb' if nested else 'text'})")
+    texts = text_of([b"plain", b"caf\xe9", b"more"])
+    column = pa.StructArray.from_arrays([texts], ["x"]) if nested else texts
+    schema = pa.schema([("id", pa.int32()), ("t", column.type)])
+    one = sink(postgres, keys=keys)
+    check_sink("count", one, schema)
+    whole = schema.append(pa.field(ROOT, pa.int64()))
+    writer = RowFileWriter(str(tmp_path), whole, 0, 0)
+    rows = [pa.array([1, 2, 3], pa.int32()), column, pa.array([1, 2, 3])]
+    writer.write(pa.RecordBatch.from_arrays(rows, schema=whole))
+    name, n, _ = writer.finish()
+    refused = one.write_accepted(accepted([AcceptedFile(str(tmp_path / name), n)]))
+    assert [part.tolist() for part in refused.places] == [[0], [1]]
+    assert [row[0] for row in execute(postgres, "SELECT id FROM words ORDER BY id")] == [1, 3]

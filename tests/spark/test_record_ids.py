@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackcore.arrow.shown import text_of
 from ackcore.spark.tasks.record_ids import SpoutSpec
 
 VALUES = {
@@ -68,3 +69,18 @@ def test_claims_are_alike_for_ids_that_are_alike():
     a, b, again, null, nulls = one.claim_ids(batch).tolist()
     assert (a, null) == (again, nulls)
     assert len({a, b, null}) == 3
+
+
+@pytest.mark.parametrize("columns", [("id",), ("at",), ("id", "at"), ("at", "id")])
+def test_what_python_cannot_show_is_a_message_id_in_any_company(columns):
+    """Text that is not UTF-8 is escaped; a time beyond year 9999 is ISO 8601."""
+    ids = text_of([b"plain", b"caf\xe9", b"more"] * 16)
+    times = pa.array([0, 10**18, 0] * 16).cast(pa.timestamp("us"))
+    batch = pa.record_batch([ids, times], ["id", "at"])
+    one = source(batch.schema, *columns)
+    together = one.message_ids(batch, 0, 0, 0).to_pylist()
+    alone = [one.message_ids(batch.slice(i, 1), 0, 0, 0)[0].as_py() for i in range(len(batch))]
+    assert together == alone
+    values = {"id": "caf\\xe9", "at": "33658-09-27T01:46:40.000000"}
+    expected = [values[name] for name in columns]
+    assert together[1] == (expected[0] if len(columns) == 1 else json.dumps(expected))

@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 
 from ackcore import testing
+from ackcore.arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
 from ackcore.spark import dead_letters, run_batch, to_parquet
@@ -442,3 +443,26 @@ def test_spark_does_the_same(spark, tmp_path, case):
     for name in topology.sinks:
         frame = spark.read.parquet(f"{tmp_path}/{name}").drop("batch_id")
         assert counted(row.asDict(True) for row in frame.collect()) == counted(here.outputs[name])
+
+
+class Same(BatchBolt):
+    outputs = WORD
+
+    def process(self, batch, out):
+        bad = pc.equal(pc.binary_length(batch["line"]), 3).to_numpy(zero_copy_only=False)
+        out.fail(bad.nonzero()[0], "three bytes")
+        keep = (~bad).nonzero()[0]
+        out.emit([batch["line"].take(pa.array(keep))], parents=keep)
+
+
+def test_text_that_is_not_utf8_is_shown_escaped():
+    """In outputs and letters; the tables keep its bytes."""
+    builder = TopologyBuilder()
+    builder.spout("lines", testing.Source(LINE))
+    builder.bolt("same", Same()).shuffle("lines")
+    builder.sink("same", print, name="words")
+    rows = pa.table({"line": text_of([b"plain", b"caf\xe9", b"ca\xe9"])})
+    ran = testing.run(builder.build(max_attempts=1), {"lines": rows})
+    assert ran.outputs == {"words": [{"word": "plain"}, {"word": "caf\\xe9"}]}
+    assert ran.tables["words"]["word"].cast(pa.binary()).to_pylist() == [b"plain", b"caf\xe9"]
+    assert [letter.payload for letter in ran.dead] == [{"line": "ca\\xe9"}]

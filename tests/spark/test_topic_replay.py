@@ -6,6 +6,7 @@ import logging
 import sys
 from random import Random
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -19,7 +20,7 @@ from ackcore.kafka.dead_letters import headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
-from ackcore.spark.dead_letters import checkpoints, files
+from ackcore.spark.dead_letters import checkpoints, files, topic_replay
 from ackcore.spark.dead_letters.notes import NamedRows, Note
 from ackcore.spark.dead_letters.topic_replay import _letter
 
@@ -206,3 +207,23 @@ def test_what_is_no_letter_of_this_checkpoint_is_left(ran):
         replay_topic(it.checkpoint, "dead")
     with pytest.raises(ValueError, match="request must be 1 to 64"):
         it.replay(request="a/b")
+
+
+def test_a_value_of_text_is_sent_as_its_bytes_are():
+    schema = pa.schema([("key", pa.string()), ("value", pa.string()), ("offset", pa.int64())])
+    headers = {
+        "ackcore-reason": b"ValueError: bad",
+        "ackcore-spout": b"lines",
+        "ackcore-offset": b"7",
+        "ackcore-batch": b"abc/lines/4",
+        "ackcore-row": b"0",
+    }
+    message = {
+        "key": None,
+        "value": b"caf\xe9",
+        "headers": [{"key": name, "value": value} for name, value in headers.items()],
+    }
+    letter = _letter(message, 1, "abc", {"lines": schema})
+    table = topic_replay._table([letter], schema)
+    assert table["value"].cast(pa.binary()).to_pylist() == [b"caf\xe9"]
+    assert (table["key"].to_pylist(), table["offset"].to_pylist()) == ([None], [7])

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
 from ackcore.spark.dead_letters.files import Kind, LetterFile, Letters, files_of
@@ -153,7 +154,8 @@ class Letter:
     request : str or None
         By which request at last.
     payload : str or None
-        The record, as JSON; None if that was not asked for.
+        The record, as JSON; None if that was not asked for.  Bytes of text that are not UTF-8 are
+        escaped (``\\xe9``), and times that Python has no value for are ISO 8601.
     """
 
     id: LetterId
@@ -330,10 +332,10 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     if "replays" not in table.column_names:  # older files have no such column
         table = table.append_column("replays", pa.array(np.zeros(len(table), np.int32)))
     if "payload" not in table.column_names:
-        yield from table.to_pylist()
+        yield from shown_rows(table)
         return
     encode = _encoder(table["payload"].type)
-    for one in table.to_pylist():
+    for one in shown_rows(table):
         yield {**one, "payload": encode(one["payload"])}
 
 

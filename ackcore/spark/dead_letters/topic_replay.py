@@ -22,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore.arrow.buffers import is_text
+from ackcore.arrow.shown import text_of
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters.letters import read_schema
 from ackcore.spark.dead_letters.notes import (
@@ -215,8 +217,10 @@ def _table(letters: Sequence[_Letter], schema: pa.Schema) -> pa.Table:
     tracking = [
         pa.array(column, field.type) for column, field in zip(columns, TRACKING, strict=True)
     ]
-    records = pa.Table.from_pylist([letter.record for letter in letters], schema)
-    return pa.table([*tracking, *records.columns], schema=pa.schema([*TRACKING, *schema]))
+    records = [
+        _column([letter.record[field.name] for letter in letters], field.type) for field in schema
+    ]
+    return pa.table([*tracking, *records], schema=pa.schema([*TRACKING, *schema]))
 
 
 @contextmanager
@@ -295,8 +299,12 @@ def _number(text: str | None) -> int | None:
 
 
 def _as(value: Any, kind: pa.DataType) -> Any:
-    """Return a value as a column has it: of text, which is bytes in a message, or of times."""
+    """Return a value as a column has it, and of text its bytes."""
     if pa.types.is_timestamp(kind):
         return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return value.decode() if text and isinstance(value, bytes) else value
+    return value.encode() if is_text(kind) and isinstance(value, str) else value
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as a column; text as its bytes are, which need not be UTF-8."""
+    return text_of(values, kind) if is_text(kind) else pa.array(values, kind)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.arrow.hashing import hash_columns
+from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.sinks.interface import Accepted, read_with_roots
@@ -108,7 +109,7 @@ def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
             found.append(_rows(i, there[here], batch.filter(pa.array(here))))
             reasons.append(first[place[here]])
     if missing.any():
-        first_one = values.slice(int(first[missing].min()), 1).to_pylist()[0]
+        first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
         raise InvalidRejects(
             f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
             f"of {', '.join(names)} are in none, {first_one!r:.200} for one; rows are named by "

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from ackcore._records import Int64s
-from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import SinkFile
@@ -57,16 +57,13 @@ class InputFrame:
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """``frame.mapInArrow``, where columns have any names.
 
-        PySpark looks them up by name, and takes a dot for one of a field.
+        See `plainly_named`.
         """
         if self.snapshot is not None:
             # Read by the same worker: what goes through the JVM is written and read twice more.
             read = self.snapshot.read
             return self.snapshot.frame.mapInArrow(lambda batches: function(read(batches)), schema)
-        frame, names = self.frame, self.frame.columns
-        if any("." in name or "`" in name for name in names):
-            frame = frame.toDF(*(f"_{i}" for i in range(len(names))))
-        return frame.mapInArrow(function, schema)
+        return plainly_named(self.frame).mapInArrow(function, schema)
 
 
 class Obstacle(NamedTuple):

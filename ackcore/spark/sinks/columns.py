@@ -10,11 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
+from ackcore.arrow.shown import far_places, has_text, invalid_text
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_with_places
 from ackcore.spark.sinks.rejects import SinkRejects
 
 _ROW = "_ackcore_row"
+
+
+#: Says whether a type is one of some kind.
+_IsType = Callable[[pa.DataType], bool]
 
 
 def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -105,11 +110,11 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     return rows.filter(pa.array(keep))
 
 
-def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
+def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> None:
     """Raise `SinkRejects` for rows that have values which a table's columns do not take.
 
-    These are nulls where there must be none, and values that would be changed by being cast.  The
-    rows are read for it only where a column may have such.
+    These are nulls where there must be none, values that would be changed by being cast, and text
+    that is not UTF-8.  The rows are read for it only where a column may have such.
 
     Parameters
     ----------
@@ -117,20 +122,27 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
         The rows.
     columns : pyarrow.Schema
         The table's columns; those that the stream does not have do not matter.
+    is_near : callable
+        Returns whether a type of dates or times must be of years 1 to 9999.
     """
     stream = accepted.schema()
     fields = [
         field
         for field in columns
         if field.name in stream.names
-        and not (field.nullable and field.type == stream.field(field.name).type)
+        and not (
+            field.nullable
+            and field.type == stream.field(field.name).type
+            and not has_text(field.type)
+            and not _holds(field.type, is_near)
+        )
     ]
     files: list[npt.NDArray[np.int64]] = []
     places: list[npt.NDArray[np.int64]] = []
     reasons: list[pa.Array] = []
     for i, file in enumerate(accepted.files if fields else ()):
         for rows, there in read_with_places(file, accepted.nonacked):
-            why = _misfits(rows, fields)
+            why = _misfits(rows, fields, is_near)
             bad = np.flatnonzero(why.is_valid().to_numpy(False))
             files.append(np.full(len(bad), i, np.int64))
             places.append(there[bad])
@@ -141,11 +153,34 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema) -> None:
         )
 
 
-def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.StringArray:
+def _holds(kind: pa.DataType, is_type: _IsType) -> bool:
+    """Whether a type, or one of its parts, is such a type."""
+    parts = (kind.field(at).type for at in range(kind.num_fields))
+    return is_type(kind) or any(_holds(part, is_type) for part in parts)
+
+
+def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType) -> pa.StringArray:
     """Return of each row what is wrong with it; null if nothing is."""
+
+    def is_far(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(column), np.bool_)
+        if is_near(column.type):
+            found[far_places(column)[0]] = True
+        return found
+
     why = pa.nulls(len(rows), pa.string())
     for field in fields:
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
+        if (far := _inside(column, column.type, is_far)).any():
+            said = f"column {field.name!r} takes no date or time outside of years 1 to 9999"
+            why = pc.coalesce(why, pc.if_else(pa.array(far), said, pa.scalar(None, pa.string())))
+        if len(places := invalid_text(column)):
+            garbled = np.zeros(len(rows), np.bool_)
+            garbled[places] = True
+            said = f"the text of column {field.name!r} is not UTF-8"
+            why = pc.coalesce(
+                why, pc.if_else(pa.array(garbled), said, pa.scalar(None, pa.string()))
+            )
         if not field.nullable and column.null_count:
             said = f"column {field.name!r} takes no null"
             why = pc.coalesce(why, pc.if_else(column.is_null(), said, pa.scalar(None, pa.string())))

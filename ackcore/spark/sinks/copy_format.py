@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from ackcore.arrow.json_rows import json_encoder
+from ackcore.arrow.shown import far_as_texts, shown_values, text_of
 
-#: The first that Arrow writes as PostgreSQL reads it, and the one behind the last.
-_YEARS = ("0001", "10000")
 _ISO = re.compile(r"(-?)(\d+)(.*)")
 
 _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
@@ -84,12 +82,12 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     """Return a column of a type that Arrow writes as PostgreSQL reads it."""
     kind, is_ = column.type, pa.types
     if is_.is_date64(kind):
-        return _far_as_texts(column.cast(pa.date32()))
+        return far_as_texts(column.cast(pa.date32()), _far)
     if is_.is_timestamp(kind) and kind.tz is not None:
         # What has an offset and goes into a column without one loses it there.
-        return _far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")))
+        return far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")), _far)
     if is_.is_timestamp(kind) or is_.is_date(kind):
-        return _far_as_texts(column)
+        return far_as_texts(column, _far)
     if _is_bytes(kind):
         return _texts(column, _hex)
     if is_.is_nested(kind):
@@ -97,23 +95,6 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     if is_.is_duration(kind) or is_.is_interval(kind):
         raise TypeError(str(kind))
     return column
-
-
-def _far_as_texts(column: pa.Array) -> pa.Array:
-    """Return dates or times; as texts if Arrow does not write all as PostgreSQL reads them."""
-    unit = "D" if pa.types.is_date(column.type) else column.type.unit
-    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
-    whole = column.view(pa.int32() if unit == "D" else pa.int64())
-    numbers = whole.fill_null(first).to_numpy(zero_copy_only=False)
-    far = np.flatnonzero((numbers < first) | (numbers >= behind))
-    if not len(far):
-        return column
-    is_far = np.zeros(len(column), np.bool_)
-    is_far[far] = True
-    near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
-    texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
-    texts[far] = [_far(int(numbers[at]), column.type) for at in far]
-    return pa.array(texts, pa.string())
 
 
 def _far(number: int, kind: pa.DataType) -> str:
@@ -130,41 +111,12 @@ def _far(number: int, kind: pa.DataType) -> str:
     return f"{year}{rest}{zone}"
 
 
-class _Far(NamedTuple):
-    """A date or time that Python has no value for, to what writes those that it has."""
-
-    text: str
-
-    def isoformat(self) -> str:
-        """Return it as text."""
-        return self.text
-
-
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
-    try:
-        values = column.to_pylist()
-    except (OverflowError, ValueError):  # a date or time that Python has no value for
-        values = [_value(one) for one in column]
-    return pa.array([None if value is None else text(value) for value in values], pa.string())
-
-
-def _value(one: pa.Scalar) -> Any:
-    """Return a value as `to_pylist` does, with `_Far` for dates and times that Python has not."""
-    kind, is_ = one.type, pa.types
-    if not one.is_valid:
-        return None
-    if is_.is_struct(kind):
-        return {name: _value(part) for name, part in one.items()}
-    if is_.is_map(kind):
-        return [(_value(pair["key"]), _value(pair["value"])) for pair in one.values]
-    if _is_list(kind):
-        return [_value(item) for item in one.values]
-    try:
-        return one.as_py()
-    except (OverflowError, ValueError):
-        if is_.is_date64(kind):
-            one = one.cast(pa.date32())
-        return _Far(_far(one.value, one.type))
+    # PostgreSQL is given bytes that are not UTF-8 as they are, and refuses the row.
+    values = shown_values(column, errors="surrogateescape", far=_far)
+    return text_of(
+        [None if one is None else text(one).encode(errors="surrogateescape") for one in values]
+    )
 
 
 def _array(kind: pa.DataType) -> Callable[[Any], str]:

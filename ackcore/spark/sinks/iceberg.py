@@ -184,7 +184,7 @@ class IcebergSink:
         table.metadata.properties["commit.retry.num-retries"] = "0"
         check_fence()
         required = {field.name for field in table.schema().fields if field.required}
-        refuse_misfits(accepted, _requiring(accepted.schema(), required))
+        refuse_misfits(accepted, _requiring(accepted.schema(), required), _is_date_or_time)
         rows = _rows(accepted)
         rows = rows.cast(_requiring(rows.schema, required))
         if not len(rows):
@@ -256,6 +256,11 @@ def _is_of_catalog(error: Exception) -> bool:
     kinds = (RESTError, NoSuchTableError, NoSuchNamespaceError, WaitingForLockException, OSError)
     # Of a catalog in a database, whose library may not be there.
     return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
+
+
+def _is_date_or_time(kind: pa.DataType) -> bool:
+    """Whether pyiceberg makes Python values of a column's bounds."""
+    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:

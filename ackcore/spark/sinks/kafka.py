@@ -90,7 +90,8 @@ def to_kafka(
         them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
         in which a delivery failed, a task was tried again or the driver died before it was marked.
         A row whose message is larger than the topic takes is refused, and its record dead; so is
-        one with a null in ``key`` where the topic is compacted, which takes none without a key.
+        one with a null in ``key`` where the topic is compacted, which takes none without a key, and
+        one whose text is not UTF-8.
         The name of the sink is part of the transaction's: one that is given another name while a
         micro-batch is decided and not marked sends that again under the new one.
     options : mapping, optional
@@ -198,8 +199,8 @@ class KafkaSink:
         Returns
         -------
         SinkRejects or None
-            Those whose messages are larger than the topic takes, or lack a key that it asks for;
-            of a transaction it is raised.
+            Those whose messages are larger than the topic takes, lack a key that it asks for, or
+            have text that is not UTF-8; of a transaction it is raised.
 
         Raises
         ------
@@ -311,6 +312,8 @@ class KafkaSink:
         suspects = messages.suspects()
         try:
             messages.send(suspects.of(live.begin()), enumerate(accepted.files))
+            if messages.unfit:
+                raise _rejects(messages.unfit)
             live.prepare(producing().Mark(number, note))
         except producing().DeliveryError:
             suspects.check(self.topic)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
-from ackcore.spark.sinks.interface import AcceptedFile, read_accepted, read_with_places
+from ackcore.spark.sinks.interface import AcceptedFile, read_with_places
 from ackcore.topology.max_refused import MAX_REFUSED
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Messages:
         self._message_id = message_id
         self._batch = batch
         self._nonacked = nonacked
+        #: Rows that `send` has left out, since they have text that is not UTF-8.
+        self.unfit: list[Refused] = []
 
     def deliver(
         self,
@@ -59,6 +61,7 @@ class Messages:
         each is sent once more, alone.  Of those without a key they say which they are.
         """
         suspects, of = self.suspects(), dict(files)
+        self.unfit = []
         beside: set[int] = set()
         suspects.beside = beside
         self.send(suspects.of(deliveries), files)
@@ -85,7 +88,7 @@ class Messages:
             finally:
                 alone.close()
             suspects.keyless = suspects.keyless or found.keyless
-        return refused + self.without_key(of, suspects)
+        return self.unfit + refused + self.without_key(of, suspects)
 
     def suspects(self) -> Suspects:
         """Return what takes note of messages that are not delivered."""
@@ -113,31 +116,41 @@ class Messages:
         return refused
 
     def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
-        """Send the rows of numbered files; they are delivered when `deliveries` is flushed."""
+        """Send the rows of numbered files; they are delivered when `deliveries` is flushed.
+
+        Rows with text that is not UTF-8 are left out, and added to `unfit`.
+        """
         for number, file in files:
             at = 0
-            for rows in read_accepted(file, self._nonacked):
+            for rows, places in read_with_places(file, self._nonacked):
+                for row, why in self._columns.unfit(rows, self._message_id).items():
+                    self.unfit.append((number, int(places[row]), why))
                 self.send_rows(deliveries, number, rows, at)
                 at += len(rows)
 
     def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
         """Send rows that begin at a place of a numbered file."""
-        for key, value, headers in self._contents(number, rows, at):
+        for _, (key, value, headers) in self._contents(number, rows, at):
             deliveries.send(self._topic, value, key, headers)
 
-    def _contents(self, number: int, rows: pa.RecordBatch, at: int) -> Iterator[Content]:
-        """Yield what is in the message of each row, with the sink's own headers."""
+    def _contents(
+        self, number: int, rows: pa.RecordBatch, at: int
+    ) -> Iterator[tuple[int, Content]]:
+        """Yield what is in the message of each row that fits, with the sink's own headers."""
+        unfit = self._columns.unfit(rows, self._message_id)
         batch = (BATCH, self._batch)
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
         of_rows = self._columns.headers is not None
         ids = None if self._message_id is None else rows.column(self._message_id)
-        for place, (key, value, headers) in enumerate(self._columns.contents(rows), at):
+        for i, (key, value, headers) in enumerate(self._columns.contents(rows)):
+            if i in unfit:
+                continue
             if of_rows:  # as a row came that was read from what a sink had written
                 headers = [each for each in headers if each[0] not in ours]
-            headers += (batch, (ROW, b"%d.%d" % (number, place)))
+            headers += (batch, (ROW, b"%d.%d" % (number, at + i)))
             if ids is not None:
-                headers.append((MESSAGE_ID, _id_bytes(ids[place - at].as_py())))
-            yield key, value, headers
+                headers.append((MESSAGE_ID, _id_bytes(ids[i].as_py())))
+            yield i, (key, value, headers)
 
     def again(
         self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
@@ -146,7 +159,7 @@ class Messages:
         for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
-                for i, content in enumerate(self._contents(number, rows, at)):
+                for i, content in self._contents(number, rows, at):
                     if chosen(content):
                         yield number, int(places[i]), rows.slice(i, 1), at + i, content
                 at += len(rows)

@@ -52,13 +52,15 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
         if other != field.name and not case_sensitive:
             raise TypeError(
                 f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
-                f"{field.name!r} are one; have the bolt rename one of them, or set "
+                f"{field.name!r} are one; rename one of them in the bolt, or for guard() in the "
+                "frame or in outputs; or set "
                 "spark.sql.caseSensitive to true"
             )
         if field.name.lower() == "batch_id":
             raise TypeError(
                 f"sink {name!r} writes directories batch_id=..., which Spark would read in "
-                f"place of the column {field.name!r}; have the bolt rename it"
+                f"place of the column {field.name!r}; rename it in the bolt, or for guard() in the "
+                "frame or in outputs"
             )
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             raise TypeError(

@@ -117,7 +117,12 @@ class Attempts:
         self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
     ) -> Batches:
         """Yield rows as they came with what was answered to them, and null where nothing was."""
-        fields = [*batch.schema, *(field.with_nullable(True) for field in self.answers)]
+        # In their types as they came, under their own names: see `plainly_named`.
+        own = [
+            came.with_name(field.name)
+            for came, field in zip(batch.schema, self.schema, strict=True)
+        ]
+        fields = [*own, *(field.with_nullable(True) for field in self.answers)]
         schema = pa.schema([*fields, pa.field(ERROR_COLUMN, ERROR)])
         for start, stop, group in _groups(pieces, len(batch)):
             failed = [errors.get(row) for row in range(start, stop)] if errors else None

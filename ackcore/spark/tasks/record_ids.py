@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.arrow import hash_columns
+from ackcore.arrow.shown import as_texts, shown_values
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 
@@ -160,12 +161,12 @@ class SpoutSpec:
         columns = [batch.column(name) for name in self.message_id]
         # How a value reads must depend on it alone: not on what else is in the batch.
         if len(columns) == 1 and _reads(columns[0].type):
-            return pc.fill_null(columns[0].cast(pa.string()), "null")
+            return pc.fill_null(as_texts(columns[0]), "null")
         parts = [_json_texts(column) for column in columns]
         if all(part is not None for part in parts):
             inside = pc.binary_join_element_wise(*parts, ", ")
             return pc.binary_join_element_wise("[", inside, "]", "")
-        rows = zip(*(_values(column) for column in columns), strict=True)
+        rows = zip(*(shown_values(column) for column in columns), strict=True)
         return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
 
     def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
@@ -236,15 +237,8 @@ def _json_texts(column: pa.Array) -> pa.Array | None:
     encoded = column.dictionary_encode()
     if len(encoded.dictionary) > len(column) / 8:
         return None
-    texts = [json.dumps(value) for value in encoded.dictionary.to_pylist()]
+    texts = [json.dumps(value) for value in shown_values(encoded.dictionary)]
     return pa.array(texts, pa.string()).take(encoded.indices)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    try:
-        return column.to_pylist()  # type: ignore[no-any-return]
-    except (OverflowError, ValueError):  # Python has no year beyond 9999
-        return [column.slice(row, 1).to_string() for row in range(len(column))]
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,211 @@
+"""Arrow columns as Python values, with texts for the values that Python cannot show.
+
+Arrow holds text that is not UTF-8, and dates and times before year 1 and beyond year 9999.
+``to_pylist()`` raises for a whole column if one value in it is such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.arrow.buffers import is_text
+
+#: The first year that Arrow writes right and Python has, and the one behind the last.
+_YEARS = ("0001", "10000")
+
+
+class ShownTime(str):
+    """The text of a date or time that Python has no value for."""
+
+    __slots__ = ()
+
+    def isoformat(self) -> str:
+        """Return the text, as dates and times return theirs."""
+        return str(self)
+
+
+def shown_values(
+    column: pa.Array | pa.ChunkedArray,
+    *,
+    errors: str = "backslashreplace",
+    far: Callable[[int, pa.DataType], str] | None = None,
+) -> list[Any]:
+    """Return a column's values as ``to_pylist()`` does, and never raise for one of them.
+
+    Parameters
+    ----------
+    column : pyarrow.Array or pyarrow.ChunkedArray
+        The values.
+    errors : str, default "backslashreplace"
+        How bytes that are not UTF-8 are decoded.
+    far : callable, optional
+        Returns the text of a date or time that Python has no value for, from its number and its
+        type.  It is ISO 8601 if not given.
+    """
+    try:
+        return list(column.to_pylist())
+    except Exception:
+        if len(column) > 1:
+            half = len(column) // 2
+            parts = (column.slice(0, half), column.slice(half))
+            return [each for part in parts for each in shown_values(part, errors=errors, far=far)]
+    return [_shown(column[0], errors, far or _iso)]
+
+
+def shown_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts, with the values that `shown_values` returns."""
+    columns = [shown_values(column) for column in table.columns]
+    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _shown(one: pa.Scalar, errors: str, far: Callable[[int, pa.DataType], str]) -> Any:
+    kind, is_ = one.type, pa.types
+    if not one.is_valid:
+        return None
+    if is_.is_dictionary(kind):
+        return _shown(one.value, errors, far)
+    if is_.is_struct(kind):
+        return {name: _shown(part, errors, far) for name, part in one.items()}
+    if is_.is_map(kind):
+        return [
+            (_shown(pair["key"], errors, far), _shown(pair["value"], errors, far))
+            for pair in one.values
+        ]
+    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+        return [_shown(item, errors, far) for item in one.values]
+    try:
+        return one.as_py()
+    except Exception:
+        if is_text(kind):
+            return one.as_buffer().to_pybytes().decode(errors=errors)
+        if is_.is_date64(kind):
+            one = one.cast(pa.date32())
+        if is_.is_date(kind) or is_.is_timestamp(kind):
+            return ShownTime(far(one.value, one.type))
+        return f"{getattr(one, 'value', '?')} {kind}"
+
+
+def _iso(number: int, kind: pa.DataType) -> str:
+    is_date = pa.types.is_date(kind)
+    text = str(np.datetime64(number, "D" if is_date else kind.unit))
+    if text == "NaT":  # the lowest number is none to numpy
+        return f"{number} {'days' if is_date else kind.unit}"
+    return text if is_date or kind.tz is None else f"{text}+00:00"
+
+
+def far_as_texts(
+    column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
+) -> pa.Array:
+    """Return dates or times; as texts if some are of years that Arrow does not write right.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Dates of 32 bits, or timestamps.
+    far : callable, optional
+        See `shown_values`.
+    """
+    places, numbers = far_places(column)
+    if not len(places):
+        return column
+    is_far = np.zeros(len(column), np.bool_)
+    is_far[places] = True
+    near = pc.if_else(pa.array(is_far), pa.scalar(None, column.type), column)
+    texts = near.cast(pa.string()).to_numpy(zero_copy_only=False)
+    texts[places] = [(far or _iso)(number, column.type) for number in numbers]
+    return pa.array(texts, pa.string())
+
+
+def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
+    """Return the places of dates of 32 bits, or timestamps, outside of years 1 to 9999.
+
+    Their numbers come with them.
+    """
+    unit = "D" if pa.types.is_date(column.type) else column.type.unit
+    first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
+    whole = column.view(pa.int32() if unit == "D" else pa.int64())
+    numbers = whole.fill_null(0).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero((numbers < first) | (numbers >= behind))
+    return places, numbers[places].tolist()
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text, or has parts that do."""
+    if pa.types.is_dictionary(kind):
+        return has_text(kind.value_type)
+    return is_text(kind) or any(has_text(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def invalid_text(column: pa.Array) -> Int64s:
+    """Return the places of values in which there is text that is not UTF-8."""
+    if not has_text(column.type):
+        return np.empty(0, np.int64)
+    return np.fromiter(_invalid(column, 0, len(column)), np.int64)
+
+
+def _invalid(column: pa.Array, start: int, stop: int) -> Iterator[int]:
+    """Yield the places from one to another, in order."""
+    parts = [(start, stop)]
+    while parts:
+        start, stop = parts.pop()
+        part = column.slice(start, stop - start)
+        if column.type.num_fields:  # a slice of lists or structs keeps the parts of all
+            part = column.take(pa.array(np.arange(start, stop)))
+        if start == stop or _is_utf8(part):
+            continue
+        if stop - start == 1:
+            yield start
+        else:
+            middle = (start + stop) // 2
+            parts += [(middle, stop), (start, middle)]
+
+
+def _is_utf8(column: pa.Array) -> bool:
+    kind, is_ = column.type, pa.types
+    if is_.is_dictionary(kind):
+        return not has_text(kind) or _is_utf8(column.dictionary_decode())
+    if is_text(kind):
+        try:
+            column.cast(_BYTES[kind]).cast(kind)
+        except pa.ArrowInvalid:
+            return False
+        return True
+    if is_.is_struct(kind):
+        return all(map(_is_utf8, column.flatten()))
+    if is_.is_map(kind):
+        return _is_utf8(column.keys) and _is_utf8(column.items)
+    return not kind.num_fields or _is_utf8(column.flatten())
+
+
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+
+
+def as_texts(column: pa.Array) -> pa.Array:
+    """Return a column as text, of which each value is shown as if it were alone.
+
+    Bytes of text that are not UTF-8 are escaped, and years that Python has not are ISO 8601.
+    """
+    kind = column.type
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        column = far_as_texts(column)
+    elif is_text(kind) and len(invalid_text(column)):
+        column = pa.array(shown_values(column), pa.string())
+    return column.cast(pa.string())
+
+
+def text_of(values: list[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
+    """Return bytes as a column of text, whatever they are."""
+    kind = pa.string() if kind is None else kind
+    return pa.array(values, _BYTES[kind]).cast(
+        options=pc.CastOptions(kind, allow_invalid_utf8=True)
+    )
