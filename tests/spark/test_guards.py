@@ -110,6 +110,33 @@ def test_a_function_is_moved_from_attempt_to_guard_to_a_topology(spark, tmp_path
         assert sorted(rows.collect()) == wanted
 
 
+def test_null_structs_of_fields_that_are_not_null_are_written_retried_and_dead_letters(
+    spark, tmp_path
+):
+    def fails(row):
+        if row["id"] == 1 and row.attempt == 0:
+            raise Retry("busy")
+        if row["id"] == 2:
+            raise Reject("bad")
+        return 1
+
+    struct = "if(id < 0, named_struct('x', 1), null)"
+    shapes = [
+        f"{struct} AS a",
+        f"named_struct('o', {struct}) AS b",
+        "array(null, named_struct('x', 1)) AS c",
+        f"map('k', {struct}) AS d",
+    ]
+    frame = spark.range(0, 3, 1, 1).selectExpr("id", *shapes)
+    out, checkpoint = tmp_path / "out", tmp_path / "cp"
+    books = guard(frame, fails, "n int", to_parquet(out), checkpoint, backoff_ms=1, max_dead=None)
+    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    row = (None, (None,), [None, (1,)], {"k": None})
+    written = spark.read.parquet(str(out)).orderBy("id").select("id", "a", "b", "c", "d").collect()
+    assert written == [(0, *row), (1, *row)]
+    assert dead_letters(checkpoint, spark).select("payload.*").collect() == [(2, *row)]
+
+
 def test_a_stream_is_guarded(spark, folder, tmp_path, store):
     folder.add("1", "2", "x")
 

@@ -157,10 +157,34 @@ def _rotated(words: Any, bits: int) -> Any:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return columns of Spark's as Arrow has them, times in UTC."""
+    """Return columns of Spark's as Arrow has them, times in UTC, all that is nested nullable.
+
+    Spark declares fields NOT NULL and does not keep to it: a left join gives null structs of them.
+    """
     if SPARK >= (4, 2):
-        return arrow_types.to_arrow_schema(schema, timezone="UTC")
-    return arrow_types.to_arrow_schema(schema)
+        found = arrow_types.to_arrow_schema(schema, timezone="UTC")
+    else:
+        found = arrow_types.to_arrow_schema(schema)
+    fields = [field.with_type(nullable_within(field.type)) for field in found]
+    return pa.schema(fields, metadata=found.metadata)
+
+
+def nullable_within(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which everything nested may be null, except the keys of maps."""
+    if pa.types.is_struct(kind):
+        return pa.struct([_nullable(field) for field in kind])
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(nullable_within(kind.key_type))
+        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_nullable(kind.value_field))
+    return kind
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    return field.with_type(nullable_within(field.type)).with_nullable(True)
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
