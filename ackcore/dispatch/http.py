@@ -82,7 +82,8 @@ class Http(Target):
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must begin with http://host or https://host, got {url!r}")
+            shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            raise ValueError(f"url must begin with http://host or https://host, got {shown!r}")
         place = parts.netloc.rpartition("@")[2]
         self.url = parts._replace(netloc=place).geturl()
         secure = parts.scheme == "https"

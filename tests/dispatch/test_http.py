@@ -134,6 +134,8 @@ def test_a_user_in_the_url_is_sent_and_not_shown():
         return str(raised.value)
 
     assert "secret" not in asyncio.run(refused())
+    with pytest.raises(ValueError, match="got 'ftp://host'"):
+        Http("ftp://user:secret@host")
 
 
 @pytest.mark.parametrize(
