@@ -60,6 +60,7 @@ class ClientThread:
         self._incremental = settings.protocol != "eager"
         self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
         self._next_commit_ms = 0
+        self._asked = False  # a commit ahead of its time
         self._dead_letters = dead_letters_of(settings)
         self._client = make_client(settings, self._commits.answered)
         self._topics = TopicWatch(settings, now_ms())
@@ -75,6 +76,10 @@ class ClientThread:
     def stop(self) -> None:
         """Read nothing more, have what is out answered, commit, and end; does not wait for it."""
         self._stopping = True
+
+    def commit_soon(self) -> None:
+        """Commit in the next turn in which no other commit is under way; does not wait for it."""
+        self._asked = True
 
     def join(self, timeout_s: float) -> None:
         """Wait for it to have ended."""
@@ -147,7 +152,8 @@ class ClientThread:
         self._reading.go_on()
         self._reading.pause_and_resume()
         self._see_to_records()
-        if now_ms() >= self._next_commit_ms:
+        if now_ms() >= self._next_commit_ms or (self._asked and not self._commits.under_way):
+            self._asked = False
             self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
             self._commit()
         busy = self._dead_letters is not None and self._dead_letters.under_way > 0

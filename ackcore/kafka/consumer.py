@@ -331,6 +331,43 @@ class Consumer:
 
     # The consumer.
 
+    def commit(self, timeout_s: float = 30.0) -> None:
+        """Commit now, and wait until the broker has what was done before this call.
+
+        Records that are not done stay uncommitted, and are handed out again after a restart.
+        A commit that the broker refuses is sent again after ``commit_interval_s``.  A partition
+        that is taken away meanwhile is not waited for: its last commit belongs to the rebalance.
+
+        Parameters
+        ----------
+        timeout_s : float, default 30.0
+            The longest wait, in seconds.
+
+        Raises
+        ------
+        ConsumerError, RecordDead, KafkaException
+            The error that the consumer has ended with.
+        TimeoutError
+            If the broker has not confirmed the commit in time.  The consumer goes on to commit.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            wanted = self._held.uncommitted()
+            self._thread.commit_soon()
+            while True:
+                if self._thread.error is not None:
+                    raise self._thread.error
+                if self._held.are_committed(wanted):
+                    return
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"the offsets of group {self.settings.group_id!r} were not committed in "
+                        f"{timeout_s:g} s: the brokers have not confirmed them; the consumer "
+                        "tries again, so call commit() again or give it a longer timeout_s"
+                    )
+                self._changed.wait(left_s)
+
     @property
     def stopped(self) -> bool:
         """Whether no more records come."""

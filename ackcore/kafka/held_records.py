@@ -514,6 +514,23 @@ class HeldRecords:
             if each.changes != each.committed_changes
         ]
 
+    def uncommitted(self) -> dict[Key, tuple[int, int]]:
+        """Return the generation and the changes of each partition with uncommitted changes."""
+        return {
+            key: (each.generation, each.changes)
+            for key, each in self._partitions.items()
+            if each.changes != each.committed_changes
+        }
+
+    def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
+        """Whether no partition of `uncommitted` still lacks a commit; one taken away does not."""
+        return not any(
+            (found := self._partitions.get(key)) is not None
+            and found.generation == generation
+            and found.committed_changes < number
+            for key, (generation, number) in changes.items()
+        )
+
     def committed(self, done: PartitionCommit) -> None:
         """Take in that the broker has a commit."""
         found = self._partitions.get((done.topic, done.partition))
@@ -521,6 +538,7 @@ class HeldRecords:
             found.committed_changes = max(found.committed_changes, done.changes)
             found.committed = max(found.committed or 0, done.commit.offset)
             self.counts.committed += 1
+            self._wake()
 
     def shorten_metadata(self, form: int) -> bool:
         """Take in that a broker found a commit's metadata too large; whether it is shorter now."""

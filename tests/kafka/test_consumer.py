@@ -63,6 +63,24 @@ def test_poison_is_dead_and_all_else_is_done_once(books):
     assert counts.retried == 4 * 20 + once
 
 
+def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
+    books.server.produce(books.topic, [b"%d" % i for i in range(6)], 0)
+    with consuming(books, commit_interval_s=3600) as consumer:
+        records = {record.offset: record for record in take(consumer, 6)}
+        consumer.ack_many(records[offset] for offset in (0, 1, 3))
+        consumer.commit()
+        (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
+        assert found.committed == 2
+        consumer.commit(0)  # nothing has changed: it has not to wait
+        consumer.ack(records[2])
+        with pytest.raises(TimeoutError, match="call commit\\(\\) again"):
+            consumer.commit(0)
+        consumer.commit()
+        (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
+        assert found.committed == 4
+        consumer.ack_many(records[offset] for offset in (4, 5))
+
+
 def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
     books.produce(3)
     value = {"key": b"k", "value": None, "headers": [("a", b"1"), ("ackcore-deaths", b"4")]}
