@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Self
 
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.flow.numbers import positive
+from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.client_thread import ClientThread
 from ackcore.kafka.consumer_settings import (
     ConsumerSettings,
@@ -346,10 +348,11 @@ class Consumer:
         Raises
         ------
         ConsumerError, RecordDead, KafkaException
-            The error that the consumer has ended with.
+            The error that the consumer has ended with, or that it is closed.
         TimeoutError
             If the broker has not confirmed the commit in time.  The consumer goes on to commit.
         """
+        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         deadline = time.monotonic() + timeout_s
         with self._changed:
             wanted = self._held.uncommitted()
@@ -359,6 +362,8 @@ class Consumer:
                     raise self._thread.error
                 if self._held.are_committed(wanted):
                     return
+                if self._thread.ended:
+                    raise ConsumerError("the consumer is closed, and its last commit was refused")
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(

@@ -71,10 +71,12 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
         consumer.commit()
         (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
         assert found.committed == 2
-        consumer.commit(0)  # nothing has changed: it has not to wait
+        consumer.commit(1e-6)  # nothing has changed: it has not to wait
+        with pytest.raises(ValueError, match="timeout_s must be"):
+            consumer.commit(0)
         consumer.ack(records[2])
         with pytest.raises(TimeoutError, match="call commit\\(\\) again"):
-            consumer.commit(0)
+            consumer.commit(1e-6)
         consumer.commit()
         (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
         assert found.committed == 4
