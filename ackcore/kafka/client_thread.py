@@ -33,6 +33,9 @@ from ackcore.kafka.topic_watch import TopicWatch, ids_of
 
 _log = logging.getLogger(__name__)
 
+#: Seconds in which librdkafka sends that a member leaves.  It does not say when it has.
+_LEAVE_S = 0.5
+
 
 class ClientThread:
     """Reads into `HeldRecords`, and commits what is done of them.
@@ -131,8 +134,8 @@ class ClientThread:
             self._take_by_hand(self._share(found))
 
     def _end(self) -> None:
+        keys = self._held.assigned
         try:
-            keys = self._held.assigned
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
@@ -141,11 +144,28 @@ class ClientThread:
         finally:
             self._closing = True
             try:
-                self._client.close()
+                if not keys:
+                    self._leave()
             finally:
-                self._topics.close()
-                if self._dead_letters is not None:
-                    self._dead_letters.close()
+                try:
+                    self._client.close()
+                finally:
+                    self._topics.close()
+                    if self._dead_letters is not None:
+                        self._dead_letters.close()
+
+    def _leave(self) -> None:
+        """Leave the group before the client closes.
+
+        librdkafka does not leave when it closes a cooperative member without partitions.  The
+        group would wait for that member's session at its next rebalance.
+        """
+        if self.settings.by_hand or self.settings.protocol != "cooperative":
+            return
+        self._client.unsubscribe()
+        until = time.monotonic() + _LEAVE_S
+        while (left_s := until - time.monotonic()) > 0:
+            self._client.poll(min(left_s, SHORT_LOOK_S))
 
     def _turn(self) -> None:
         self._see_to_topics()

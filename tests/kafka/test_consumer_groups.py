@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupState, Producer
 from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
 from servers import wait_until
 
@@ -74,6 +74,32 @@ def test_members_join_and_leave_under_load(books, protocol, tmp_path):
                 other.close()
         books.wait_for_the_end()
     books.check_complete(most_again=50, poison=poison)
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "eager"])
+@pytest.mark.parametrize("when", ["without partitions", "before its first assignment"])
+def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, protocol, when):
+    """A member that stayed would be in the group until its session is over, after 45 s."""
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    arguments = {"protocol": protocol, "options": {"session.timeout.ms": 45_000}}
+
+    def described():
+        (found,) = kafka_broker.admin.describe_consumer_groups([books.group]).values()
+        return found.result(10)
+
+    def is_stable(n):
+        found = described()
+        return found.state == ConsumerGroupState.STABLE and len(found.members) == n
+
+    with consuming(books, **arguments) as one:
+        wait_until(lambda: partitions_of(one), "it has the partition")
+        with consuming(books, **arguments) as other:
+            if when == "without partitions":
+                wait_until(lambda: is_stable(2), "the other has joined, without a partition")
+            else:
+                wait_until(lambda: len(described().members) == 2, "the other asks to join")
+            other.close()
+        wait_until(lambda: len(described().members) == 1, "the other has left", 10)
 
 
 def test_a_member_whose_place_another_takes_ends_and_says_so(books):
