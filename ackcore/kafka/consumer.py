@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ from ackcore.kafka.starts import Start
 #: Records that are taken at once for an event loop.
 _BATCH = 64
 _LONGEST_WAIT_S = 60.0
-#: What closing takes beside the drain: two requests to a broker that is slow, say.
-_CLOSE_S = 60.0
+#: Seconds that closing may take after the drain: less than the 30 of a pod that is ended.
+_CLOSE_S = 25.0
 
 
 class ConsumerStats(NamedTuple):
@@ -208,6 +209,7 @@ class Consumer:
         )
         # Re-entrant: a signal's handler may call `stop` while its thread is in here.
         self._changed = threading.Condition()
+        self._pid = os.getpid()
         self._held = HeldRecords(
             settings.policy,
             limits=settings.limits,
@@ -244,7 +246,7 @@ class Consumer:
         """
         n = as_count(n, "n", 1)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
+        with self._own():
             while True:
                 if self._thread.error is not None:
                     raise self._thread.error
@@ -296,17 +298,17 @@ class Consumer:
             raise
 
     def _give_back(self, records: Iterable[KafkaRecord]) -> None:
-        with self._changed:
+        with self._own():
             self._held.give_back(records)
 
     def ack(self, record: KafkaRecord) -> bool:
         """Say that a record is done; whether that counted, and was not late or said before."""
-        with self._changed:
+        with self._own():
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
         """`ack` for several; how many counted."""
-        with self._changed:
+        with self._own():
             return sum(map(self._held.ack, records))
 
     def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
@@ -321,7 +323,7 @@ class Consumer:
             `ackcore.topology.Retry` may say how long it waits at least.
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
-        with self._changed:
+        with self._own():
             return self._held.fail(
                 record,
                 Failure.of(reason),
@@ -332,6 +334,15 @@ class Consumer:
             )
 
     # The consumer.
+
+    def _own(self) -> threading.Condition:
+        """Return the lock, or raise RuntimeError in a process that was forked from its own."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this Consumer belongs to process {self._pid}, and this is process {os.getpid()}: "
+                "a forked copy has no thread that polls; make a Consumer after the fork"
+            )
+        return self._changed
 
     def commit(self, timeout_s: float = 30.0) -> None:
         """Commit now, and wait until the broker has what was done before this call.
@@ -354,7 +365,7 @@ class Consumer:
         """
         timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         deadline = time.monotonic() + timeout_s
-        with self._changed:
+        with self._own():
             wanted = self._held.uncommitted()
             self._thread.commit_soon()
             while True:
@@ -380,34 +391,38 @@ class Consumer:
 
     def stop(self) -> None:
         """Read nothing more, and end in the background; for any thread, and signal handlers."""
-        with self._changed:
+        with self._own():
             self._stopped = True
             self._thread.stop()
             self._changed.notify_all()
 
-    def close(self, drain_s: float | None = None) -> None:
+    def close(self, drain_s: float | None = None, timeout_s: float = _CLOSE_S) -> None:
         """Stop, wait until what is out is answered, commit, and leave the group.
 
         Parameters
         ----------
         drain_s : float, optional
             Seconds to wait for answers, if not those of the settings.
+        timeout_s : float, default 25.0
+            The longest wait after the drain, in seconds, for brokers that do not answer. A pod that
+            is ended has 30 s by default.
 
         Raises
         ------
         ConsumerError, RecordDead, KafkaException
             What the consumer has ended with, also if `poll` has raised it.
         TimeoutError
-            If the client does not end.
+            If the client does not end in time. It goes on in the background.
         """
+        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         if drain_s is not None:
             self.settings.check_drain(drain_s)
             self._thread.drain_s = drain_s
         self.stop()
-        self._thread.join(self._thread.drain_s + _CLOSE_S)
+        self._thread.join(self._thread.drain_s + timeout_s)
         if not self._thread.ended:
             raise TimeoutError(
-                f"the consumer did not end in {_CLOSE_S:g} s after its drain: its brokers may not "
+                f"the consumer did not end in {timeout_s:g} s after its drain: its brokers may not "
                 "answer; what was done since its last commit is done again"
             )
         if self._thread.error is not None:
@@ -415,7 +430,7 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """Return the consumer as it is."""
-        with self._changed:
+        with self._own():
             ends = self._thread.ends
             partitions = [
                 each._replace(lag=max(0, ends[key] - each.committed))

@@ -165,7 +165,8 @@ class TopicKeeper:
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
                 self._note(error)
-            report(letter, None if error is None else error_text(error) + way_out(error))
+            said = None if error is None else error_text(error) + way_out(error)
+            report(letter, said and f"topic {self._topic!r}: {said}")
 
         record = letter.record
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from logging import Logger, LoggerAdapter
+from logging import INFO, WARNING, Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -130,8 +130,10 @@ class RedactedLog(_Adapter):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a message, put together here: a secret may be in what it is made of."""
+        text = str(msg) % args if args else str(msg)
+        if level == WARNING and text.endswith(": retrying"):
+            level = INFO  # librdkafka waits for a coordinator that loads: normal as a client starts
         if self.isEnabledFor(level):
-            text = str(msg) % args if args else str(msg)
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)
 

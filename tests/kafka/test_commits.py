@@ -110,6 +110,19 @@ def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
     assert len(letters._waiting) == letters.under_way == 5
 
 
+def test_a_dead_letter_topic_that_is_missing_is_named(monkeypatch):
+    """The warning of a letter that waits says which topic is to be made."""
+    missing = type("Missing", (Ended,), {"fatal": KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)})
+    monkeypatch.setattr(dead_letters, "Producer", missing)
+    keeper, said = TopicKeeper("orders-dead", {}), []
+    record = KafkaRecord("t", 0, 0, None, b"", [], None)
+    letter = DeadLetter(record, Failure("ValueError", "no"), 1)
+    keeper.keep(letter, lambda letter, error: said.append(error))
+    keeper.turn()
+    assert said[0].startswith("topic 'orders-dead': ")
+    assert said[0].endswith("make the topic")
+
+
 class Committer:
     """Commits up to so many bytes in all, and of metadata that is not larger than so."""
 

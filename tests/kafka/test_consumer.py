@@ -1,6 +1,8 @@
 """A consumer on librdkafka's mock cluster: in this process, with whatever may go wrong."""
 
 import asyncio
+import logging
+import os
 import threading
 import time
 from datetime import datetime
@@ -25,6 +27,7 @@ from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
 from ackcore.kafka import (
+    ClientSettings,
     Consumer,
     ConsumerError,
     DeadLetterLoop,
@@ -81,6 +84,60 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
         (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
         assert found.committed == 4
         consumer.ack_many(records[offset] for offset in (4, 5))
+
+
+@pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
+def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
+    books.produce(1)
+    with consuming(books) as consumer:
+        (record,) = take(consumer, 1)
+        calls = [
+            lambda: consumer.poll(1, 0),
+            lambda: consumer.ack(record),
+            lambda: consumer.fail(record, "no"),
+            lambda: consumer.ack_many([record]),
+            consumer.commit,
+            consumer.stats,
+            consumer.stop,
+            consumer.close,
+        ]
+        child = os.fork()
+        if child == 0:
+            said = 0
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as error:
+                    said += "make a Consumer after the fork" in str(error)
+            os._exit(said)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == len(calls)
+        assert consumer.ack(record)
+
+
+def test_closing_is_bounded_though_the_client_does_not_end(books, monkeypatch):
+    books.produce(1)
+    consumer = consumer_of(books)
+    (record,) = take(consumer, 1)
+    consumer.ack(record)
+    goes_on = threading.Event()
+    end = consumer._thread._end
+    monkeypatch.setattr(consumer._thread, "_end", lambda: (goes_on.wait(60), end()))
+    with pytest.raises(TimeoutError, match=r"did not end in 0\.01 s after its drain"):
+        consumer.close(drain_s=0, timeout_s=0.01)
+    with pytest.raises(ValueError, match="timeout_s must be"):
+        consumer.close(timeout_s=0)
+    goes_on.set()
+    consumer.close()
+
+
+def test_a_retry_of_librdkafkas_as_a_client_starts_is_no_warning(caplog):
+    log = ClientSettings("host:1").logger(logging.getLogger("ackcore.kafka"))
+    with caplog.at_level(logging.INFO, "ackcore.kafka"):
+        log.log(logging.WARNING, "Failed to acquire idempotence PID: %s: retrying", "it loads")
+        log.log(logging.WARNING, "the disk is full")
+        log.log(logging.ERROR, "a broker is down: retrying")
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "ERROR"]
 
 
 def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
