@@ -43,7 +43,9 @@ _FINE = ("us", "ns")
 _SHOWN_CHARS = 200
 
 
-def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.ChunkedArray:
+def array_of(
+    values: Sequence[Any], arrow_type: pa.DataType, *, projects: bool = False
+) -> pa.Array | pa.ChunkedArray:
     """Return Python values as a column that gives back what equals them.
 
     Parameters
@@ -55,6 +57,9 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
         by position.
     arrow_type : pyarrow.DataType
         Of the column.
+    projects : bool, default False
+        Whether names that a struct lacks are left out, and fields without a value are null. By
+        default both are errors.
 
     Returns
     -------
@@ -75,7 +80,7 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
     if usual == len(types) or usual + types.count(_NONE) == len(types):
         return pa.array(values, arrow_type)
     if _holds_struct(arrow_type):
-        values = [_by_name(value, arrow_type) for value in values]
+        values = [_by_name(value, arrow_type, projects) for value in values]
         types = list(map(type, values))
     kinds = set(types)
     kinds.discard(_NONE)
@@ -85,7 +90,7 @@ def array_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array | pa.Ch
         if not any(_is_missing(value) for value in values):
             raise
         values = [None if _is_missing(value) else value for value in values]
-        return array_of(values, arrow_type)
+        return array_of(values, arrow_type, projects=projects)
     if not _fits(kinds, values, arrow_type):
         back = column.to_pylist()
         if kinds == {datetime.datetime} and back == list(values):  # at the speed of lists
@@ -139,7 +144,7 @@ def _holds_struct(arrow_type: pa.DataType) -> bool:
     )
 
 
-def _by_name(value: Any, arrow_type: pa.DataType) -> Any:
+def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
     """Return a value whose structs are dicts wherever the value has names for their fields.
 
     Arrow takes a `pyspark.sql.Row` and a namedtuple for plain tuples, by position.
@@ -151,33 +156,37 @@ def _by_name(value: Any, arrow_type: pa.DataType) -> Any:
         named = as_mapping(value)
         if named is not None:
             types = {field.name: field.type for field in arrow_type}
-            for name in named:
-                if name not in types:
-                    raise ValueError(f"{arrow_type} has no field {name!r}; its fields go by name")
-            missing = [name for name in types if name not in named]
+            unknown = [] if projects else [name for name in named if name not in types]
+            if unknown:
+                raise ValueError(f"{arrow_type} has no field {unknown[0]!r}; its fields go by name")
+            missing = [] if projects else [name for name in types if name not in named]
             if missing:
                 raise ValueError(
                     f"{arrow_type} must have every field, got none for {missing[0]!r}; give None "
                     "for a null"
                 )
-            return {name: _by_name(item, types[name]) for name, item in named.items()}
+            return {name: _by_name(named.get(name), types[name], projects) for name in types}
         items = _items(value)
         if items is None or len(items) != arrow_type.num_fields:
             return value
         are_pairs = all(isinstance(item, tuple) and len(item) == 2 for item in items)
         if are_pairs and [item[0] for item in items] == [field.name for field in arrow_type]:
-            return _by_name(dict(items), arrow_type)
-        return tuple(map(_by_name, items, [field.type for field in arrow_type]))
+            return _by_name(dict(items), arrow_type, projects)
+        pairs = zip(items, arrow_type, strict=True)
+        return tuple(_by_name(item, field.type, projects) for item, field in pairs)
     if kind.is_map(arrow_type):
-        pairs = list(value.items()) if isinstance(value, Mapping) else _items(value)
-        if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        entries = list(value.items()) if isinstance(value, Mapping) else _items(value)
+        if entries is None or not all(isinstance(one, tuple) and len(one) == 2 for one in entries):
             return value
         key_type, item_type = arrow_type.key_type, arrow_type.item_type
-        return [(_by_name(key, key_type), _by_name(item, item_type)) for key, item in pairs]
+        return [
+            (_by_name(key, key_type, projects), _by_name(item, item_type, projects))
+            for key, item in entries
+        ]
     items = _items(value)
     if items is None or arrow_type.num_fields != 1:
         return value
-    return [_by_name(item, arrow_type.value_type) for item in items]
+    return [_by_name(item, arrow_type.value_type, projects) for item in items]
 
 
 def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row: int = 0) -> Any:

@@ -74,7 +74,9 @@ class KafkaSpout:
         it came.  Nulls stay null.  If it has a method ``prepare`` each task calls that first, as
         for a client of a schema registry, which cannot be pickled.
     value_type : pyarrow.DataType, optional
-        What it returns; to be given with it.
+        Type of the values that it returns; to be given with it. A value must keep its meaning in
+        this type, or its record fails. Fields of a struct go by name: a message may have more
+        fields, which are left out, or fewer, which are null.
     options : mapping, optional
         Further settings of librdkafka: security, ``isolation.level`` and others.
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.arrow import array_of, as_mapping, short_repr
+from ackcore.arrow.shown import shown_values
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
@@ -86,9 +87,10 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
             except Exception as error:
                 if stop - start > 1:
                     raise
+                (value,) = shown_values(column)
                 raise ValueError(
-                    f"{name!r} holds a {column.type} that Python has no value for: {error}; a "
-                    "BatchBolt takes it as it is"
+                    f"{name!r} holds a {column.type} that Python has no value for: "
+                    f"{short_repr(value)}; a BatchBolt takes it as it is"
                 ) from error
         rows[start:stop] = zip(*columns, strict=True)
 
@@ -131,6 +133,8 @@ class RowSchema:
         self.schema = schema
         self.names = tuple(schema.names)
         self.width = len(self.names)
+        #: As of `array_of`: whether values of structs may have more names or fewer.
+        self.projects = False
         # A list that its bolt goes on filling must not change what was emitted.
         self.may_change = not all(_is_plain(field.type) for field in schema)
 
@@ -190,7 +194,7 @@ class RowSchema:
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
             try:
-                column = array_of(values, field.type)
+                column = array_of(values, field.type, projects=self.projects)
             except Exception as error:
                 if len(rows) > 1:
                     raise

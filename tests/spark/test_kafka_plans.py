@@ -230,6 +230,20 @@ def test_a_deserializer_is_held_to_its_type_as_a_bolt_is(value_type, kept, lost,
     assert all(words in reason.message for reason in failed.values())
 
 
+def test_messages_may_have_more_fields_than_the_type_or_fewer():
+    inner = pa.struct([("x", pa.int64())])
+    decode = ValueDecoder("s", json.loads, pa.struct([("id", pa.int64()), ("in", pa.list_(inner))]))
+    values = [b'{"id": 1, "new": true}', b'{"in": [{"x": 2, "y": 3}, {}]}', b"{}", b'{"id": 1.5}']
+    batch, failed = decode(records(*values))
+    assert batch.column("value").to_pylist() == [
+        {"id": 1, "in": None},
+        {"id": None, "in": [{"x": 2}, {"x": None}]},
+        {"id": None, "in": None},
+        None,
+    ]
+    assert [*failed] == [3]
+
+
 class Panic(BaseException):
     """An error of an extension, as PyO3 raises it."""
 

@@ -34,6 +34,7 @@ class ValueDecoder:
         self._deserializer = deserializer
         self._field = pa.field(_VALUE, value_type)
         self._rows = RowSchema(spout, DEFAULT_STREAM, pa.schema([self._field]))
+        self._rows.projects = True  # producers add fields to their messages, and leave some out
         self._rows.title = f"the deserializer of {spout!r}"
         self._is_prepared = False
 
