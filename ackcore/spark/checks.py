@@ -17,7 +17,7 @@ from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
 from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.streams import reads_kafka, streams_in
-from ackcore.spark.base.versions import to_arrow_schema
+from ackcore.spark.base.versions import lost_in_arrow, to_arrow_schema
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
 from ackcore.spark.sinks.interface import check_sink
@@ -141,7 +141,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         if spout.kind is None:
             _check_source(spout, spark, streaming)
             _check_group(spout, streaming)
-            kept = arrow_schema(spout.source.schema, f"the source of spout {name!r}")
+            kept = kept_schema(spout.source.schema, f"the source of spout {name!r}")
         else:
             kept = source_schema(spout)
             refuse_unpicklable(f"the KafkaSpout of spout {name!r}", spout.source, "prepare()")
@@ -273,6 +273,20 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
                 "type"
             ) from None
     return to_arrow_schema(schema)
+
+
+def kept_schema(schema: StructType, what: str) -> pa.Schema:
+    """Do as `arrow_schema`, and refuse also the type that sinks and dead letters would not have."""
+    kept = arrow_schema(schema, what)
+    for field in schema.fields:
+        lost = lost_in_arrow(field.dataType)
+        if lost is not None:
+            raise TypeError(
+                f"{what} has a column {field.name!r} of {field.dataType.simpleString()}, and "
+                f"ackcore does not keep the type {lost} on the way to sinks and dead letters; "
+                "cast it to string or binary, such as by cast() or to_json(), or drop it"
+            )
+    return kept
 
 
 def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:

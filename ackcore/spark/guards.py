@@ -22,7 +22,7 @@ from ackcore.spark.call_arguments import (
     read_outputs,
     share_of_rate,
 )
-from ackcore.spark.checks import arrow_schema
+from ackcore.spark.checks import kept_schema
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import Query, run_batch, start
@@ -119,7 +119,8 @@ def guard(
     kind = kind_of(fn)
     columns, answers = read_outputs(outputs, frame)
     check_names(frame, columns)
-    kept = arrow_schema(frame.schema, "frame")
+    kept = kept_schema(frame.schema, "frame")
+    kept_schema(columns, "outputs")
     calls = CallSettings(
         max_concurrency=read_concurrency(kind, max_concurrency),
         timeout_s=timeout_s,

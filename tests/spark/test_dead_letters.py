@@ -220,7 +220,7 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
         "list": "array<bigint>",
         "map": "map<string,int>",
         "pair": "struct<x:bigint,y:array<string>>",
-        "span": "bigint",
+        "span": "interval day to second",
     }
     assert replay(checkpoint).records == {"typed": 2}
     with OPEN(checkpoint, topology=topology, sources={"typed": TYPED.schema}) as state:

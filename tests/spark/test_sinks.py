@@ -16,9 +16,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
+from ackcore.spark import attempt, dead_letters, guard
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.base.versions import to_arrow
+from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks import parquet_directory
@@ -31,7 +32,7 @@ from ackcore.spark.sinks.interface import (
 )
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, damage_in
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -396,3 +397,67 @@ def test_rows_that_were_damaged_end_a_topology_by_their_name(spark, checkpoint):
     sink.flip()
     assert run_batch(builder.build(), spark, checkpoint).acked == 5
     assert sorted(row.line for row in sink.rows[1:]) == list("abcde")
+
+
+def test_intervals_are_intervals_in_parquet_files_and_in_dead_letters(spark, tmp_path):
+    """Also nested, and also where a sink gets them by `write`."""
+    frame = spark.sql(
+        "SELECT id, interval '1 02:03:04.5' day to second AS took, array(interval '5' hour) AS each"
+        " FROM range(3)"
+    )
+
+    def check(row):
+        if row["id"] == 0:
+            raise Reject("not this one")
+        return row["took"] * 2
+
+    out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
+    books = guard(frame, check, "twice interval day to second", to_parquet(out), checkpoint)
+    assert (books.acked, books.dead) == (2, 1)
+    to_parquet(tmp_path / "written").write(frame, 0)
+    took = datetime.timedelta(days=1, hours=2, minutes=3, seconds=4.5)
+    first = (0, took, [datetime.timedelta(hours=5)])
+    rows = spark.read.parquet(out).select("id", "took", "each", "twice").orderBy("id").collect()
+    assert list(map(tuple, rows)) == [(n, *first[1:], 2 * took) for n in (1, 2)]
+    rows = spark.read.parquet(str(tmp_path / "written")).drop("batch_id").orderBy("id").collect()
+    assert tuple(rows[0]) == first
+    (letter,) = dead_letters(checkpoint, spark).collect()
+    assert tuple(letter.payload) == first
+
+
+def test_a_parquet_file_of_intervals_has_them_in_microseconds(spark, tmp_path):
+    took = pa.array([datetime.timedelta(seconds=90), None], pa.duration("s"))
+    with open(tmp_path / "one.parquet", "wb") as file:
+        assert parquet_directory.write_parquet(file, "none", [pa.record_batch({"took": took})])
+    rows = spark.read.parquet(str(tmp_path / "one.parquet")).collect()
+    assert [row.took for row in rows] == [datetime.timedelta(seconds=90), None]
+    columns = pa.schema([("took", pa.duration("s")), ("u", pa.uint64())])
+    with pytest.raises(TypeError, match="Spark has no type for uint64, that of column 'u'; have"):
+        check_sink("count", to_parquet("x"), columns)
+
+
+@pytest.mark.skipif(SPARK < (4, 0), reason="types of Spark 4.0")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("parse_json('1')", "of variant, and ackcore does not keep the type variant"),
+        ("array(parse_json('1'))", "of array<variant>, and ackcore does not keep the type variant"),
+        ("'a' COLLATE utf8_lcase", "does not keep the type string collate UTF8_LCASE"),
+        ("map('a', 'b' COLLATE unicode_ci)", "does not keep the type string collate UNICODE_CI"),
+    ],
+)
+def test_types_that_would_be_lost_are_refused_by_name_at_the_start(spark, tmp_path, value, said):
+    frame = spark.sql(f"SELECT 1 AS id, {value} AS v")
+    builder = TopologyBuilder()
+    builder.spout("lines", frame)
+    builder.sink("lines", to_parquet(tmp_path / "out"))
+    with pytest.raises(TypeError, match=f"source of spout 'lines' has a column 'v' .*{said}"):
+        run_batch(builder.build(), spark, tmp_path / "cp")
+    to = to_parquet(tmp_path / "out")
+    with pytest.raises(TypeError, match=f"frame has a column 'v' .*{said}"):
+        guard(frame, len, "n int", to, tmp_path / "cp")
+    outputs = frame.select("v").schema
+    with pytest.raises(TypeError, match=f"outputs has a column 'v' .*{said}"):
+        guard(frame.select("id"), len, outputs, to, tmp_path / "cp")
+    assert os.listdir(tmp_path) == []
+    assert attempt(frame, len, "n int").schema["v"] == frame.schema["v"]

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas import types as arrow_types
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ackcore._records import Int64s
 
@@ -167,6 +167,29 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
         found = arrow_types.to_arrow_schema(schema)
     fields = [field.with_type(nullable_within(field.type)) for field in found]
     return pa.schema(fields, metadata=found.metadata)
+
+
+#: Types of Spark 4.0 and 4.2 that Arrow's columns do not tell from structs of binaries.
+_STRUCTS_IN_ARROW = ("variant", "geometry", "geography")
+
+
+def lost_in_arrow(kind: DataType) -> str | None:
+    """Return the name of a type in one that Arrow's columns do not keep, None if they keep all.
+
+    A user's type is not looked into: it is what it is stored as.
+    """
+    if isinstance(kind, StructType):
+        inner = [field.dataType for field in kind]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    else:
+        # Strings have a collation from 4.0 on.
+        collated = getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY"
+        lost = collated or kind.typeName() in _STRUCTS_IN_ARROW
+        return kind.simpleString() if lost else None
+    return next((lost for lost in map(lost_in_arrow, inner) if lost), None)
 
 
 def nullable_within(kind: pa.DataType) -> pa.DataType:

@@ -78,8 +78,7 @@ def dead_letters(
         ``replayed`` (how often the letter was sent again; a request that was withdrawn does not
         count), ``replay_request`` (by which request at last; null if by none) and ``payload``.
         Where spouts differ in columns, or a source has changed, the payload has all columns, each
-        of the widest of its types, and null where a letter has not the column.  (An interval is
-        in microseconds, since Parquet has none; `replay` sends it as it was.)
+        of the widest of its types, and null where a letter has not the column.
 
         It reads the files that there are at the call: call again for what came later, and
         rather than keep it for more than an hour. Letters that are dropped meanwhile are left out
@@ -169,7 +168,10 @@ def read_files(session: SparkSession, paths: Sequence[FilePath], places: bool = 
     directory = Path(paths[0]).parent
     escaped = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{directory}")
     names = ",".join(path.name for path in paths)
-    frame = session.read.option("pathGlobFilter", f"{{{names}}}").parquet(escaped)
+    # Arrow's schema in the files has intervals, for which Parquet's has integers.
+    declared = from_arrow_schema(read_schema(paths[0]))
+    reader = session.read.schema(declared).option("pathGlobFilter", f"{{{names}}}")
+    frame = reader.parquet(escaped)
     # A pattern leaves out silently what is not there.
     found = len(frame.inputFiles())
     if found != len(paths):
@@ -183,8 +185,7 @@ def _read_objects(session: SparkSession, files: Sequence[ObjectFile]) -> DataFra
     """Return what is in objects: each is read by a task, which needs no JVM for that."""
     first = read_schema(files[0])
     places = pa.schema([(_FILE, pa.string()), (_ROW, pa.int64())])
-    whole = _without_intervals(pa.struct([*first, *places]))
-    declared = from_arrow_schema(pa.schema(list(whole)))
+    declared = from_arrow_schema(pa.schema([*first, *places]))
     target = to_arrow_schema(declared)
     named = [(file.key, file.size, file.digest) for file in files]
     store = files[0].objects.store
@@ -196,20 +197,6 @@ def _read_objects(session: SparkSession, files: Sequence[ObjectFile]) -> DataFra
                 yield from _rows(ObjectFile(objects, *named[i]), target)
 
     return session.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
-
-
-def _without_intervals(kind: pa.DataType) -> pa.DataType:
-    """Return a type with numbers of microseconds for intervals, as Parquet has them."""
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_intervals(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_intervals(kind.key_type), _without_intervals(kind.item_type))
-    if pa.types.is_list(kind):
-        items = kind.value_field
-        return pa.list_(items.with_type(_without_intervals(items.type)))
-    return kind
 
 
 def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -8,8 +8,10 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 
 from ackcore.spark.base.schemas import unfit_for_parquet
+from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.stores.opening import is_bucket
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
@@ -21,6 +23,9 @@ _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 << 20
 
 _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
+
+#: Where Spark writes its schema into a file, which it needs to read intervals as such.
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 #: Whose a directory is, in JSON: deployment, sink and checkpoint.
 OWNER = "_ackcore.json"
@@ -67,6 +72,16 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                 f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
                 f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
             )
+    if any(_has_interval(field.type) for field in schema):
+        for field in schema:
+            try:
+                from_arrow_schema(pa.schema([field]))
+            except PySparkException:
+                raise TypeError(
+                    f"sink {name!r} writes intervals with Spark's types of all columns, and Spark "
+                    f"has no type for {field.type}, that of column {field.name!r}; have the bolt "
+                    "emit another type"
+                ) from None
     for field, why in unfit_for_parquet(schema):
         raise TypeError(
             f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
@@ -111,7 +126,7 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
 def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
     """Write rows to a file, and sync it; return whether there were any."""
     writer = None
-    for table in _gathered(batches):
+    for table in map(_with_intervals, _gathered(batches)):
         if writer is None:
             # Spark reads no nanoseconds; what would be lost by that is an error.
             writer = pq.ParquetWriter(
@@ -125,6 +140,25 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
     # The micro-batch will be marked as done, on the disk.
     os.fsync(file.fileno())
     return True
+
+
+def _with_intervals(table: pa.Table) -> pa.Table:
+    """Return rows whose file Spark reads with intervals, and not with integers in their place."""
+    if not any(_has_interval(field.type) for field in table.schema):
+        return table
+    spark = from_arrow_schema(table.schema)
+    target = to_arrow_schema(spark)  # in microseconds
+    fields = [
+        there if _has_interval(here.type) else here
+        for here, there in zip(table.schema, target, strict=True)
+    ]
+    return table.cast(pa.schema(fields, metadata={_SPARK_SCHEMA: spark.json()}))
+
+
+def _has_interval(kind: pa.DataType) -> bool:
+    if pa.types.is_duration(kind):
+        return True
+    return any(_has_interval(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
