@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from ackcore.calls import Unavailable
+from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.consumers import Target
 
 _LIVES_S = 2.0  # a process that was asked to end is killed after so long
@@ -120,7 +120,7 @@ class Process(Target):
             process.join(_LIVES_S)
             raise ProcessDied(f"process {process.pid} ended with {process.exitcode}") from lost
         if error is not None:
-            raise error
+            raise _rebuilt(*error)
         return answer
 
     def _end(self) -> None:
@@ -148,11 +148,40 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
         try:
             answer = function(*args, sent[0])
         except Exception as raised:
-            error = raised
+            error = _told(raised)
         try:
             pipe.send((error, answer))
         except (BrokenPipeError, KeyboardInterrupt):
             return
         except Exception as unsent:  # what cannot be pickled
-            said = error if error is not None else answer
-            pipe.send((RuntimeError(f"{type(said).__name__}: {said} (not sent: {unsent})"), None))
+            failure = RuntimeError(f"{type(answer).__name__}: {answer} (not sent: {unsent})")
+            pipe.send((_told(failure), None))
+
+
+def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
+    """Return the pickled error, what names it, its kind and the seconds that it asks for."""
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:
+        pickled = None
+    try:
+        # Unavailable adds the seconds to its own text, once.
+        said = Exception.__str__(error) if isinstance(error, Unavailable) else str(error)
+        text = f"{type(error).__name__}: {said}"
+    except Exception:
+        text = type(error).__name__
+    if isinstance(error, Unavailable):
+        return pickled, text, "unavailable", error.asked_s
+    return pickled, text, "reject" if isinstance(error, Reject) else "other", None
+
+
+def _rebuilt(pickled: bytes | None, text: str, kind: str, asked_s: float | None) -> Exception:
+    """Return the error if it can be unpickled, else one of its kind that names it."""
+    if pickled is not None:
+        with suppress(Exception):
+            error = pickle.loads(pickled)
+            if isinstance(error, Exception):
+                return error
+    if kind == "unavailable":
+        return Unavailable(text, after_s=asked_s)
+    return Reject(text) if kind == "reject" else RuntimeError(text)

@@ -5,6 +5,8 @@ import signal
 import threading
 from pathlib import Path
 
+from ackcore.calls import Reject, Unavailable
+
 
 def write(folder, record):
     """Leave a line, in one write, so that it survives whatever kills this."""
@@ -33,6 +35,25 @@ def raise_or_return(record):
     if record == "bad":
         raise ValueError("bad record")
     return None
+
+
+class BadOrder(Reject):
+    def __init__(self, order, why):
+        super().__init__(f"order {order}: {why}")
+
+
+class Away(Unavailable):
+    def __init__(self, host, port):
+        super().__init__(f"{host}:{port}", after_s=3)
+
+
+class Plain(Exception):
+    def __init__(self, order, why):
+        super().__init__(f"order {order}: {why}")
+
+
+def raise_own(record):
+    raise {"reject": BadOrder, "unavailable": Away, "other": Plain}[record](7, 8)
 
 
 def effects(folder):

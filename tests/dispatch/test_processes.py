@@ -5,8 +5,9 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from in_processes import effects, raise_or_return, write, write_or_die, write_or_hang
+from in_processes import effects, raise_or_return, raise_own, write, write_or_die, write_or_hang
 
+from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch import Dispatcher, Process, ProcessDied
 
 
@@ -98,3 +99,26 @@ def test_what_a_process_raises_comes_back():
 def test_a_function_that_cannot_be_sent_is_refused():
     with pytest.raises(TypeError, match=r"must be pickled to be sent.*top of a module"):
         Process(lambda record: None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "text", "asked_s"),
+    [
+        ("reject", Reject, "BadOrder: order 7: 8", None),
+        ("unavailable", Unavailable, "Away: 7:8 (again after 3 s)", 3),
+        ("other", RuntimeError, "Plain: order 7: 8", None),
+    ],
+)
+def test_an_error_that_cannot_be_rebuilt_keeps_its_kind_and_text(kind, expected, text, asked_s):
+    process = fork(raise_own)
+
+    async def main():
+        await process.start()
+        try:
+            with pytest.raises(expected) as raised:
+                await process.call(kind)
+        finally:
+            await process.close()
+        assert (str(raised.value), getattr(raised.value, "asked_s", None)) == (text, asked_s)
+
+    asyncio.run(main())
