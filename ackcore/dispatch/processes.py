@@ -160,10 +160,13 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
     """Return the pickled error, what names it, its kind and the seconds that it asks for."""
-    try:
+    pickled: bytes | None = None
+    with suppress(Exception):
         pickled = pickle.dumps(error)
-    except Exception:
-        pickled = None
+        again = pickle.loads(pickled)
+        # A constructor of one argument is called with the text, and may make another of it.
+        if (type(again), str(again)) != (type(error), str(error)):
+            pickled = None
     try:
         # Unavailable adds the seconds to its own text, once.
         said = Exception.__str__(error) if isinstance(error, Unavailable) else str(error)

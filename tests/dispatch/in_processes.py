@@ -47,12 +47,19 @@ class Away(Unavailable):
         super().__init__(f"{host}:{port}", after_s=3)
 
 
+class OneOrder(Reject):
+    def __init__(self, order):
+        super().__init__(f"order {order}")
+
+
 class Plain(Exception):
     def __init__(self, order, why):
         super().__init__(f"order {order}: {why}")
 
 
 def raise_own(record):
+    if record == "one":
+        raise OneOrder(7)
     raise {"reject": BadOrder, "unavailable": Away, "other": Plain}[record](7, 8)
 
 

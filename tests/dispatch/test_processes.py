@@ -105,6 +105,7 @@ def test_a_function_that_cannot_be_sent_is_refused():
     ("kind", "expected", "text", "asked_s"),
     [
         ("reject", Reject, "BadOrder: order 7: 8", None),
+        ("one", Reject, "OneOrder: order 7", None),
         ("unavailable", Unavailable, "Away: 7:8 (again after 3 s)", 3),
         ("other", RuntimeError, "Plain: order 7: 8", None),
     ],
