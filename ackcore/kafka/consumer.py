@@ -126,9 +126,13 @@ class Consumer:
         Seconds for answers when partitions are taken away, and when it is closed.
     refresh_s : float, default 60.0
         How often it is asked for new partitions, and for topics that were made again.
-    max_in_flight, max_in_flight_bytes : int, default 10_000, 16 MiB
-        Records of one partition that are read and neither done nor waiting; from there on it is
-        paused, until half of that is free again.
+    max_in_flight : int, default 10_000
+        Records of one partition that are handed out and not answered, or have dead letters that are
+        not kept yet; from there on it hands out nothing new.  It reads ahead up to 1,000 records,
+        or this many if that is more, and is then paused until half of that is free again.
+    max_in_flight_bytes : int, default 16 MiB
+        Bytes of one partition that are read and neither done nor waiting; from there on it is
+        paused, as above.
     max_waiting, max_waiting_bytes : int, default 10_000, 64 MiB
         Records of all partitions that wait for another attempt; from there on nothing is read.
     options : mapping, optional

@@ -32,10 +32,17 @@ _MOST_NAMED = 20
 class Limits(NamedTuple):
     """How much a consumer has at a time."""
 
-    in_flight: int = 10_000  # records of a partition: fresh, out and dying
+    in_flight: int = 10_000  # records of a partition: out and dying
     in_flight_bytes: int = 16 << 20
     waiting: int = 10_000  # records of all partitions that wait
     waiting_bytes: int = 64 << 20
+    # Of a partition, fresh ones with the others: a client that is paused more often is slow.
+    ahead: int = 1000
+
+    @property
+    def held(self) -> int:
+        """Records of a partition at which reading stops: fresh, out and dying."""
+        return max(self.in_flight, self.ahead)
 
 
 class DeadLetter(NamedTuple):
@@ -107,6 +114,9 @@ class HeldPartition:
         self.lost: dict[int, list[Run]] = {}
         self.sizes = [0] * 4  # bytes, by status
         self.numbers = [0] * 4
+        # Offsets to hand out, in their order: of new records, and of those that are due again.
+        self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
+        self.in_turn: set[int] = set()  # the statuses of which it is to hand out the next one
         self.closing = self.sealed = False
         self.gone = False
         self.other_from: int | None = None  # from where its log is another one than was read
@@ -132,6 +142,22 @@ class HeldPartition:
         """A record comes (1) or goes (-1)."""
         self.numbers[held.status] += by
         self.sizes[held.status] += by * held.size
+
+    def has_next(self, status: int, limits: Limits) -> bool:
+        """Whether it may hand out a record of that status."""
+        if self.closing or not self.queues[status]:
+            return False
+        # Those that are dying stop no retries: nothing new has to be held for these.
+        busy = self.numbers[OUT] + (self.numbers[DYING] if status == FRESH else 0)
+        return busy < limits.in_flight
+
+    def next(self, status: int, limits: Limits) -> Held | None:
+        """Remove the next record of that status from its queue and return it; None without one."""
+        while self.has_next(status, limits):
+            held = self.held.get(self.queues[status].popleft())
+            if held is not None and held.status == status:
+                return held
+        return None
 
     def not_done(self, stop: int) -> list[Run]:
         """What was neither read nor done before a restart, from the position up to an offset."""
@@ -159,7 +185,7 @@ class HeldPartition:
         # Half of it free again: each pause drops what the client has read ahead.
         part = 2 if self.cause else 1
         if (
-            self.in_flight * part >= limits.in_flight
+            self.in_flight * part >= limits.held
             or self.in_flight_bytes * part >= limits.in_flight_bytes
         ):
             return "in flight"

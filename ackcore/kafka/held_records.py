@@ -77,7 +77,8 @@ class HeldRecords:
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._wake = wake
         self._partitions: dict[Key, HeldPartition] = {}
-        self._fresh: deque[tuple[HeldPartition, int]] = deque()
+        # Partitions that may have a record to hand out, by its status: each gives one in its turn.
+        self._turns: dict[int, deque[HeldPartition]] = {FRESH: deque(), WAITING: deque()}
         self._fresh_is_next = False
         # A heap, by when they are due.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
@@ -143,6 +144,7 @@ class HeldRecords:
             for offset in [o for o, held in found.held.items() if held.status == FRESH]:
                 found.count(found.held.pop(offset), -1)
                 self.counts.dropped += 1
+            found.queues[FRESH].clear()
 
     def seal(self, keys: Iterable[Key]) -> None:
         """Take no answers of partitions any more: what is done of them is being committed."""
@@ -156,7 +158,9 @@ class HeldRecords:
             found.gone = True
             self.counts.dropped += len(found.held)
             found.held.clear()
-            self._fresh = deque(each for each in self._fresh if not each[0].gone)
+            for turns in self._turns.values():
+                if found in turns:
+                    turns.remove(found)
             self._waiting = [each for each in self._waiting if not each[2].gone]
             heapq.heapify(self._waiting)
 
@@ -222,11 +226,11 @@ class HeldRecords:
                 self.dead_limit.ended(dead=True)
                 self._die(found, held, unreadable[offset], failures + 1)
             else:
-                self._fresh.append((found, offset))
+                found.queues[FRESH].append(offset)
         found.changes += 1
         self.counts.read += n
         if n:
-            self._wake()
+            self._moved(found)
         return n
 
     def lose(
@@ -279,6 +283,7 @@ class HeldRecords:
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
         """Return up to n records to be processed: those due again first, every other one a new one.
 
+        Of each partition no more are out than its limit; the partitions take turns.
         Were those due again to go first without a limit, records that fail again and again would
         keep new ones out as soon as the process can do no more than them.
         """
@@ -286,37 +291,51 @@ class HeldRecords:
         if self.dead_limit.excess is not None:
             return taken  # it ends, and has letters to keep
         while len(taken) < n:
-            if self._fresh_is_next:
-                record = self._take_fresh(now_ms) or self._take_due(now_ms)
-            else:
-                record = self._take_due(now_ms) or self._take_fresh(now_ms)
+            self._queue_due(now_ms)
+            first, second = (FRESH, WAITING) if self._fresh_is_next else (WAITING, FRESH)
+            record = self._take(first, now_ms) or self._take(second, now_ms)
             if record is None:
                 break
             taken.append(record)
         return taken
 
-    def _take_due(self, now_ms: int) -> KafkaRecord | None:
+    def _queue_due(self, now_ms: int) -> None:
         while self._waiting and self._waiting[0][0] <= now_ms:
             due_ms, _, found, offset = heapq.heappop(self._waiting)
             held = found.held.get(offset)
             if held is None or held.status != WAITING or held.due_ms != due_ms or found.closing:
                 continue
-            if not held.in_tracker:
-                found.tracker.emitted(offset)
-                held.in_tracker = True
-            self.counts.retried += 1
-            self._fresh_is_next = True
+            found.queues[WAITING].append(offset)
+            self._give_turns(found)
+
+    def _take(self, status: int, now_ms: int) -> KafkaRecord | None:
+        turns = self._turns[status]
+        while turns:
+            found = turns.popleft()
+            held = found.next(status, self._limits)
+            if held is None:
+                found.in_turn.discard(status)
+                continue
+            turns.append(found)
+            self._fresh_is_next = status == WAITING
+            if status == WAITING:
+                if not held.in_tracker:
+                    found.tracker.emitted(held.record.offset)
+                    held.in_tracker = True
+                self.counts.retried += 1
             return self._send(found, held, now_ms)
         return None
 
-    def _take_fresh(self, now_ms: int) -> KafkaRecord | None:
-        while self._fresh:
-            found, offset = self._fresh.popleft()
-            held = found.held.get(offset)
-            if held is not None and held.status == FRESH:
-                self._fresh_is_next = False
-                return self._send(found, held, now_ms)
-        return None
+    def _give_turns(self, found: HeldPartition) -> None:
+        for status, turns in self._turns.items():
+            if status not in found.in_turn and found.has_next(status, self._limits):
+                found.in_turn.add(status)
+                turns.append(found)
+
+    def _moved(self, found: HeldPartition) -> None:
+        """A record of a partition has come, or gone from one status to another."""
+        self._give_turns(found)
+        self._wake()
 
     def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
         held.delivery += 1
@@ -328,7 +347,7 @@ class HeldRecords:
         return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
-        """Take back records that nobody has looked at; they are the next to be taken."""
+        """Take back records that nobody has looked at; they are the next of their partitions."""
         for record in reversed(list(records)):
             found = self._of(record)
             held = None if found is None else found.held.get(record.offset)
@@ -339,12 +358,18 @@ class HeldRecords:
                 self.counts.dropped += 1
             else:
                 found.move(held, FRESH)
-                self._fresh.appendleft((found, record.offset))
-        self._wake()
+                found.queues[FRESH].appendleft(record.offset)
+            self._moved(found)
 
     def due_in_ms(self, now_ms: int) -> int | None:
         """Milliseconds until there may be something to take; None if that is not known."""
-        if self._fresh:
+        if self.dead_limit.excess is not None:
+            return None
+        if any(
+            found.has_next(status, self._limits)
+            for status, turns in self._turns.items()
+            for found in turns
+        ):
             return 0
         return max(0, self._waiting[0][0] - now_ms) if self._waiting else None
 
@@ -462,18 +487,18 @@ class HeldRecords:
         found.move(held, WAITING)
         self._sequence += 1
         heapq.heappush(self._waiting, (waiting.due_ms, self._sequence, found, record.offset))
-        self._wake()
+        self._moved(found)
 
     def _die(self, found: HeldPartition, held: Held, failure: Failure, failures: int) -> None:
         found.move(held, DYING)
         self._dying.append(DeadLetter(held.record, failure, failures))
-        self._wake()
+        self._moved(found)
 
     def _done(self, found: HeldPartition, offset: int) -> None:
         found.tracker.acked(offset)
         found.count(found.held.pop(offset), -1)
         found.changes += 1
-        self._wake()
+        self._moved(found)
 
     # Dead letters.
 

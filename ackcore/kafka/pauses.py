@@ -13,7 +13,7 @@ def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
     An eighth of the limit in any case, or one that is nearly full would make all reads small:
     so much more than the limit there may be.
     """
-    limit = limits.in_flight
+    limit = limits.held
     free = [limit - each.in_flight for each in partitions.values() if not each.cause]
     return max(min(free), limit // 8, 1) if free else 0
 

@@ -28,6 +28,8 @@ NO = Failure("ValueError", "no")
 TOPIC = "t"
 #: Longer than any time-out, back-off and refresh.
 LONG_MS = 20_000
+#: Records of a partition.
+MOST_OUT = 3
 _NAMED = re.compile(r"(\d+)(?: to (\d+))?[, ]")
 
 
@@ -97,14 +99,15 @@ class Member:
             **{"start": start, "out_of_range": policy, "dead_letters": print},
             **{"max_attempts": 2, "backoff_ms": 10, "timeout_s": 5.0},
             **{"commit_interval_s": 0.02, "drain_s": 0, "refresh_s": 1.0},
-            **{"max_in_flight": 5, "max_waiting": 4},
+            **{"max_in_flight": MOST_OUT, "max_waiting": 4},
         )
         self.policy, self.by_hand, self.fenced = policy, by_hand, False
         self.belief = {}  # by partition: which log it reads, as far as it can know
         self.knows = {}  # how many partitions a topic had, by its id, when it was asked for first
         self.history = []
         world.making = self
-        self.held = HeldRecords(settings.policy, limits=settings.limits, timeout_ms=5000)
+        limits = settings.limits._replace(ahead=5)
+        self.held = HeldRecords(settings.policy, limits=limits, timeout_ms=5000)
         self.thread = ClientThread(settings, self.held, Changed())
         self.client = self.thread._client
         self.reading = self.thread._reading
@@ -390,6 +393,7 @@ class World:
             same = [one for one in member.history if one.value == record.value]
             assert not any(map(member.is_out, same)), f"{record} is out already"
             member.history.append(record)
+        assert all(each.out <= MOST_OUT for each in member.held.partition_stats(self.now))
 
     def ack(self, member, record):
         if member.held.ack(record):

@@ -25,6 +25,7 @@ class Life:
     """One member after the other reads two partitions, with an oracle of sets."""
 
     MAX = 3
+    MOST_OUT = 3
 
     def __init__(self):
         self.now = 0
@@ -41,7 +42,7 @@ class Life:
         self.make()
 
     def make(self):
-        limits = Limits(in_flight=6, waiting=4)
+        limits = Limits(in_flight=self.MOST_OUT, waiting=4, ahead=6)
         self.held = HeldRecords(Policy(self.MAX, 1000, 8000), limits=limits, timeout_ms=5000)
         self.position, self.out, self.timed_out = {}, {}, {}
         for key in self.log:
@@ -76,7 +77,13 @@ class Life:
             self.held.advance(key, self.ends[key])
 
     def take(self, a, b):
-        for record in self.held.take(1 + a % 4, self.now):
+        n = 1 + a % 4
+        taken = self.held.take(n, self.now)
+        if len(taken) < n:
+            assert self.held.due_in_ms(self.now) != 0, "whoever polls looks without a rest"
+            for one in self.held.partition_stats(self.now):
+                assert not one.fresh or one.out + one.dying >= self.MOST_OUT, "it is held up"
+        for record in taken:
             at = (record.topic, record.partition), record.offset
             assert at not in self.out, "it is out already"
             assert record.attempt < self.MAX
@@ -201,7 +208,7 @@ class Life:
         stats = {(one.topic, one.partition): one for one in self.held.partition_stats(self.now)}
         for key, one in stats.items():
             out = sum(at[0] == key for at in self.out)
-            assert one.out == out
+            assert one.out == out <= self.MOST_OUT
             tracker = self.held._partitions[key].tracker
             assert tracker.position >= self.position[key]
             assert one.fresh + one.out + one.waiting + one.dying == len(

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.records import Failure, KafkaRecord
@@ -272,7 +273,7 @@ def test_metadata_that_is_too_large_gets_shorter():
 
 
 def test_a_partition_is_paused_by_what_is_in_flight_until_half_is_free():
-    held = holder(limits=Limits(in_flight=4))
+    held = holder(limits=Limits(in_flight=4, ahead=4))
     assert held.pauses() == ([], [])
     read(held, 0, 1, 2, 3)
     assert held.pauses() == ([KEY], [])
@@ -286,6 +287,78 @@ def test_a_partition_is_paused_by_what_is_in_flight_until_half_is_free():
     assert held.room() == 3
 
 
+def test_what_is_read_ahead_is_handed_out_without_a_pause_as_room_is_made():
+    """A client that is resumed takes about a second until it delivers again."""
+    held = holder(limits=Limits(in_flight=1))
+    read(held, *range(999))
+    assert held.pauses() == ([], [])
+    assert held.room() == 125
+    for offset in range(999):
+        (record,) = held.take(9, 0)
+        assert record.offset == offset
+        assert held.due_in_ms(0) is None  # or whoever polls would look without a rest
+        held.ack(record)
+        assert held.pauses() == ([], [])
+    read(held, *range(1000, 2000))
+    assert held.pauses() == ([KEY], [])
+
+
+def test_a_full_partition_holds_up_no_other():
+    other = ("t", 1)
+    held = holder(limits=Limits(in_flight=2))
+    held.assign(*other, 1, decode_metadata(*other, 0, None).state)
+    read(held, *range(10))
+    assert offsets(held.take(9, 0)) == [0, 1]
+    read(held, *range(10), key=other)
+    assert held.due_in_ms(0) == 0
+    first, second = held.take(9, 0)
+    assert [(each.partition, each.offset) for each in (first, second)] == [(1, 0), (1, 1)]
+    held.fail(first, NO, 0)
+    held.ack(second)
+    assert [(each.partition, each.offset) for each in held.take(9, 0)] == [(1, 2), (1, 3)]
+
+
+def test_a_retry_waits_for_room_in_its_partition_and_is_then_the_first():
+    held = holder(limits=Limits(in_flight=1))
+    read(held, 0, 1, 2)
+    (failing,) = held.take(9, 0)
+    held.fail(failing, NO, 0)
+    (out,) = held.take(9, 0)
+    assert held.take(9, 1000) == []
+    assert held.due_in_ms(1000) is None
+    held.ack(out)
+    assert held.due_in_ms(1000) == 0
+    (again,) = held.take(9, 1000)
+    assert (again.offset, again.attempt) == (0, 1)
+    held.fail(again, NO, 1000, final=True)
+    assert held.take(9, 1000) == []  # its dead letter is not kept
+    (letter,) = held.dying()
+    held.dead(letter)
+    assert offsets(held.take(9, 1000)) == [2]
+
+
+def test_what_timed_out_and_was_acked_before_its_turn_holds_up_nothing():
+    held = holder(limits=Limits(in_flight=1), timeout_ms=100)
+    read(held, 0, 1, 2)
+    (late,) = held.take(9, 0)
+    held.expire(100)
+    (out,) = held.take(9, 100)
+    assert held.take(9, 5000) == []  # it is due
+    assert held.ack(late)
+    assert held.ack(out)
+    assert offsets(held.take(9, 5000)) == [2]
+
+
+def test_a_consumer_that_ends_of_its_dead_has_nothing_due():
+    held = holder(dead_limit=DeadLimit(in_a_row=1))
+    read(held, *range(3))
+    for record in held.take(2, 0):
+        assert held.due_in_ms(0) == 0
+        held.fail(record, NO, 0, final=True)
+    assert held.take(1, 0) == []
+    assert held.due_in_ms(0) is None
+
+
 def test_a_partition_is_paused_by_bytes():
     held = holder(limits=Limits(in_flight_bytes=100))
     read(held, 0, size=100)
@@ -296,7 +369,7 @@ def test_a_partition_is_paused_by_bytes():
 
 def test_what_waits_for_a_retry_does_not_stop_intake_until_too_much_does():
     other = ("t", 1)
-    held = holder(limits=Limits(in_flight=2, waiting=4))
+    held = holder(limits=Limits(in_flight=2, waiting=4, ahead=2))
     held.assign(*other, 1, decode_metadata(*other, 0, None).state)
     for first in (0, 2):
         read(held, first, first + 1)
@@ -305,21 +378,21 @@ def test_what_waits_for_a_retry_does_not_stop_intake_until_too_much_does():
         paused, _ = held.pauses()
         assert paused == ([] if first == 0 else [KEY, other])
     assert {one.paused for one in held.partition_stats(0)} == {"waiting"}
-    for record in held.take(3, 1000):
-        held.ack(record)
+    for _ in range(3):
+        assert all(map(held.ack, held.take(1, 1000)))
     assert held.pauses() == ([], [KEY, other])
 
 
 def test_one_partition_is_paused_and_the_others_go_on():
     other = ("t", 1)
-    held = holder(limits=Limits(in_flight=2))
+    held = holder(limits=Limits(in_flight=2, ahead=2))
     held.assign(*other, 1, decode_metadata(*other, 0, None).state)
     read(held, 0, 1)
     assert held.pauses() == ([KEY], [])
     read(held, 0, key=other)
     assert held.pauses() == ([], [])
     assert held.room() == 1
-    wide = holder(limits=Limits(in_flight=80))
+    wide = holder(limits=Limits(in_flight=80, ahead=80))
     read(wide, *range(79))
     assert wide.room() == 10
 
@@ -339,7 +412,7 @@ def test_a_partition_that_is_taken_away_gives_nothing_more():
 
 
 def test_what_stops_intake_is_said_if_it_is_what_waits():
-    held = holder(limits=Limits(in_flight=3, waiting=2))
+    held = holder(limits=Limits(in_flight=3, waiting=2, ahead=3))
     read(held, 0, 1, 2)
     assert held.pauses() == ([KEY], [])
     assert held.stopped_by_waiting() == ""  # they are in flight
@@ -478,15 +551,15 @@ def test_what_failed_is_replayed_in_whatever_order_it_failed(order):
 
 def test_retries_are_handed_out_while_nothing_more_is_read():
     """Storm: retries are emitted though as many as may be are not committed."""
-    held = holder(limits=Limits(in_flight=4, waiting=2))
-    read(held, 0, 1, 2, 3, 4)
-    taken = held.take(5, 0)
+    held = holder(limits=Limits(in_flight=4, waiting=2, ahead=4))
+    read(held, 0, 1, 2, 3)
+    taken = held.take(4, 0)
     for record in taken[:2]:
         held.fail(record, NO, 0)
     assert held.pauses() == ([KEY], [])
     assert sorted(offsets(held.take(9, 1000))) == [0, 1]
     # What is acked and not committed, behind one that is out, takes none of the room.
-    wide = holder(limits=Limits(in_flight=4))
+    wide = holder(limits=Limits(in_flight=4, ahead=4))
     read(wide, 0, 1, 2, 3)
     for record in wide.take(4, 0)[1:]:
         wide.ack(record)
