@@ -134,7 +134,8 @@ class Consumer:
         Bytes of one partition that are read and neither done nor waiting; from there on it is
         paused, as above.
     max_waiting, max_waiting_bytes : int, default 10_000, 64 MiB
-        Records of all partitions that wait for another attempt; from there on nothing is read.
+        Records of all partitions that wait for another attempt; from there on nothing is read. What
+        was read ahead by then is still handed out.
     options : mapping, optional
         As of `ClientSettings`.
 
