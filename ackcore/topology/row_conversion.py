@@ -133,7 +133,7 @@ class RowSchema:
         self.schema = schema
         self.names = tuple(schema.names)
         self.width = len(self.names)
-        #: As of `array_of`: whether values of structs may have more names or fewer.
+        #: Whether a struct may have more names or fewer than its fields: see `array_of`.
         self.projects = False
         # A list that its bolt goes on filling must not change what was emitted.
         self.may_change = not all(_is_plain(field.type) for field in schema)
