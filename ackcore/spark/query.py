@@ -421,7 +421,7 @@ class Query:
 
     @property
     def exception(self) -> Exception | None:
-        """What it ended with: None as long as it runs, or if it was stopped or is through."""
+        """The exception that ended the query. None while it runs, and after a normal end."""
         return self._stream.error if self._stream.ended.is_set() else None
 
     @property

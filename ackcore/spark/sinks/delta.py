@@ -107,7 +107,7 @@ def _deltalake() -> ModuleType:
 
 
 class DeltaSink:
-    """What `to_delta` returns."""
+    """The sink that `to_delta` returns."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def _catalogs() -> ModuleType:
 
 
 class IcebergSink:
-    """What `to_iceberg` returns."""
+    """The sink that `to_iceberg` returns."""
 
     def __init__(
         self,

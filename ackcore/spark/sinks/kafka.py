@@ -130,7 +130,7 @@ def to_kafka(
 
 
 class KafkaSink:
-    """What `to_kafka` returns, of arguments that it has checked."""
+    """The sink that `to_kafka` returns, with checked arguments."""
 
     def __init__(
         self,

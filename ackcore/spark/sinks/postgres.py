@@ -99,7 +99,7 @@ def _catalog() -> ModuleType:
 
 
 class PostgresSink:
-    """What `to_postgres` returns."""
+    """The sink that `to_postgres` returns."""
 
     def __init__(
         self,
