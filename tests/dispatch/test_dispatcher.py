@@ -8,10 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from round_robin import RoundRobin
 from scripted import failing, one
 
 from ackcore.dispatch import Dispatcher, Reject, Target, Unavailable
-from ackcore.flow import ByKey, Fixed, RoundRobin
+from ackcore.flow import ByKey, Fixed
 
 
 def test_functions_coroutines_and_targets_share_the_records():
