@@ -71,7 +71,7 @@ class Limit(Protocol):
         in_flight : int
             Tuples that were outstanding at this consumer just before, itself included.
         dropped : bool
-            It failed or timed out.
+            It failed or timed out: ``rtt_ns`` says nothing of how quick the consumer is.
         """
 
 
@@ -145,7 +145,7 @@ class Gradient2:
     ``limit = limit + smoothing * (new - limit)``, unless less than half of the limit was in use.
     ``long`` is an exponentially weighted mean over ``long_window`` samples, the plain mean of the
     first ten, and is taken down by 5 % a sample while it is more than twice the round trip.
-    Failures count by their round trip only.
+    A failure has the gradient 0.5 and no round trip.
 
     Parameters
     ----------
@@ -163,7 +163,8 @@ class Gradient2:
     Notes
     -----
     ``Gradient2Limit`` of Netflix/concurrency-limits, commit 78a74b98, which has ``min_limit=20``
-    and ``max_limit=200``. Its mean drifts up when several producers queue at a consumer.
+    and ``max_limit=200``, and takes failures for acks. Its mean drifts up when several producers
+    queue at a consumer.
     """
 
     __slots__ = (
@@ -207,18 +208,21 @@ class Gradient2:
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
         """Take a sample in, as `Limit.on_sample`."""
-        rtt = max(rtt_ns, 1)
-        self._samples += 1
-        if self._samples <= self._WARM_UP:
-            self._long_ns += (rtt - self._long_ns) / self._samples
+        if dropped:
+            gradient = 0.5
         else:
-            self._long_ns += (rtt - self._long_ns) * 2 / (self._long_window + 1)
-        long = self._long_ns
-        if long > 2 * rtt:
-            self._long_ns = long * 0.95
-        if in_flight < self._estimate / 2:
-            return
-        gradient = max(0.5, min(1.0, self._tolerance * long / rtt))
+            rtt = max(rtt_ns, 1)
+            self._samples += 1
+            if self._samples <= self._WARM_UP:
+                self._long_ns += (rtt - self._long_ns) / self._samples
+            else:
+                self._long_ns += (rtt - self._long_ns) * 2 / (self._long_window + 1)
+            long = self._long_ns
+            if long > 2 * rtt:
+                self._long_ns = long * 0.95
+            if in_flight < self._estimate / 2:
+                return
+            gradient = max(0.5, min(1.0, self._tolerance * long / rtt))
         new = self._estimate * gradient + self._queue
         smoothed = self._estimate + self._smoothing * (new - self._estimate)
         self._estimate = min(max(smoothed, float(self._min_limit)), float(self._max_limit))
@@ -232,7 +236,7 @@ class Vegas:
     log`` while ``queued <= log``, by ``log`` while ``queued < 3 * log``, down by ``log`` when
     ``queued > 6 * log`` or the tuple failed. Unchanged if less than half of the limit was in use.
     The shortest round trip is forgotten, and the next taken for it, every 15 to 30 limits of
-    samples.
+    samples. A failure has no round trip.
 
     Parameters
     ----------
@@ -280,30 +284,31 @@ class Vegas:
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
         """Take a sample in, as `Limit.on_sample`."""
-        rtt = max(rtt_ns, 1)
-        self._samples += 1
-        if self._samples >= self._probe_after * self._estimate:
-            self._probe_after = self._random.uniform(0.5, 1.0) * self._probe
-            self._samples = 0
-            self._shortest_ns = rtt
-            return
-        if not self._shortest_ns or rtt < self._shortest_ns:
-            self._shortest_ns = rtt
-            return
         log = max(1, int(math.log10(self._estimate)))
-        queued = math.ceil(self._estimate * (1 - self._shortest_ns / rtt))
         if dropped:
             change = -log
-        elif in_flight * 2 < self._estimate:
-            return
-        elif queued <= log:
-            change = 6 * log
-        elif queued < 3 * log:
-            change = log
-        elif queued > 6 * log:
-            change = -log
         else:
-            return
+            rtt = max(rtt_ns, 1)
+            self._samples += 1
+            if self._samples >= self._probe_after * self._estimate:
+                self._probe_after = self._random.uniform(0.5, 1.0) * self._probe
+                self._samples = 0
+                self._shortest_ns = rtt
+                return
+            if not self._shortest_ns or rtt < self._shortest_ns:
+                self._shortest_ns = rtt
+                return
+            queued = math.ceil(self._estimate * (1 - self._shortest_ns / rtt))
+            if in_flight * 2 < self._estimate:
+                return
+            if queued <= log:
+                change = 6 * log
+            elif queued < 3 * log:
+                change = log
+            elif queued > 6 * log:
+                change = -log
+            else:
+                return
         self._estimate = min(max(self._estimate + change, 1.0), float(self._max_limit))
         self.limit = int(self._estimate)
 
