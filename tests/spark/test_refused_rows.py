@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, Source, Upper, World, fails
+from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
 
 from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
@@ -66,7 +66,7 @@ def dying_at(monkeypatch):
             if name == step:
                 left[0] -= 1
                 if not left[0]:
-                    raise Killed
+                    raise killed(name)
 
         with monkeypatch.context() as patch:
             for module in (act, batch, runs):
@@ -480,7 +480,7 @@ def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
 
     def dying(accepted):
         if len(world.calls) == 5:
-            raise Killed
+            raise KilledInCall
         write(accepted)
 
     world.write_accepted = dying
