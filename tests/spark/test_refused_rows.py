@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from contextlib import contextmanager
 from dataclasses import replace
@@ -280,6 +281,7 @@ class Raising(World):
     """A world whose sink raises over bad lines, or is out; it replaces what a batch id had."""
 
     replaces = True
+    error = ValueError
 
     def __init__(self, path, settings=None, *, bad=(), isolate=True, **limit):
         self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
@@ -301,7 +303,7 @@ class Raising(World):
             raise ConnectionError("it is out")
         for line in lines:
             if line in self.bad:
-                raise ValueError(f"no {line}")
+                raise self.error(f"no {line}")
         self.written[accepted.batch_id] = [line.upper() for line in lines]
 
 
@@ -324,6 +326,14 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
         (dead,) = state.decision(0).all_dead.values()
     said = {Reason.decode(text).message for text in dead[REASON].to_pylist()}
     assert said == {f"no {line}" for line in bad}
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, BaseException])
+def test_a_batch_is_bisected_over_what_is_no_exception(tmp_path, error):
+    world = Raising(tmp_path, bad=["line-7"])
+    world.error = error
+    _, books = world.process(0, LINES)
+    assert (books.acked, books.dead, world.parked) == (19, 1, ["line-7"])
 
 
 def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
