@@ -1,6 +1,6 @@
-"""What a table of PostgreSQL has: asked by statements that psycopg and JDBC's driver take alike.
+"""What a table of PostgreSQL has, and what may be shown of the server's errors.
 
-None has a value apart: both would look for the places of such in names.
+No statement has its values apart: psycopg would look for their places in names, too.
 """
 
 from __future__ import annotations
