@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
 from ackcore.calls import Calls, CallSettings, Reject, Retry
-from ackcore.flow import AIMD, Fixed
+from ackcore.flow import RttThreshold
 
 
 def values(outcomes):
@@ -217,20 +217,6 @@ def test_errors_are_outcomes_and_no_process_ends():
     assert [outcome.error for outcome in outcomes] == raised
     assert [outcome.attempts for outcome in outcomes] == [1] * 6
     assert outcomes[0].value == 0
-
-
-@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
-def test_what_a_limit_raises_ends_the_run(error):
-    class Broken(Fixed):
-        def on_sample(self, rtt, in_flight, dropped):
-            raise error
-
-    async def call(item):
-        pass
-
-    settings = CallSettings(max_concurrency=lambda: Broken(3))
-    with SimCalls(call, settings) as calls, pytest.raises(error):
-        list(calls.run(range(6)))
 
 
 def test_an_object_may_be_called_and_is_entered_before_and_left_behind():

@@ -321,7 +321,7 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies():
 
 
 class Panic(BaseException):
-    """What an extension in Rust raises has no other base."""
+    """A panic in a Rust extension has no other base."""
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), Panic("!"), asyncio.CancelledError()])

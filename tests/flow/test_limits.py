@@ -132,35 +132,8 @@ def test_delay_target_knows_nothing_better_than_the_time_out_of_a_consumer_that_
     assert limit.limit == 1
 
 
-@pytest.mark.parametrize("law", ["gradient2", "vegas", "aimd"])
-def test_failing_at_once_is_not_being_quick(law):
-    """A window does not grow by failures, nor do the acks among them seem slow for it."""
-    limit, other = MAKERS[law](None), MAKERS[law](None)
-    for i in range(40):
-        before = limit.limit
-        limit.on_sample(1, before, True)
-        assert limit.limit <= before
-        for each in (limit, other):
-            each.on_sample(10 * MS + i, each.limit, False)
-    for each in (limit, other):
-        for _ in range(40):
-            each.on_sample(10 * MS, each.limit, False)
-    assert limit.limit > other.limit / 4
-
-
-def test_a_consumer_that_only_fails_is_not_the_idlest():
-    clock = SimClock()
-    limit = DelayTarget(clock=clock)
-    for n in range(1, 4):
-        limit.on_sample(1000, 1, True)
-        assert limit.service_ns == MS * 1.5**n
-    clock.now_ns += 20 * MS
-    limit.on_sample(20 * MS, 1, False)
-    assert limit.service_ns == 20 * MS * 1.5**2  # and what it took is what an ack takes
-
-
-def test_seed004_steps_once_a_window():
-    limit = Seed004(100, initial=10)
+def test_rtt_threshold_steps_once_a_window():
+    limit = RttThreshold(100, initial=10)
     for _ in range(11):
         limit.on_sample(100 * MS, 10, False)
     assert (limit.limit, limit.pressure) == (11, Pressure.NORMAL)

@@ -134,7 +134,7 @@ def test_what_is_not_there_is_not_replaced(store):
 
 
 def test_a_put_that_came_about_is_told_by_its_bytes(store):
-    """As after a lost answer: the same put again says that it was done."""
+    """After a lost answer the same put again says that it was done."""
     first = store.put("b", b"mine", if_absent=True)
     assert store.put("b", b"mine", if_absent=True) == first
     first = store.replace("a", b"mine", None)

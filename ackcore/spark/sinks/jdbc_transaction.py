@@ -26,7 +26,7 @@ import pyarrow as pa
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.columns import refuse_misfits, with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects

@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL has, and what may be shown of the server's errors.
+"""The properties of a PostgreSQL table, and the part of the server's errors that may be shown.
 
 No statement has its values apart: psycopg would look for their places in names, too.
 """

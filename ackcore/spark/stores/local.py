@@ -113,11 +113,11 @@ class LocalStore:
                 return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         return self._put(self.path(key), data, if_absent)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """As `Store.replace`."""
+        """See `Store.replace`."""
         path, found = self.path(key), self.get(key)
         if (None if found is None else found.version) != version:
             return _unless_ours(path, found, data)

@@ -153,11 +153,11 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """As `Store.replace`."""
+        """See `Store.replace`."""
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
