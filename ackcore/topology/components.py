@@ -305,8 +305,8 @@ class AsyncBolt(Component):
     """A bolt that processes many inputs at once in an event loop, for calls to services.
 
     ``execute`` is a coroutine that receives a `Tuple` and an `AsyncCollector`. As in a `BasicBolt`,
-    its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are emitted
-    in the order of the inputs, whichever call ends first.
+    its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
+    emitted in the order of the inputs, whichever call ends first.
 
     Set each setting on the class or on the instance. `ackcore.calls.CallSettings` describes them in
     full.
