@@ -249,7 +249,7 @@ class Acker:
         return self._ledgers.of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first; among entries of one age, those that came first."""
+        """Return the n entries that expire first; of one age, those that came first."""
         self._turn_if_due()
         return self._ledgers.oldest(n)
 
