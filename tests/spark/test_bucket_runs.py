@@ -262,7 +262,7 @@ def test_a_stream_goes_on_where_it_was(spark, places, folder, running, tmp_path)
 
 
 def test_the_example_of_the_docs_runs(spark, bucket, tasks_reach, folder, tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "spark.md"
+    page = Path(__file__).parents[2] / "docs" / "buckets.md"
     section = page.read_text(encoding="utf-8").partition("## A checkpoint in a bucket")[2]
     example = re.search(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[1]
     folder.add("a", "bad")
