@@ -152,17 +152,6 @@ def test_failing_at_once_is_not_being_quick(law):
     assert limit.limit > other.limit / 4
 
 
-def test_a_consumer_that_only_fails_is_not_the_idlest():
-    clock = SimClock()
-    limit = DelayTarget(clock=clock)
-    for n in range(1, 4):
-        limit.on_sample(1000, 1, True)
-        assert limit.service_ns == MS * 1.5**n
-    clock.now_ns += 20 * MS
-    limit.on_sample(20 * MS, 1, False)
-    assert limit.service_ns == 20 * MS * 1.5**2  # and what it took is what an ack takes
-
-
 def test_seed004_steps_once_a_window():
     limit = Seed004(100, initial=10)
     for _ in range(11):
