@@ -1,4 +1,4 @@
-"""What a dispatcher sends records to, behind one interface."""
+"""The consumers of a dispatcher, behind one interface."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ class Function(Target):
         self._threads = CallThreads(function, count, "ackcore-consumer")
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         return await self._threads.call(item)
 
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
-        """As `Target.call_in_turn`."""
+        """See `Target.call_in_turn`."""
         return await self._threads.call(item, began=began)
 
     async def close(self) -> None:
-        """As `Target.close`; a call that hangs is not waited for, also not when Python ends."""
+        """See `Target.close`; a call that hangs is not waited for, also not when Python ends."""
         self._threads.close()
 
 
@@ -98,7 +98,7 @@ class Coroutine(Target):
         self._function = function
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         return await self._function(item)
 
 

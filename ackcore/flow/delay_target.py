@@ -91,7 +91,7 @@ class DelayTarget:
         #: Nanoseconds of queueing to aim at.
         self.threshold_ns = milliseconds(target_ms, "target_ms")
         #: Tuples that may be outstanding.
-        self.limit, self._max_limit, _ = limit_bounds(initial, max_limit)
+        self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)
         self._clock = clock
         self._last_ns = clock()

@@ -49,15 +49,15 @@ _REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 
 
 class SentBack(NamedTuple):
-    """What `replay_letters` has done, in letters.
+    """The counts of letters that `replay_letters` handled.
 
     Attributes
     ----------
     sent : int
-        Sent to their topics.
+        Letters sent to their topics.
     left : int
-        Not sent, and not by a later call either: they stand for no record, or only for a part of
-        one, have died too often, or are none of a consumer's.
+        Letters that this and later calls leave out: they represent no record or only a part of one,
+        have died too often, or are not a consumer's.
     """
 
     sent: int
