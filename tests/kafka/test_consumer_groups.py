@@ -1,13 +1,24 @@
 """Consumers of one group on a real broker: partitions come and go, whatever the protocol."""
 
+import socket
+import struct
+
 import numpy as np
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import ConsumerGroupState, Producer
-from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
-from servers import wait_until
+from consumer_books import (
+    Books,
+    consumer_of,
+    consuming,
+    is_committed,
+    partitions_of,
+    take,
+    workers,
+)
+from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
 from ackcore.kafka import ClientSettings, Cluster, ConsumerError
@@ -100,6 +111,44 @@ def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, pr
                 wait_until(lambda: len(described().members) == 2, "the other asks to join")
             other.close()
         wait_until(lambda: len(described().members) == 1, "the other has left", 10)
+
+
+def text(value):
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def join_as(books, member, assignor):
+    """Ask the broker to join, in the name of a member: it begins another generation."""
+    subscription = struct.pack(">hi", 0, 1) + text(books.topic) + struct.pack(">i", -1)
+    request = [struct.pack(">hhi", 11, 5, 1), text("test"), text(books.group)]
+    request += [struct.pack(">ii", 10_000, 10_000), text(member), struct.pack(">h", -1)]
+    request += [text("consumer"), struct.pack(">i", 1), text(assignor)]
+    request += [struct.pack(">i", len(subscription)), subscription]
+    host, port = books.server.bootstrap_servers.split(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+        connection.sendall(struct.pack(">i", len(b"".join(request))) + b"".join(request))
+        *_, error, generation = struct.unpack(">iiihi", connection.recv(18, socket.MSG_WAITALL))
+    assert (error, generation) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "assignor"), [("cooperative", "cooperative-sticky"), ("eager", "range")]
+)
+def test_what_a_generation_that_is_over_may_not_commit_the_next_does(
+    books, caplog, protocol, assignor
+):
+    """F10: by a real broker; it is refused before a heartbeat says so."""
+    books.produce(80)
+    options = {"heartbeat.interval.ms": 5000}
+    with consuming(books, protocol=protocol, options=options) as one:
+        mine = take(one, 80)
+        wait_until(lambda: is_committed(one), "where they begin")
+        (member,) = books.members()
+        join_as(books, member, assignor)
+        assert one.ack_many(mine) == 80
+        wait_until(lambda: one.stats().counts.rejected, "its commit is refused", 4)
+        assert "was fenced: Broker: Specified group generation id is not valid" in caplog.text
+        wait_until(lambda: not (one.ack_many(one.poll(80, 0.05)) or books.lag()), "it is committed")
 
 
 def test_a_member_whose_place_another_takes_ends_and_says_so(books):
