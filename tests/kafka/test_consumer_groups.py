@@ -89,6 +89,35 @@ def test_members_join_and_leave_under_load(books, protocol, tmp_path):
     books.check_complete(most_again=50, poison=poison)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_that_leave_in_a_rebalance_hold_up_nobody(books, protocol):
+    """Two at once, while partitions are on their way to them; no session ends meanwhile."""
+    arguments = group(protocol)
+    if protocol != "consumer":
+        arguments["options"] = {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 1000}
+    with (
+        consuming(books, **arguments) as one,
+        consuming(books, **arguments) as two,
+        workers(one, books),
+        workers(two, books),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        wait_until(lambda: partitions_of(one) and partitions_of(two), "both have some")
+        with consuming(books, **arguments) as three, consuming(books, **arguments) as four:
+            wait_until(
+                lambda: (
+                    len(books.members()) == 4
+                    and len(partitions_of(one) | partitions_of(two)) < books.partitions
+                ),
+                "partitions are on their way to them",
+            )
+            books.produce(400)
+            for closed in [pool.submit(each.close) for each in (three, four)]:
+                closed.result(10)
+        books.wait_for_the_end(15)
+    books.check_complete(most_again=6)
+
+
 @pytest.mark.parametrize("protocol", ["cooperative", "eager"])
 @pytest.mark.parametrize("when", ["without partitions", "as it asks to join"])
 def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, protocol, when):
