@@ -27,11 +27,11 @@ from ackcore.kafka.held_partition import (
     HeldPartition,
     Key,
     Limits,
-    MetadataForm,
     PartitionCommit,
     TakenAt,
     named_runs,
 )
+from ackcore.kafka.metadata_form import MetadataForm
 from ackcore.kafka.pauses import change_pauses, room, stopped_by_waiting
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.retry import Policy
@@ -532,12 +532,8 @@ class HeldRecords:
         """Return the commits of partitions that changed since their last commit."""
         some = self._partitions if keys is None else keys
         found = [self._partitions[key] for key in some if key in self._partitions]
-        encode, form = self._metadata.encode, self._metadata.version
-        return [
-            PartitionCommit(*each.key, each.generation, encode(each), each.changes, form)
-            for each in found
-            if each.changes != each.committed_changes
-        ]
+        changed = [each for each in found if each.changes != each.committed_changes]
+        return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
         """Return the generation and the changes of each partition with uncommitted changes."""
@@ -558,6 +554,7 @@ class HeldRecords:
 
     def committed(self, done: PartitionCommit) -> None:
         """Take in that the broker has a commit."""
+        self._metadata.taken(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:
             found.committed_changes = max(found.committed_changes, done.changes)
@@ -565,9 +562,9 @@ class HeldRecords:
             self.counts.committed += 1
             self._wake()
 
-    def shorten_metadata(self, form: int) -> bool:
-        """Take in that a broker found a commit's metadata too large; whether it is shorter now."""
-        return self._metadata.shorten(form)
+    def shorten_metadata(self, metadata: str) -> bool:
+        """Take in that a broker found metadata too large; whether its form is another one now."""
+        return self._metadata.refused(metadata)
 
     # How much may be read.
 

@@ -256,22 +256,6 @@ def test_a_commit_that_was_rejected_is_made_again():
     assert held.commits() == []
 
 
-def test_metadata_that_is_too_large_gets_shorter():
-    held = holder()
-    read(held, *range(0, 4000))
-    for record in held.take(4000, 0)[1::7]:
-        held.ack(record)
-    sizes = []
-    for _ in range(9):
-        (one,) = held.commits()
-        state = decode_metadata(*KEY, *one.commit).state
-        assert one.commit.offset == state.committable == 0
-        sizes.append(len(one.commit.metadata.encode()))
-        held.shorten_metadata(one.form)
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 0
-
-
 def test_a_partition_is_paused_by_what_is_in_flight_until_half_is_free():
     held = holder(limits=Limits(in_flight=4, ahead=4))
     assert held.pauses() == ([], [])
@@ -662,19 +646,17 @@ def test_an_answer_after_the_last_commit_is_late():
     assert committed(held) == [1]
 
 
-def test_metadata_is_shortened_once_for_all_that_was_refused_in_one_form():
+def test_metadata_that_is_refused_down_to_nothing_is_committed_without_any():
     held = holder()
-    for partition in range(1, 9):
-        held.assign("t", partition, 1, decode_metadata("t", partition, 0, None).state)
-    for partition in range(9):
-        read(held, *range(0, 4000), key=("t", partition))
-        for record in held.take(4000, 0)[1::7]:
-            held.ack(record)
-    for one in held.commits():
-        assert held.shorten_metadata(one.form)
-    shorter = held.commits()
-    assert all(len(one.commit.metadata) > 500 for one in shorter)
-    assert held.shorten_metadata(shorter[0].form)
-    while held.shorten_metadata(held.commits()[0].form):
-        pass
-    assert {one.commit.metadata for one in held.commits()} == {""}
+    read(held, *range(4000))
+    for record in held.take(4000, 0)[1::7]:
+        held.ack(record)
+    sizes = []
+    assert not held.shorten_metadata("")
+    while held.shorten_metadata((one := held.commits()[0]).commit.metadata):
+        assert decode_metadata(*KEY, *one.commit).state.committable == one.commit.offset == 0
+        sizes.append(len(one.commit.metadata))
+    assert one.commit == (0, "")
+    assert sizes[1:] == sorted(sizes[1:], reverse=True)
+    held.committed(one)
+    assert held.commits() == []
