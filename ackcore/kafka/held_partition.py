@@ -115,9 +115,12 @@ class HeldPartition:
         self.numbers = [0] * 4
         # Offsets to hand out, in their order: of new records, and of those that are due again.
         self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
+        # By key, where records are ordered: the one that goes first, and those behind it.
+        self.lines: dict[object, deque[int]] = {}
         self.in_turn: set[int] = set()  # the statuses of which it is to hand out the next one
         self.closing = self.sealed = False
         self.gone = False
+        self.sought = False  # the client reads it elsewhere yet
         self.other_from: int | None = None  # from where its log is another one than was read
         self.cause = ""  # why it is paused
         # Where none was committed, a start at the end would be another one after a crash.
@@ -130,6 +133,24 @@ class HeldPartition:
         held = self.held[record.offset] = Held(record, size, now_ms)
         self.count(held, 1)
         return held
+
+    def queue(self, offset: int, key: object) -> None:
+        """A new record is next, or behind the records of its key; None is no key."""
+        line = self.lines.setdefault(key, deque()) if key is not None else deque()
+        line.append(offset)
+        if line[0] == offset:
+            self.queues[FRESH].append(offset)
+
+    def leave(self, offset: int, key: object) -> None:
+        """A record is done, and the next of its key may be handed out."""
+        line = self.lines.get(key)
+        if line is None or line[0] != offset:
+            return
+        line.popleft()
+        if line:
+            self.queues[FRESH].appendleft(line[0])
+        else:
+            del self.lines[key]
 
     def move(self, held: Held, status: int) -> None:
         """A record comes into another status."""

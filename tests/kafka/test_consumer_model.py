@@ -82,7 +82,7 @@ LIVES = {
 STEPS = (
     ["produce", "turn", "work", "take", "ack"] * 4
     + ["fail", "pass_time", "keep", "make_anew", "truncate", "truncate"] * 2
-    + ["delete", "add_partition", "fault", "hide", "slow", "move", "lose", "crash"]
+    + ["delete", "add_partition", "fault", "hide", "slow", "move", "lose", "crash", "seek"]
 )
 HOW = st.tuples(
     st.sampled_from(["cooperative", "eager", "tasks"]),

@@ -646,6 +646,34 @@ def test_an_answer_after_the_last_commit_is_late():
     assert committed(held) == [1]
 
 
+def test_a_record_behind_one_of_its_key_that_fails_waits_and_other_keys_go_on():
+    held = holder(ordered_by="key", max_attempts=2)
+    named = zip(records(0, 1, 2, 3, 4), [b"a", b"a", b"b", None, None], strict=True)
+    held.read(KEY, [record._replace(key=key) for record, key in named], [1] * 5, 0)
+    first, *others = held.take(9, 0)
+    assert offsets([first, *others]) == [0, 2, 3, 4]
+    held.fail(first, NO, 0)
+    assert held.take(9, 0) == []
+    (first,) = held.take(9, 1000)
+    assert (first.offset, first.attempt) == (0, 1)
+    held.fail(first, NO, 1000)
+    assert held.take(9, 99_999) == []  # its letter is not kept yet
+    assert held.dead(*held.dying())
+    assert offsets(held.take(9, 99_999)) == [1]
+
+
+def test_a_letter_of_a_record_before_a_seek_is_not_asked_for():
+    """Without dead letters it would end the consumer."""
+    held = holder()
+    read(held, 0)
+    held.fail(*held.take(1, 0), NO, 0, final=True)
+    held.seek(KEY, 0)
+    assert held.dying() == []
+    assert not held.seek(("t", 1), 0)
+    held.close([KEY])
+    assert not held.seek(KEY, 0)
+
+
 def test_metadata_that_is_refused_down_to_nothing_is_committed_without_any():
     held = holder()
     read(held, *range(4000))
