@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ackcore.kafka.begin import MADE_ANEW, Begun
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, record_of, watermarks
@@ -214,19 +214,26 @@ class PartitionReading:
             self._client.pause([TopicPartition(*key) for key in pause])
         if resume:
             self._client.resume([TopicPartition(*key) for key in resume])
+            self._fetch_now(resume)
+
+    def _fetch_now(self, keys: Iterable[Key]) -> None:
+        """Have partitions that were resumed fetched now: librdkafka does it up to 1 s later.
+
+        Its broker's thread sleeps, and of all calls on a partition only a seek wakes it.
+        """
+        with self._changed:
+            found = {key: self._held.position(key) for key in keys}
+        for key, offset in found.items():
+            if offset is not None and key not in self._other_logs and key not in self._read_again:
+                with suppress(KafkaException):  # one that is just being assigned, or in error
+                    self._client.seek(self._at(key, offset))
 
     def read(self, *, busy: bool) -> None:
         """Read what there is, or wait for it; not for long if there is something else to do."""
         with self._changed:
             room = self._held.room()
-            keys = self._held.assigned
-            if keys and not room:
-                # Nothing can come: what makes room is an answer.
-                self._changed.wait(SHORT_LOOK_S)
         self._assigned_now.clear()
         wait_s = SHORT_LOOK_S if busy or self._paused else _LOOK_S
-        if keys and not room:
-            wait_s = 0.0
         # `consume` waits for all that it is asked for, or its time: one first, then the rest.
         first = self._client.poll(wait_s)
         if first is None:

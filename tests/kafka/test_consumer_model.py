@@ -111,6 +111,22 @@ def test_each_record_of_the_logs_that_are_there_is_read_whatever_happens_to_them
     live(how, steps)
 
 
+def test_a_partition_that_is_resumed_is_fetched_at_once():
+    """librdkafka's thread sleeps on for up to a second after a resume; a seek wakes it."""
+    with world_of("tasks", True, "earliest", "earliest", 4096) as world:
+        world.cluster.produce(world.key(0), 20)
+        (member,) = world.members
+        for _ in range(4):
+            world.do_turn(0, 0)
+        assert member.client.paused == {world.key(0)}
+        position = member.held.position(world.key(0))
+        while member.client.paused:
+            assert member.client.sought == []
+            member.held.ack(*member.held.take(1, world.now))
+            world.do_turn(0, 0)
+        assert member.client.sought == [(*world.key(0), position)]
+
+
 def test_no_generation_comes_twice_where_who_committed_had_a_clock_that_is_ahead():
     with world_of("tasks", True, "earliest", "earliest", 4096) as world:
         key = world.key(0)
