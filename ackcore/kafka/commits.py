@@ -138,10 +138,12 @@ class Commits:
         """Commits were not taken; what they said is said again with the next."""
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE
-        too_large = [one.form for why, one in refused if why.code() == code]
+        too_large = [one.commit.metadata for why, one in refused if why.code() == code]
         with self._changed:
             self._held.counts.rejected += len(refused)
-            shorter = bool(too_large) and self._held.shorten_metadata(max(too_large))
+            # librdkafka may say it of all: the longest was refused in any case.
+            longest = max(too_large, key=len, default="")
+            shorter = self._held.shorten_metadata(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         what = "fenced" if error.code() in _FENCED else "refused"

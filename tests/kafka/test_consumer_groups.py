@@ -68,6 +68,33 @@ def test_partitions_that_are_taken_away_are_drained(books, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_callbacks_are_told_of_each_partition_as_it_comes_and_goes_and_seek_in_it(books, protocol):
+    books.produce(40)
+    told = {number: [] for number in range(4)}
+
+    def on_assign(consumer, partitions):
+        for topic, number in partitions:
+            told[number].append("assign")
+            consumer.seek(topic, number, 8)
+
+    def on_revoke(consumer, partitions):
+        for _, number in partitions:
+            told[number].append("revoke")
+
+    callbacks = {"on_assign": on_assign, "on_revoke": on_revoke}
+    with consuming(books, drain_s=0, **callbacks, **group(protocol)) as one:
+        assert {record.offset for record in take(one, 8)} == {8, 9}
+        with consuming(books, **group(protocol)) as other:
+            wait_until(lambda: len(partitions_of(other)) == 2, "the other has two")
+            wait_until(lambda: len(partitions_of(one)) == 2, "it has the rest")
+            # What was acked by nobody is committed over: the seek said so.
+            assert {record.offset for record in take(other, 4)} == {8, 9}
+    for events in told.values():
+        assert events == ["assign", "revoke"] * (len(events) // 2), told
+    assert sum(map(len, told.values())) >= 8
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_join_and_leave_under_load(books, protocol, tmp_path):
     """F8: nothing is lost, and done again is only what was out when its partition went."""
     books.produce(2000)
