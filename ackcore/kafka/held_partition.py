@@ -190,7 +190,7 @@ class HeldPartition:
         return [(start, end) for start, end in runs if start < end]
 
     def commit(self, form: MetadataForm) -> PartitionCommit:
-        """What to commit of it."""
+        """Return the commit of this partition."""
         self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
         state = self.tracker.state()
         if self.lost:

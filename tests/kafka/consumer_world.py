@@ -534,7 +534,7 @@ class World:
         self.rebalance()
 
     def do_seek(self, a, b):
-        """What is below an offset need not be read, and all from there on is read again."""
+        """Seek: offsets below it need not be read, and all from there on are read again."""
         member, key = self.member(a), self.key(a)
         log = self.cluster.logs[key]
         offset = min(log.start + b, log.end)
