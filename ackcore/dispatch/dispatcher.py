@@ -30,6 +30,7 @@ from ackcore.dispatch.sources import Reader, Record, Source
 from ackcore.dispatch.trees import Trees
 from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
 from ackcore.flow.numbers import nanoseconds, positive
+from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling
 
@@ -89,7 +90,8 @@ class Dispatcher:
         Seconds that a call may take. One that waits for a thread or a process as long goes to
         another consumer, and counts as no attempt.
     key : callable, optional
-        ``key(record)``, for a chooser by key. Not with ``batch``.
+        ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
+        returns None or what cannot be hashed, is dead at once.
     batch : int, default 1
         Records a call; beyond 1, consumers are given lists, and may return a bitmap of what failed.
     max_attempts : int, default 5
@@ -199,7 +201,7 @@ class Dispatcher:
         self._trees = Trees()
         self._prefix = Prefix()
         self._start = 0
-        self._ready: deque[Batch] = deque()  # read, not sent
+        self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
         self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
@@ -332,23 +334,33 @@ class Dispatcher:
             if not records:
                 return
             self._counts["read"] += len(records)
-            self._ready.append(Batch(records))
+            batch, key = Batch(records), None
+            if self._key is not None:
+                try:
+                    key = self._key(batch[0].value)
+                    Windows.check_key(key)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # it has no consumer, and gets none later
+                    self._failures[batch[0].position] = 1
+                    self._keep_dead(batch[0], error)
+                    continue
+            self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
         """Send what there is room for of what was read; whether that was anything."""
         sent = False
-        passed: deque[Batch] = deque()
+        passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
         while self._ready:
-            batch = self._ready.popleft()
-            key = None if self._key is None else self._key(batch[0].value)
+            batch, key = self._ready.popleft()
             # One whose key was refused may not overtake: its consumer may have got room since.
             lease = None if key in refused else self._flow.try_acquire(batch, key)
             if lease is not None:
                 self._launch(lease)
                 sent = True
                 continue
-            passed.append(batch)
+            passed.append((batch, key))
             if self._key is None:
                 break
             refused.add(key)

@@ -153,7 +153,9 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
         error, answer = None, None
         try:
             answer = function(*args, sent[0])
-        except Exception as raised:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # a panic of an extension, too
             error = _told(raised)
         try:
             pipe.send((error, answer))
@@ -164,7 +166,7 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
             pipe.send((_told(failure), None))
 
 
-def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
+def _told(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
     """Return the pickled error, what names it, its kind and the seconds that it asks for."""
     pickled: bytes | None = None
     with suppress(Exception):
