@@ -230,6 +230,23 @@ def test_a_deserializer_is_held_to_its_type_as_a_bolt_is(value_type, kept, lost,
     assert all(words in reason.message for reason in failed.values())
 
 
+def test_the_field_of_a_struct_that_does_not_fit_is_named_with_its_value():
+    inner = pa.struct([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+    decode = ValueDecoder("s", json.loads, pa.struct([("text", pa.string()), ("in", inner)]))
+    long = b'{"text": "%s", "in": {"%s": %s}}'
+    values = [long % (b"x" * 500, *each) for each in [(b"at", b"1.5"), (b"n", b"%d" % 2**70)]]
+    _, failed = decode(records(*values, rb'{"text": "\ud83d"}'))
+    title = "of the deserializer of 's' must be"
+    messages = [reason.message for reason in failed.values()]
+    assert messages[0].startswith(
+        f"'value.in.at' {title} timestamp[us, tz=UTC], got float: 1.5 would become"
+    )
+    assert messages[1:] == [
+        f"'value.in.n' {title} int64, got int {2**70}, which does not fit",
+        f"'value.text' {title} string, got str '\\ud83d', which does not fit",
+    ]
+
+
 def test_messages_may_have_more_fields_than_the_type_or_fewer():
     inner = pa.struct([("x", pa.int64())])
     decode = ValueDecoder("s", json.loads, pa.struct([("id", pa.int64()), ("in", pa.list_(inner))]))
