@@ -120,8 +120,8 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     kind = type(value)
     names: Iterable[str] | None = None
     if isinstance(value, tuple):
-        # A Row has its names in itself, a namedtuple in its class.
-        names = getattr(value, "__fields__", None) or getattr(kind, "_fields", None)
+        # A Row has its names in itself, a namedtuple (or os.stat_result) in its class.
+        names = getattr(value, "__fields__", None) or getattr(kind, "__match_args__", None)
         if names is None:
             return None
         found = dict(zip(names, value, strict=True))
