@@ -145,7 +145,7 @@ def _holds_struct(arrow_type: pa.DataType) -> bool:
 
 
 def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
-    """Return a value whose structs are dicts wherever the value has names for their fields.
+    """Return a value with a dict for each struct whose fields the value names.
 
     Arrow takes a `pyspark.sql.Row` and a namedtuple for plain tuples, by position.
     """

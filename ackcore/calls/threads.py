@@ -59,8 +59,8 @@ class CallThreads:
         self._name = name
         self._started = 0  # threads, without those that are lost
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._waiting = 0  # calls that have no answer
-        self._lock = Lock()  # whether a call is out, and whether it is lost, are one decision
+        self._waiting = 0  # calls without an answer yet
+        self._lock = Lock()  # guards each call's is_out and lost together
 
     def call(
         self, *arguments: Any, began: Callable[[], object] | None = None

@@ -63,7 +63,7 @@ class DispatchBooks(NamedTuple):
     attempts: int  # records sent, those that were sent again included
     failed: int  # attempts that failed
     timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer did not take, or not begin in time
+    unavailable: int  # attempts that a consumer did not accept, or did not begin in time
     consumers: list[ConsumerState]
 
 
@@ -87,7 +87,7 @@ class Dispatcher:
     limit, chooser, max_pending, clock
         As of `FlowController`.
     timeout_s : float, default 30.0
-        Seconds that a call may take. One that waits for a thread or a process as long goes to
+        Seconds that a call may take. A call that waits this long for a thread or a process goes to
         another consumer, and counts as no attempt.
     key : callable, optional
         ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
@@ -97,14 +97,16 @@ class Dispatcher:
     max_attempts : int, default 5
         Times that a record may fail; a consumer that took nothing does not count.
     backoff_ms, max_backoff_ms : int, default 1000, 300_000
-        The longest wait of a record after its first failure, and after any; it doubles in between.
-        How long it is in the end is drawn (`ackcore.retry`). `Retry` may ask for more.
+        The longest wait of a record after its first failure, and after any failure. The longest
+        wait doubles in between; the wait itself is random (`ackcore.retry`). `Retry` may ask for
+        more.
     breaker_failures : int, optional, default 10
         Failures in a row, of any records, after which a consumer is left alone; None for never. A
         `Reject` and a batch that failed in part are none.
     breaker_reset_s : float, default 1.0
-        Seconds for which it is left alone; then a single call tries it. Failures of that call, and
-        of those that were out, are no attempts, except a trial's while all consumers are like that.
+        Seconds for which such a consumer is left alone; then a single call tries it. A failure of
+        that trial, or of a call that was out before, is no attempt. If all consumers are left
+        alone, a failed trial counts.
     acked : callable, optional
         ``acked(position, record)`` is told of each record that a consumer has done, once, for a
         source that keeps count of that itself, as `ackcore.kafka.Consumer` does.
@@ -312,7 +314,7 @@ class Dispatcher:
     def _send(self, reader: Reader) -> None:
         """Send what there is room for; first what failed."""
         if not self._any_works():
-            # By a record that has not failed it shows whether consumers are broken, or records.
+            # A record that has not failed yet shows whether the consumers or the records are bad.
             self._send_new(reader)
         while self._flow.requeued and (lease := self._flow.try_again()):
             self._launch(lease)
@@ -492,7 +494,7 @@ class Dispatcher:
                 self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
 
     def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
-        """Return for how long a record waits that failed so often."""
+        """Return the seconds that a record waits after this many failures."""
         base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
         wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
         asked_s = error.asked_s if isinstance(error, Retry) else None
@@ -534,7 +536,7 @@ class Dispatcher:
         return counts
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Send a consumer nothing for a back-off, or for longer if it asks for that."""
+        """Pause a consumer for its back-off, or for the time it asks for if that is longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
         self._flow.pause(name, max(backoff_s, after_s or 0.0))
