@@ -198,29 +198,16 @@ class RowSchema:
             except Exception as error:
                 if len(rows) > 1:
                     raise
-                raise self._refusal(values[0], field.name, field.type, error) from error
+                raise ValueError(
+                    f"{field.name!r} of {self.title} must be {field.type}, got "
+                    f"{type(values[0]).__name__}: {error}"
+                ) from error
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")
             if isinstance(column, pa.ChunkedArray):  # more text than one array has room for
                 raise OverflowError(f"{field.name!r} of {self.title} has too much text at once")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _refusal(self, value: Any, name: str, kind: pa.DataType, error: Exception) -> ValueError:
-        """Return the error for a value that does not fit; of a dict, for the field to blame."""
-        if pa.types.is_struct(kind) and isinstance(value, Mapping):
-            for field in kind:
-                inner = value.get(field.name)
-                try:
-                    array_of([inner], field.type, projects=self.projects)
-                except Exception as found:
-                    return self._refusal(inner, f"{name}.{field.name}", field.type, found)
-        # The words of Arrow and Python often leave out the value.
-        is_ours = not isinstance(error, pa.ArrowException | OverflowError | UnicodeError)
-        why = f": {error}" if is_ours else f" {short_repr(value)}, which does not fit"
-        return ValueError(
-            f"{name!r} of {self.title} must be {kind}, got {type(value).__name__}{why}"
-        )
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
         """Convert rows to batches, each with the row it starts at, and name the rows that fail."""
