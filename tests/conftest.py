@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ackcore import Acker
-from ackcore.testing.scripts import Clock
 
 sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
 sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
@@ -73,6 +72,7 @@ def reference():
 @pytest.fixture(params=[1, 3], ids=["1 shard", "3 shards"])
 def make_acker(Ledger, request):
     """Make ackers of either backend, of one shard or several, in simulated time."""
+    from ledger_scripts import Clock  # noqa: PLC0415 - on the path that is set above
 
     def make_acker(**arguments):
         return Acker(Ledger, **{"shards": request.param, "clock": Clock(), **arguments})
