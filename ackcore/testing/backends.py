@@ -109,10 +109,12 @@ def _made(options: dict[str, Any], factory: Factory) -> Any:
 def _run(factory: Factory, chance: random.Random) -> None:
     options: dict[str, Any] = {
         "capacity": chance.choice([1, 64]),
-        "buckets": chance.choice([2, 3, 4, 126]),
         "refresh_on_ack": chance.random() < 0.3,
         "max_entries": chance.choice([None, None, 6]),
     }
+    buckets = chance.choice([2, 3, 4, 126])
+    if buckets != 3:  # the default
+        options["buckets"] = buckets
     timed = chance.random() < 0.6
     clocks: list[Any] = [_Clock(), _Clock()] if timed else [None, None]
     pair = [factory(**options, clock=clocks[0]), Ledger(**options, clock=clocks[1])]
@@ -132,7 +134,7 @@ def _run(factory: Factory, chance: random.Random) -> None:
             clocks = [one.clock for one in pair]
             history += "\n  a copy"
         else:
-            call = _drawn(chance, options["buckets"], timed)
+            call = _drawn(chance, buckets, timed)
             history += f"\n  {call}" + f" at {now}" * timed
             _same(history, operator.methodcaller(call.method, *call.arguments), *pair)
         _same(f"{history}\n  then its state", _state, *pair)
@@ -178,7 +180,7 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Call:
             [(), (50, chance.randrange(40)), (None, 20), (-(2**63), 5)]
         ),
         "rotate": lambda: (),
-        "expired": lambda: (),
+        "expired": lambda: chance.choice([(), (), (0,)]),
         "oldest": lambda: (chance.choice([0, 1, 3, 100]),),
         "get": lambda: (root(),),
         "__contains__": lambda: (root(),),
@@ -199,7 +201,9 @@ def _refused(chance: random.Random) -> _Call:
             _Call("ack_many", (bad, two)), _Call("ack_many", (two, bad)),
             _Call("fail_many", (None,)),
             _Call("reset_timeout_many", (None,)), _Call("fold", (two, two, unknown)),
-            _Call("fold", (two, bad, tasks)), _Call("init", (1, no_id, 1)),
+            _Call("fold", (two, bad, tasks)),
+            _Call("fold", (two, two, tasks[:1])),
+            _Call("init_many", (two, two, abs(tasks[:1]))), _Call("init", (1, no_id, 1)),
             _Call("init", (1, 1, -1)), _Call("init", (1, 1, 2**31)), _Call("ack", (no_id, 1)),
             _Call("ack", (1, no_id)), _Call("fail", (no_id,)), _Call("get", (no_id,)),
             _Call("reset_timeout", (no_id,)), _Call("__contains__", (no_id,)),
