@@ -175,7 +175,7 @@ INLINE void prefetch_ahead(const ledger_t *l, const block_t *w, size_t j, const 
 /* Slots of a bucket that a row may take: its key's, or free ones; higher bits are undefined. */
 INLINE uint32_t probe_slots(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
     uint32_t match, free_;
-    probe_unmasked(b, id, &match, &free_);
+    match_unmasked(b, id, &match, &free_);
     if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
     return match | free_ << FREE_BITS;
 }
@@ -231,29 +231,12 @@ INLINE void reprobe(const ledger_t *l, block_t *w, size_t j) {
 
 /* ---- after rows: outcomes ------------------------------------------------------------------ */
 
-/* Which of up to 64 rows completed a tree, as bits. */
-INLINE uint64_t completed_rows(const uint8_t *erased_stamps, size_t n) {
-    uint64_t none = 0;
-#if SIMD >= 3
-    none = _mm512_testn_epi8_mask(_mm512_loadu_si512(erased_stamps),
-                                  _mm512_loadu_si512(erased_stamps));
-#elif SIMD >= 1
-    for (int k = 0; k < 64; k += 16) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)(erased_stamps + k));
-        none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()))
-                << k;
-    }
-#else
-    for (int k = 0; k < 64; k++) none |= (uint64_t)(erased_stamps[k] == 0) << k;
-#endif
-    return n < 64 ? ~none & (((uint64_t)1 << n) - 1) : ~none;
-}
 /* Write the outcomes of the trees that rows before `end` completed, and count their entries out.
  * The exit of the inner loop is mispredicted, which costs less than doing all 64 rows. */
 COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t *out) {
     size_t m = w->outcomes;
     for (size_t start = w->collected; start < end; start += 64)
-        for (uint64_t done = completed_rows(w->erased_stamps + start, end - start); done;
+        for (uint64_t done = nonzero_bytes(w->erased_stamps + start, end - start); done;
              done &= done - 1) {
             const size_t j = start + (size_t)__builtin_ctzll(done);
             out->root_ids[m] = (int64_t)w->ids[j];

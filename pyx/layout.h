@@ -1,6 +1,6 @@
 /* layout.h - what a ledger is in memory, and what a kernel offers.
  *
- * Read layout.h, table.h, ledger.h, message.h, block.h, kernel.h, in this order; then ledger.pxi,
+ * Read layout.h, bucket_ops.h, table.h, ledger.h, message.h, block.h, kernel.h; then ledger.pxi,
  * which allocates and locks.
  *
  * A ledger is an open-addressing hash table with 64-bit root ids for keys, bucketed linear

@@ -34,28 +34,6 @@
 #include <sys/mman.h>
 #endif
 
-/* ---- stamps ------------------------------------------------------------------------------ */
-
-/* One bit a slot: which hold an entry of at least that age, where `now` is the present stamp. */
-INLINE uint32_t aged_slots(const bucket_t *b, int now, int age) {
-#if SIMD >= 1
-    const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
-    const __m128i stamps = _mm_and_si128(load_stamps(b), seven);
-    const __m128i wrapped = _mm_and_si128(_mm_cmpgt_epi8(stamps, stamp), seven);
-    const __m128i ages = _mm_add_epi8(_mm_sub_epi8(stamp, stamps), wrapped);
-    const __m128i old = _mm_cmpgt_epi8(ages, _mm_set1_epi8((char)(age - 1)));
-    const __m128i free_ = _mm_cmpeq_epi8(stamps, _mm_setzero_si128());
-    return (uint32_t)_mm_movemask_epi8(_mm_andnot_si128(free_, old)) & ALL_SLOTS;
-#else
-    uint32_t aged = 0;
-    for (int s = 0; s < SLOTS; s++) {
-        const int stamp = b->stamps[s] & ~MARKED;
-        const int is = now - stamp + (stamp > now ? STAMPS : 0);
-        aged |= (uint32_t)(stamp != 0 && is >= age) << s;
-    }
-    return aged;
-#endif
-}
 INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
     return aged_slots(b, l->stamp, l->turns);
 }
@@ -75,7 +53,7 @@ static int ledger_find(ledger_t *l, uint64_t key, place_t *place) {
     size_t i;
     table_t *t = find_home(l, hash_of(l->seed, key), &i);
     for (;; i = next_bucket(t, i)) {
-        probe(&t->buckets[i], key, &match, &free_);
+        match_slots(&t->buckets[i], key, &match, &free_);
         if (UNLIKELY(l->dead != 0)) match &= ~dead_slots(l, &t->buckets[i]);
         if (match) break;
         if (free_) return 0;

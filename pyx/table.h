@@ -3,90 +3,24 @@
  * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
  * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller
  * sees to it that no two live entries have one key, and that the table does not become full.
- * SIMD is 0 without vectors, 1 with SSE2, 2 with AVX2, 3 with AVX-512: each kernel_*.c sets it.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
 
-#include "layout.h"
+#include "bucket_ops.h"
 #include "mix.h"
 
-/* ---- hashing and probing ----------------------------------------------------------------- */
+/* ---- hashing ----------------------------------------------------------------------------- */
 
 INLINE seed_t seed_from(uint64_t secret) {
     seed_t seed = {mix64(secret + GOLDEN),
                    {mix64(secret + 2 * GOLDEN) | 1, mix64(secret + 3 * GOLDEN) | 1}};
     return seed;
 }
-/* Two rounds: after one, evenly spaced ids cluster in a few buckets under one seed in twenty
- * (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding
- * the two halves of a full product does the work of a round.  Kernels of different levels need not
- * agree: no hash leaves them, and rows listed in table order are sorted before they are packed
- * (wire.pack_entries). */
-INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
-    uint64_t x = key ^ seed.flip;
-#if SIMD >= 2
-    x = (x ^ (x >> 32)) * seed.multipliers[0];
-    x ^= x >> 32;
-#else
-    const unsigned __int128 product = (unsigned __int128)x * seed.multipliers[0];
-    x = (uint64_t)product ^ (uint64_t)(product >> 64);
-#endif
-    return x * seed.multipliers[1];
-}
 /* The upper half of the hash, scaled to 0..n-1: n is below 2**32, as vectors multiply 32 bits. */
 INLINE size_t home_bucket(size_t n, uint64_t hash) {
     return (size_t)(((hash >> 32) * (uint32_t)n) >> 32);
 }
-
-enum { ALL_SLOTS = (1 << SLOTS) - 1 };
-#if SIMD >= 1
-INLINE __m128i load_stamps(const bucket_t *b) { /* and overflow_count, which callers mask out */
-    int32_t w;
-    memcpy(&w, b->stamps, sizeof w);
-    return _mm_cvtsi32_si128(w);
-}
-#endif
-/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are
- * undefined. */
-INLINE void probe_unmasked(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
-    uint32_t equal, empty;
-#if SIMD >= 1
-    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(b), _mm_setzero_si128()));
-#else
-    empty = 0;
-    for (int s = 0; s < SLOTS; s++) empty |= (uint32_t)(b->stamps[s] == 0) << s;
-#endif
-#if SIMD >= 3
-    equal = _mm256_cmpeq_epi64_mask(_mm256_load_si256((const __m256i *)b->keys),
-                                    _mm256_set1_epi64x((long long)key));
-#elif SIMD >= 2
-    equal = (uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(
-        _mm256_load_si256((const __m256i *)b->keys), _mm256_set1_epi64x((long long)key)));
-#elif SIMD >= 1
-    const __m128i wanted = _mm_set1_epi64x((long long)key);
-    equal = 0;
-    for (int k = 0; k < 2; k++) { /* no 64-bit compare below SSE4.1: both halves must agree */
-        __m128i e = _mm_cmpeq_epi32(_mm_load_si128((const __m128i *)&b->keys[2 * k]), wanted);
-        e = _mm_and_si128(e, _mm_shuffle_epi32(e, 0xb1));
-        equal |= (uint32_t)_mm_movemask_pd((__m128d)e) << (2 * k);
-    }
-#else
-    equal = 0;
-    for (int s = 0; s < SLOTS; s++) equal |= (uint32_t)(b->keys[s] == key) << s;
-#endif
-    *match = equal & ~empty;
-    *free_ = empty;
-}
-/* The same, and higher bits are 0. */
-INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
-    probe_unmasked(b, key, match, free_);
-    *match &= ALL_SLOTS;
-    *free_ &= ALL_SLOTS;
-}
-INLINE void prefetch(const bucket_t *b) { __builtin_prefetch(b, 1, 3); }
-/* Into L2 only: more lines can be in flight to it than to L1. */
-INLINE void prefetch_far(const bucket_t *b) { __builtin_prefetch(b, 1, 2); }
 
 /* ---- one table --------------------------------------------------------------------------- */
 
@@ -153,7 +87,7 @@ static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
     size_t i = home, distance = 0;
     uint32_t match, free_;
     for (;; i = next_bucket(t, i), distance++) {
-        probe(&t->buckets[i], e.key, &match, &free_);
+        match_slots(&t->buckets[i], e.key, &match, &free_);
         if (free_) break;
         ASSERT(distance < t->n);
         overflow_inc(t, i);
