@@ -7,7 +7,7 @@
 #ifndef ACKCORE_CHECK_H
 #define ACKCORE_CHECK_H
 
-#include "ledger.h"
+#include "expiry.h"
 
 #if CHECKED
 #include <stdlib.h>

@@ -22,7 +22,6 @@ static size_t next_block(ledger_t *l, size_t rest) {
     ledger_migrate(l, l->old.n > l->cur.n ? rows * 32 : rows * 2);
     if (UNLIKELY(l->used + rows > l->limit)) {
         size_t room = l->limit > l->used ? l->limit - l->used : 0;
-        table_t t;
         if (sweepable(l) > 0 && room < LEAST_BLOCK) {
             ledger_migrate(l, WHOLE);
             ledger_sweep(l, WHOLE);
@@ -30,13 +29,8 @@ static size_t next_block(ledger_t *l, size_t rest) {
         }
         if (room >= LEAST_BLOCK || room >= rest)
             rows = room < rows ? room : rows;
-        else if (take_reserve(l, l->used + rows, &t)) {
-            start_migration(l, t);
-            l->growths++;
-            /* Two home buckets a row: done before the new table is full. */
-            ledger_migrate(l, rows * 2);
-        } else
-            ASSERT(0); /* ledger_reserve_needed made sure of one */
+        else if (!grow(l, rows))
+            ASSERT(0); /* ledger_reserve_needed made sure of a reserve */
     }
     /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill
      * it. */
@@ -240,6 +234,8 @@ const kernel_t KERNEL = {
     .desired_size = ledger_desired_size,
     .install = install,
     .next_retired = next_retired,
+    .buckets_for = buckets_for,
+    .limit_of = limit_of,
     .rotate = rotate,
     .run_batch = run_batch,
     .run_one = run_one,

@@ -68,7 +68,7 @@ cdef class Ledger:
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
         secret &= UINT64_MAX
-        self.l.min_buckets = buckets_for(min(self.options.capacity, INT64_MAX))
+        self.l.min_buckets = kernel.buckets_for(min(self.options.capacity, INT64_MAX))
         t = self.new_table(self.l.min_buckets)
         kernel.open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
@@ -84,11 +84,11 @@ cdef class Ledger:
         """An empty table of n buckets, which owns a reference to the array of its memory."""
         cdef cnp.ndarray memory
         if n >= <size_t>1 << 32:  # home_bucket scales 32 bits
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets)))
+            raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.l.min_buckets)))
         try:
             memory = zeroed(table_bytes(n, self.timed))
         except (MemoryError, OSError):
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets))) from None
+            raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.l.min_buckets))) from None
         Py_INCREF(memory)
         return table_at(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 

@@ -112,7 +112,7 @@ cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
     merge_columns(ledger, expired, False)
     ledger.most = most
     ledger.options = ledger.options._replace(capacity=arguments["capacity"])
-    ledger.l.min_buckets = buckets_for(min(ledger.options.capacity, INT64_MAX))
+    ledger.l.min_buckets = kernel.buckets_for(min(ledger.options.capacity, INT64_MAX))
     ledger.l.second_inits = stats.second_inits
     ledger.l.orphans = stats.orphans - kernel.waiting_orphans(&ledger.l)
     ledger.l.untaken = stats.expired_untaken

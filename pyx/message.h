@@ -7,7 +7,7 @@
 #ifndef ACKCORE_MESSAGE_H
 #define ACKCORE_MESSAGE_H
 
-#include "ledger.h"
+#include "expiry.h"
 
 static void set_stamp(ledger_t *l, place_t at, int stamp) {
     uint8_t *was = &at.table->buckets[at.i].stamps[at.s];
