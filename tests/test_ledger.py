@@ -185,7 +185,7 @@ def test_ids_that_share_a_home_under_a_known_seed(native, seed):
         x = x * 0x94D049BB133111EB & mask
         return x ^ x >> 31
 
-    # As pyx/bucket_ops.h: two rounds of x = (x ^ x >> 32) * multiplier on key ^ flip, and the home is
+    # As pyx/bucket_ops.h: two rounds of x = (x ^ x >> 32) * multiplier on key ^ flip; the home is
     # the hash's high bits. (The baseline kernel's first round is another, and cannot be undone.)
     flip, *multipliers = (mix(seed + k * 0x9E3779B97F4A7C15 & mask) for k in (1, 2, 3))
     inverses = [pow(multiplier | 1, -1, 2**64) for multiplier in multipliers]
