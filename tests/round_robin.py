@@ -11,7 +11,7 @@ class RoundRobin(_ByScore):
         self._turn = -1
 
     def changed(self, consumer):
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def _pick(self):

@@ -31,7 +31,7 @@ class Spout:
 
 
 class Topology:
-    """What the state asks of one."""
+    """Return the facts that the state reads of a topology."""
 
     def __init__(self, bolts=("count",), **spouts):
         self.spouts = {name: Spout() for name in spouts}
@@ -148,7 +148,7 @@ def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=
     return name.removesuffix(".staged")
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """The process is no more; nothing that would clean up may work."""
 
 

@@ -92,7 +92,7 @@ def test_equal_words_of_a_line_are_added_up():
 
 
 class Word:
-    """As much of a tuple as `Enrich` asks for."""
+    """A stand-in for the part of a tuple that `Enrich` reads."""
 
     def __init__(self, word, stable_id=0, attempt=0):
         self.values, self.stable_id, self.attempt = (1, word), stable_id, attempt

@@ -50,7 +50,7 @@ _AT_ONCE = 16
 
 
 class Parts(NamedTuple):
-    """What the rows of a micro-batch are called.
+    """The names of the objects that hold a micro-batch's rows.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Writer(Protocol):
 
 
 class ParquetObjects:
-    """What `to_parquet` returns for a URL of a bucket."""
+    """The sink that `to_parquet` returns for a URL of a bucket."""
 
     #: What was written under a batch id is replaced when other rows are.
     replaces = True
@@ -99,7 +99,7 @@ class ParquetObjects:
         return f"to_parquet({self.path!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """As `check_columns`."""
+        """See `check_columns`."""
         check_columns(name, schema, case_sensitive)
 
     def write_accepted(self, accepted: Accepted) -> None:
@@ -163,7 +163,7 @@ class ParquetObjects:
         whose = {"deployment": accepted.deployment, "sink": accepted.sink}
         check_fence()
         try:
-            self._store.put(key, _noted(whose, parts, ()), if_absent=True)
+            self._store.replace(key, _noted(whose, parts, ()), None)
         except StoreConflict:
             found = self._store.get(key)
             if found is None:
@@ -185,7 +185,7 @@ class ParquetObjects:
             parts = Parts(f"{fingerprint}-{len(replaced)}", files)
         # Behind the look at the note: whoever takes over from now on replaces it.
         check_fence()
-        self._store.put(key, _noted(whose, parts, replaced), if_version=found.version)
+        self._store.replace(key, _noted(whose, parts, replaced), found.version)
         self._empty(accepted, replaced)
         return parts
 

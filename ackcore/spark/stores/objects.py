@@ -29,7 +29,6 @@ from ackcore.spark.stores.interface import (
     StoreConflict,
     Stored,
     StoreUnavailable,
-    checked_condition,
     checked_key,
 )
 
@@ -108,7 +107,7 @@ class ObjectStore:
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
-        """As `Store.get`."""
+        """See `Store.get`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -120,7 +119,7 @@ class ObjectStore:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
-        """As `Store.read`; an object of more than 32 MiB is in a file that has no name."""
+        """See `Store.read`; an object of more than 32 MiB is in a file that has no name."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -143,7 +142,7 @@ class ObjectStore:
                 return source.read_buffer()
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """As `Store.read_range`."""
+        """See `Store.read_range`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -153,21 +152,19 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
-    ) -> str:
-        """As `Store.put`."""
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        """See `Store.put`."""
+        return self._put(key, data, "create" if if_absent else "overwrite", None)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store.replace`."""
+        return self._put(key, data, "create" if version is None else _condition(version), version)
+
+    def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
         import obstore  # noqa: PLC0415 - an extra
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
 
         checked_key(key)
-        checked_condition(if_absent, if_version)
-        if if_absent:
-            mode: Any = "create"
-        elif if_version is not None:
-            mode = _condition(if_version)
-        else:
-            mode = "overwrite"
         for tried in range(_TRIES):
             try:
                 with self._asking(key, "written"):
@@ -185,7 +182,7 @@ class ObjectStore:
                     found = self.get(key)
                 except StoreUnavailable:
                     raise lost from None
-                if (found is not None) if if_absent else (found or _NONE).version != if_version:
+                if (None if found is None else found.version) != version:
                     return self._unless_ours(key, data, found)
         raise AssertionError("unreachable")
 
@@ -200,7 +197,7 @@ class ObjectStore:
         )
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """As `Store.put_file`."""
+        """See `Store.put_file`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -235,7 +232,7 @@ class ObjectStore:
             return None
 
     def copy(self, source: str, key: str) -> int | None:
-        """As `Store.copy`."""
+        """See `Store.copy`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(source)
@@ -251,7 +248,7 @@ class ObjectStore:
         return size
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         import obstore  # noqa: PLC0415 - an extra
 
         found: list[Entry] = []
@@ -262,7 +259,7 @@ class ObjectStore:
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Store.delete`."""
+        """See `Store.delete`."""
         import obstore  # noqa: PLC0415 - an extra
 
         every = [checked_key(key) for key in keys]
@@ -344,9 +341,6 @@ def _aligned(data: Any) -> pa.Buffer:
     copy = pa.allocate_buffer(buffer.size)
     memoryview(copy).cast("B")[:] = memoryview(buffer).cast("B")
     return copy
-
-
-_NONE = Stored(b"", "")
 
 
 def _version(of: Any) -> str:
