@@ -217,7 +217,7 @@ cdef object bucket_view(table_t t):
     """A table's buckets as a read-only structured array over its memory."""
     cdef cnp.ndarray memory = <cnp.ndarray>t.owner
     offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
-    buckets = memoryview(memory)[offset:offset + BUCKET.itemsize * t.n]
+    buckets = memoryview(memory)[offset:offset + BUCKET.itemsize * t.n_buckets]
     return np.frombuffer(buckets.toreadonly(), BUCKET)  # nor can it be made writable again
 
 

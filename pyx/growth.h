@@ -74,200 +74,222 @@ INLINE size_t buckets_for(size_t entries) {
 }
 
 /* Buckets of a grown table for so many entries, with some room for what follows. */
-static size_t buckets_after_growth(const ledger_t *l, size_t entries) {
+static size_t buckets_after_growth(const ledger_t *ledger, size_t entries) {
     const size_t n = scaled(entries + entries / 32 + 64, 64, MAX_LOAD_GROWN) + 1;
-    return n < l->min_buckets ? l->min_buckets : n;
+    return n < ledger->min_buckets ? ledger->min_buckets : n;
 }
 
 /* ---- retired tables --------------------------------------------------------------------- */
 
-static void retire(ledger_t *l, table_t *t) {
-    retired_t *r = (retired_t *)t->buckets;
-    void *owner = t->owner;
-    if (t->n == 0) return;
-    r->owner = owner;
-    r->next = l->retired;
-    l->retired = r;
-    memset(t, 0, sizeof *t);
+static void retire(ledger_t *ledger, table_t *table) {
+    retired_t *head = (retired_t *)table->buckets;
+    void *owner = table->owner;
+    if (table->n_buckets == 0) return;
+    head->owner = owner;
+    head->next = ledger->retired;
+    ledger->retired = head;
+    memset(table, 0, sizeof *table);
 }
-static void *next_retired(ledger_t *l) { /* the owner of a table that may be freed, or NULL */
+static void *next_retired(ledger_t *ledger) { /* the owner of a table that may be freed, or NULL */
     void *owner;
-    if (l->retired == NULL) return NULL;
-    owner = l->retired->owner;
-    l->retired = l->retired->next;
+    if (ledger->retired == NULL) return NULL;
+    owner = ledger->retired->owner;
+    ledger->retired = ledger->retired->next;
     return owner;
 }
 
 /* ---- migration -------------------------------------------------------------------------- */
 
 /* Move an entry from the old table to the new one, or drop it if it is too old to be taken. */
-static void migrate_entry(ledger_t *l, entry_t e) {
+static void migrate_entry(ledger_t *ledger, entry_t entry) {
     place_t place;
-    size_t i = home_bucket(l->cur.n, hash_of(l->seed, e.key));
-    if (UNLIKELY(age_of(l, e.stamp) > l->turns)) {
-        l->used--;
-        l->counts[e.stamp]--;
-        l->dead--;
-        l->orphans += e.not_task >= 0;
-    } else if (UNLIKELY(table_insert(&l->cur, i, e, &place) > PROBE_LIMIT))
-        l->needs_reseed = 1;
+    size_t index = home_bucket(ledger->cur.n_buckets, hash_of(ledger->seed, entry.key));
+    if (UNLIKELY(age_of(ledger, entry.stamp) > ledger->turns)) {
+        ledger->used--;
+        ledger->counts[entry.stamp]--;
+        ledger->dead--;
+        ledger->orphans += entry.not_task >= 0;
+    } else if (UNLIKELY(table_insert(&ledger->cur, index, entry, &place) > PROBE_LIMIT))
+        ledger->needs_reseed = 1;
 }
-/* Move the entries whose home is bucket i of the old table, wherever they were displaced to. */
-static void migrate_home(ledger_t *l, size_t i) {
-    table_t *t = &l->old;
-    for (size_t j = i, distance = 0; distance < t->n; j = next_bucket(t, j), distance++) {
-        bucket_t *b = &t->buckets[j];
-        for (unsigned s = 0; s < SLOTS; s++)
-            while (b->stamps[s] && home_bucket(t->n, hash_of(l->seed, b->keys[s])) == i) {
-                entry_t e = entry_at(t, j, s);
-                table_erase(t, l->seed, j, s); /* may shift another of the same home here */
-                migrate_entry(l, e);
+/* Move the entries whose home is this bucket of the old table, wherever they were displaced to. */
+static void migrate_home(ledger_t *ledger, size_t index) {
+    table_t *table = &ledger->old;
+    for (size_t smaller = index, distance = 0; distance < table->n_buckets;
+         smaller = next_bucket(table, smaller), distance++) {
+        bucket_t *bucket = &table->buckets[smaller];
+        for (unsigned slot = 0; slot < SLOTS; slot++)
+            while (bucket->stamps[slot] &&
+                   home_bucket(table->n_buckets, hash_of(ledger->seed, bucket->keys[slot])) ==
+                       index) {
+                entry_t entry = entry_at(table, smaller, slot);
+                table_erase(table, ledger->seed, smaller,
+                            slot); /* may shift another of the same home here */
+                migrate_entry(ledger, entry);
             }
-        if (b->overflow_count == 0) break;
+        if (bucket->overflow_count == 0) break;
     }
 }
 /* Return the memory of migrated buckets a piece at a time: to unmap a large table at once takes
  * tens of milliseconds.  Returned pages read as zeros, that is, as free slots; so there must be no
  * entry, and while the last bucket has overflow, its displaced entries may be in the first ones. */
-static void release_migrated(ledger_t *l) {
+static void release_migrated(ledger_t *ledger) {
 #if defined(__linux__)
     enum { PIECE = 2 << 20 };
-    const uintptr_t start = (uintptr_t)l->old.buckets;
-    const uintptr_t from = (start + l->released + PIECE - 1) / PIECE * PIECE;
-    const uintptr_t to = (uintptr_t)&l->old.buckets[l->migrated] / PIECE * PIECE;
-    if (to <= from || l->old.buckets[l->old.n - 1].overflow_count) return;
+    const uintptr_t start = (uintptr_t)ledger->old.buckets;
+    const uintptr_t from = (start + ledger->released + PIECE - 1) / PIECE * PIECE;
+    const uintptr_t to = (uintptr_t)&ledger->old.buckets[ledger->migrated] / PIECE * PIECE;
+    if (to <= from || ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count) return;
     madvise((void *)from, to - from, MADV_DONTNEED); /* failing, it is freed with the rest */
-    l->released = to - start;
+    ledger->released = to - start;
 #endif
 }
-static void ledger_migrate(ledger_t *l, size_t homes) {
-    size_t end = l->old.n - l->migrated < homes ? l->old.n : l->migrated + homes;
-    if (l->old.n == 0) return;
-    while (l->migrated < end) migrate_home(l, l->migrated++);
-    if (l->migrated == l->old.n) {
-        retire(l, &l->old);
-        l->take_at = 0;
+static void ledger_migrate(ledger_t *ledger, size_t homes) {
+    size_t end = ledger->old.n_buckets - ledger->migrated < homes ? ledger->old.n_buckets
+                                                                  : ledger->migrated + homes;
+    if (ledger->old.n_buckets == 0) return;
+    while (ledger->migrated < end) migrate_home(ledger, ledger->migrated++);
+    if (ledger->migrated == ledger->old.n_buckets) {
+        retire(ledger, &ledger->old);
+        ledger->take_at = 0;
     } else
-        release_migrated(l);
+        release_migrated(ledger);
 }
-static void start_migration(ledger_t *l, table_t t) {
-    ledger_migrate(l, WHOLE);
-    l->old = l->cur;
-    l->cur = t;
-    l->migrated = l->released = 0;
-    l->limit = limit_of(t.n, l->min_buckets);
-    l->sweep_at = l->take_at = 0;
+static void start_migration(ledger_t *ledger, table_t table) {
+    ledger_migrate(ledger, WHOLE);
+    ledger->old = ledger->cur;
+    ledger->cur = table;
+    ledger->migrated = ledger->released = 0;
+    ledger->limit = limit_of(table.n_buckets, ledger->min_buckets);
+    ledger->sweep_at = ledger->take_at = 0;
 }
 
 /* ---- reserves --------------------------------------------------------------------------- */
 
 /* Take the smallest reserve with room for that many entries; smaller ones are retired. */
-static int take_reserve(ledger_t *l, size_t entries, table_t *t) {
-    size_t k = 0;
-    while (k < l->n_reserves && limit_of(l->reserves[k].n, l->min_buckets) < entries) k++;
-    if (k == l->n_reserves) return 0;
-    *t = l->reserves[k];
-    for (size_t j = 0; j < k; j++) retire(l, &l->reserves[j]);
-    l->n_reserves -= k + 1;
-    memmove(l->reserves, l->reserves + k + 1, l->n_reserves * sizeof *t);
+static int take_reserve(ledger_t *ledger, size_t entries, table_t *table) {
+    size_t chosen = 0;
+    while (chosen < ledger->n_reserves &&
+           limit_of(ledger->reserves[chosen].n_buckets, ledger->min_buckets) < entries)
+        chosen++;
+    if (chosen == ledger->n_reserves) return 0;
+    *table = ledger->reserves[chosen];
+    for (size_t smaller = 0; smaller < chosen; smaller++)
+        retire(ledger, &ledger->reserves[smaller]);
+    ledger->n_reserves -= chosen + 1;
+    memmove(ledger->reserves, ledger->reserves + chosen + 1, ledger->n_reserves * sizeof *table);
     return 1;
 }
 /* Buckets of the reserve to add before n more rows; 0: there is enough.  Each is half as large
  * again as the one before (twice a table sized up front), so growth stops near what the rows turn
  * out to need; the last one suffices whatever they are.  A long batch also gets one to reseed into.
  * `frugal`, when an allocation failed: only what n rows may need. */
-static size_t reserve_size(const ledger_t *l, size_t n, int frugal) {
+static size_t reserve_size(const ledger_t *ledger, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
     const size_t limit =
-        l->n_reserves ? limit_of(l->reserves[l->n_reserves - 1].n, l->min_buckets) : l->limit;
+        ledger->n_reserves
+            ? limit_of(ledger->reserves[ledger->n_reserves - 1].n_buckets, ledger->min_buckets)
+            : ledger->limit;
     /* Entries to buckets: 70/64 * 11/8 = 1.50 times the last table, 92/64 * 11/8 = 1.98 times one
      * sized up front. */
     const size_t next = scaled(limit, 11, 8);
-    if (l->used + n <= limit) return n >= LONG_BATCH && l->n_reserves == 0 && !frugal ? next : 0;
-    return frugal || l->n_reserves == MAX_RESERVES - 1 ? buckets_after_growth(l, l->used + n)
-                                                       : next;
+    if (ledger->used + n <= limit)
+        return n >= LONG_BATCH && ledger->n_reserves == 0 && !frugal ? next : 0;
+    return frugal || ledger->n_reserves == MAX_RESERVES - 1
+               ? buckets_after_growth(ledger, ledger->used + n)
+               : next;
 }
-static void ledger_add_reserve(ledger_t *l, table_t t) {
-    if (l->n_reserves == MAX_RESERVES || (l->n_reserves && l->reserves[l->n_reserves - 1].n >= t.n))
-        retire(l, &t);
+static void ledger_add_reserve(ledger_t *ledger, table_t table) {
+    if (ledger->n_reserves == MAX_RESERVES ||
+        (ledger->n_reserves &&
+         ledger->reserves[ledger->n_reserves - 1].n_buckets >= table.n_buckets))
+        retire(ledger, &table);
     else
-        l->reserves[l->n_reserves++] = t;
+        ledger->reserves[ledger->n_reserves++] = table;
 }
 /* Let a reserve with room for the entries and these rows take over; 0: there is none. */
-COLD int grow(ledger_t *l, size_t rows) {
-    table_t t;
-    if (!take_reserve(l, l->used + rows, &t)) return 0;
-    start_migration(l, t);
-    l->growths++;
+COLD int grow(ledger_t *ledger, size_t rows) {
+    table_t table;
+    if (!take_reserve(ledger, ledger->used + rows, &table)) return 0;
+    start_migration(ledger, table);
+    ledger->growths++;
     /* Two home buckets a row: done before the new table is full. */
-    ledger_migrate(l, rows * 2);
+    ledger_migrate(ledger, rows * 2);
     return 1;
 }
 
 /* ---- another seed, a smaller table ------------------------------------------------------ */
 
-static void reseed_into(ledger_t *l, table_t t) {
+static void reseed_into(ledger_t *ledger, table_t table) {
     table_t from;
-    ledger_migrate(l, WHOLE);
-    from = l->cur;
-    l->secret = mix64(l->secret + 1);
-    l->seed = seed_from(l->secret);
-    l->cur = t;
+    ledger_migrate(ledger, WHOLE);
+    from = ledger->cur;
+    ledger->secret = mix64(ledger->secret + 1);
+    ledger->seed = seed_from(ledger->secret);
+    ledger->cur = table;
     /* Same size: keep the limit, as `min_buckets` may have been lowered since (restore). */
-    if (t.n != from.n) l->limit = limit_of(t.n, l->min_buckets);
-    l->sweep_at = l->take_at = 0;
-    l->needs_reseed = 0;
-    l->growths++;
-    for (size_t i = 0; i < from.n; i++)
-        for (unsigned s = 0; s < SLOTS; s++)
-            if (from.buckets[i].stamps[s]) migrate_entry(l, entry_at(&from, i, s));
-    retire(l, &from);
+    if (table.n_buckets != from.n_buckets)
+        ledger->limit = limit_of(table.n_buckets, ledger->min_buckets);
+    ledger->sweep_at = ledger->take_at = 0;
+    ledger->needs_reseed = 0;
+    ledger->growths++;
+    for (size_t index = 0; index < from.n_buckets; index++)
+        for (unsigned slot = 0; slot < SLOTS; slot++)
+            if (from.buckets[index].stamps[slot])
+                migrate_entry(ledger, entry_at(&from, index, slot));
+    retire(ledger, &from);
 }
 /* Called after rows and turns: sets `shrink_to` if the table was far too large for a long time. */
-static void consider_shrink(ledger_t *l) {
-    if (l->work < 4 * l->limit || l->old.n) return;
-    l->shrink_to = 0;
-    if (l->peak * LOW_WATER < l->limit && l->cur.n > l->min_buckets)
-        l->shrink_to = buckets_after_growth(l, 2 * l->peak);
-    l->work = 0;
-    l->peak = l->used;
+static void consider_shrink(ledger_t *ledger) {
+    if (ledger->work < 4 * ledger->limit || ledger->old.n_buckets) return;
+    ledger->shrink_to = 0;
+    if (ledger->peak * LOW_WATER < ledger->limit && ledger->cur.n_buckets > ledger->min_buckets)
+        ledger->shrink_to = buckets_after_growth(ledger, 2 * ledger->peak);
+    ledger->work = 0;
+    ledger->peak = ledger->used;
 }
 /* Buckets of a table that would suit better than the present one, to reseed or to shrink, or 0. */
-static size_t ledger_desired_size(const ledger_t *l) {
-    return l->needs_reseed ? (l->old.n > l->cur.n ? l->old.n : l->cur.n) : l->shrink_to;
+static size_t ledger_desired_size(const ledger_t *ledger) {
+    return ledger->needs_reseed
+               ? (ledger->old.n_buckets > ledger->cur.n_buckets ? ledger->old.n_buckets
+                                                                : ledger->cur.n_buckets)
+               : ledger->shrink_to;
 }
 /* Move into such a table, or retire it if it no longer suits. */
-static void ledger_install(ledger_t *l, table_t t) {
-    if (l->needs_reseed && (t.n == l->cur.n || limit_of(t.n, l->min_buckets) >= l->used))
-        reseed_into(l, t);
-    else if (l->shrink_to && t.n < l->cur.n && limit_of(t.n, l->min_buckets) >= 2 * l->used &&
-             l->old.n == 0) {
-        for (size_t k = 0; k < l->n_reserves; k++) retire(l, &l->reserves[k]);
-        l->n_reserves = 0;
-        start_migration(l, t);
+static void ledger_install(ledger_t *ledger, table_t table) {
+    if (ledger->needs_reseed && (table.n_buckets == ledger->cur.n_buckets ||
+                                 limit_of(table.n_buckets, ledger->min_buckets) >= ledger->used))
+        reseed_into(ledger, table);
+    else if (ledger->shrink_to && table.n_buckets < ledger->cur.n_buckets &&
+             limit_of(table.n_buckets, ledger->min_buckets) >= 2 * ledger->used &&
+             ledger->old.n_buckets == 0) {
+        for (size_t k = 0; k < ledger->n_reserves; k++) retire(ledger, &ledger->reserves[k]);
+        ledger->n_reserves = 0;
+        start_migration(ledger, table);
     } else
-        retire(l, &t);
-    l->shrink_to = 0;
+        retire(ledger, &table);
+    ledger->shrink_to = 0;
 }
 
 /* ---- begin and end ---------------------------------------------------------------------- */
 
-static void ledger_open(ledger_t *l, table_t t, int turns, int refresh_on_ack, uint64_t secret) {
-    memset(l, 0, sizeof *l);
-    l->cur = t;
-    l->min_buckets = t.n;
-    l->limit = limit_of(t.n, t.n);
-    l->stamp = 1;
-    l->turns = turns;
-    l->refresh_on_ack = refresh_on_ack;
-    l->secret = secret;
-    l->seed = seed_from(secret);
+static void ledger_open(ledger_t *ledger, table_t table, int turns, int refresh_on_ack,
+                        uint64_t secret) {
+    memset(ledger, 0, sizeof *ledger);
+    ledger->cur = table;
+    ledger->min_buckets = table.n_buckets;
+    ledger->limit = limit_of(table.n_buckets, table.n_buckets);
+    ledger->stamp = 1;
+    ledger->turns = turns;
+    ledger->refresh_on_ack = refresh_on_ack;
+    ledger->secret = secret;
+    ledger->seed = seed_from(secret);
 }
 /* Retire everything. */
-static void ledger_close(ledger_t *l) {
-    retire(l, &l->cur);
-    retire(l, &l->old);
-    while (l->n_reserves) retire(l, &l->reserves[--l->n_reserves]);
+static void ledger_close(ledger_t *ledger) {
+    retire(ledger, &ledger->cur);
+    retire(ledger, &ledger->old);
+    while (ledger->n_reserves) retire(ledger, &ledger->reserves[--ledger->n_reserves]);
 }
 
 #endif

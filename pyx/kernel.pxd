@@ -15,7 +15,7 @@ cdef extern from "layout.h" nogil:
     size_t FULL
 
     ctypedef struct table_t:
-        size_t n
+        size_t n_buckets
         void *owner
         void *buckets
 

@@ -100,9 +100,9 @@ typedef struct {
 typedef struct {
     bucket_t *buckets;
     marks_t *marks;
-    times_t *times; /* NULL without a clock */
-    size_t n;       /* buckets; 0: no table */
-    void *owner;    /* reference to the numpy array that holds it */
+    times_t *times;   /* NULL without a clock */
+    size_t n_buckets; /* 0: no table */
+    void *owner;      /* reference to the numpy array that holds it */
 } table_t;
 
 typedef struct { /* one entry, out of its table */
@@ -114,8 +114,8 @@ typedef struct { /* one entry, out of its table */
 
 typedef struct { /* a slot position */
     table_t *table;
-    size_t i;
-    unsigned s;
+    size_t index; /* of the bucket */
+    unsigned slot;
 } place_t;
 
 _Static_assert(sizeof(bucket_t) == 64 && sizeof(marks_t) == 4, "a cache line and four bytes");
@@ -130,13 +130,13 @@ INLINE size_t table_bytes(size_t n, int timed) {
 /* Lay a table out in zeroed memory of table_bytes(n, timed). */
 INLINE table_t table_at(void *memory, size_t n, int timed, void *owner) {
     uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
-    table_t t;
-    t.buckets = (bucket_t *)start;
-    t.times = timed ? (times_t *)(t.buckets + n) : NULL;
-    t.marks = timed ? (marks_t *)(t.times + n) : (marks_t *)(t.buckets + n);
-    t.n = n;
-    t.owner = owner;
-    return t;
+    table_t table;
+    table.buckets = (bucket_t *)start;
+    table.times = timed ? (times_t *)(table.buckets + n) : NULL;
+    table.marks = timed ? (marks_t *)(table.times + n) : (marks_t *)(table.buckets + n);
+    table.n_buckets = n;
+    table.owner = owner;
+    return table;
 }
 
 typedef struct {
@@ -220,12 +220,12 @@ typedef struct retired { /* written over the table that it retires */
     void *owner;
 } retired_t;
 
-INLINE int age_of(const ledger_t *l, int stamp) {
-    int age = l->stamp - stamp;
+INLINE int age_of(const ledger_t *ledger, int stamp) {
+    int age = ledger->stamp - stamp;
     return age < 0 ? age + STAMPS : age;
 }
-INLINE int stamp_of(const ledger_t *l, int age) {
-    int stamp = l->stamp - age;
+INLINE int stamp_of(const ledger_t *ledger, int age) {
+    int stamp = ledger->stamp - age;
     return stamp < 1 ? stamp + STAMPS : stamp;
 }
 /* An entry that no message completes becomes
@@ -235,10 +235,12 @@ INLINE int stamp_of(const ledger_t *l, int age) {
  *   sweepable  dead and older, so untaken: sweeping or migration frees its slot;
  *   orphan     dead, whatever else, and without an init: `orphans` has those that left their slots,
  *              `waiting_orphans` counts the others. */
-INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
+INLINE int64_t takeable(const ledger_t *ledger) {
+    return ledger->counts[stamp_of(ledger, ledger->turns)];
+}
 /* Dead entries that still have slots, and can no longer be taken. */
-INLINE int64_t sweepable(const ledger_t *l) { return l->dead - takeable(l); }
-INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
+INLINE int64_t sweepable(const ledger_t *ledger) { return ledger->dead - takeable(ledger); }
+INLINE size_t live(const ledger_t *ledger) { return ledger->used - (size_t)ledger->dead; }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 

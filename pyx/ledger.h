@@ -12,51 +12,51 @@
 
 #include "table.h"
 
-INLINE uint32_t dead_slots(const ledger_t *l, const bucket_t *b) {
-    return aged_slots(b, l->stamp, l->turns);
+INLINE uint32_t dead_slots(const ledger_t *ledger, const bucket_t *bucket) {
+    return aged_slots(bucket, ledger->stamp, ledger->turns);
 }
 
-INLINE table_t *find_home(ledger_t *l, uint64_t hash, size_t *i) {
-    if (UNLIKELY(l->old.n != 0)) {
-        *i = home_bucket(l->old.n, hash);
-        if (*i >= l->migrated) return &l->old;
+INLINE table_t *find_home(ledger_t *ledger, uint64_t hash, size_t *index) {
+    if (UNLIKELY(ledger->old.n_buckets != 0)) {
+        *index = home_bucket(ledger->old.n_buckets, hash);
+        if (*index >= ledger->migrated) return &ledger->old;
     }
-    *i = home_bucket(l->cur.n, hash);
-    return &l->cur;
+    *index = home_bucket(ledger->cur.n_buckets, hash);
+    return &ledger->cur;
 }
-static int ledger_find(ledger_t *l, uint64_t key, place_t *place) {
-    uint32_t match, free_;
-    size_t i;
-    table_t *t = find_home(l, hash_of(l->seed, key), &i);
-    for (;; i = next_bucket(t, i)) {
-        match_slots(&t->buckets[i], key, &match, &free_);
-        if (UNLIKELY(l->dead != 0)) match &= ~dead_slots(l, &t->buckets[i]);
+static int ledger_find(ledger_t *ledger, uint64_t key, place_t *place) {
+    uint32_t match, free_slots;
+    size_t index;
+    table_t *table = find_home(ledger, hash_of(ledger->seed, key), &index);
+    for (;; index = next_bucket(table, index)) {
+        match_slots(&table->buckets[index], key, &match, &free_slots);
+        if (UNLIKELY(ledger->dead != 0)) match &= ~dead_slots(ledger, &table->buckets[index]);
         if (match) break;
-        if (free_) return 0;
+        if (free_slots) return 0;
     }
-    place->table = t;
-    place->i = i;
-    place->s = (unsigned)__builtin_ctz(match);
+    place->table = table;
+    place->index = index;
+    place->slot = (unsigned)__builtin_ctz(match);
     return 1;
 }
-static void ledger_insert(ledger_t *l, entry_t e, place_t *place) {
-    size_t i;
-    table_t *t = find_home(l, hash_of(l->seed, e.key), &i);
-    if (UNLIKELY(table_insert(t, i, e, place) > PROBE_LIMIT)) l->needs_reseed = 1;
-    l->used++;
-    l->counts[e.stamp]++;
+static void ledger_insert(ledger_t *ledger, entry_t entry, place_t *place) {
+    size_t index;
+    table_t *table = find_home(ledger, hash_of(ledger->seed, entry.key), &index);
+    if (UNLIKELY(table_insert(table, index, entry, place) > PROBE_LIMIT)) ledger->needs_reseed = 1;
+    ledger->used++;
+    ledger->counts[entry.stamp]++;
 }
 /* An entry leaves: it was decided, or it was dead and is dropped. */
-static void ledger_erase(ledger_t *l, place_t at) {
-    const bucket_t *b = &at.table->buckets[at.i];
-    int stamp = b->stamps[at.s] & ~MARKED;
-    if (UNLIKELY(age_of(l, stamp) >= l->turns)) {
-        l->dead--;
-        l->orphans += b->not_tasks[at.s] >= 0;
+static void ledger_erase(ledger_t *ledger, place_t at) {
+    const bucket_t *bucket = &at.table->buckets[at.index];
+    int stamp = bucket->stamps[at.slot] & ~MARKED;
+    if (UNLIKELY(age_of(ledger, stamp) >= ledger->turns)) {
+        ledger->dead--;
+        ledger->orphans += bucket->not_tasks[at.slot] >= 0;
     }
-    l->used--;
-    l->counts[stamp]--;
-    table_erase(at.table, l->seed, at.i, at.s);
+    ledger->used--;
+    ledger->counts[stamp]--;
+    table_erase(at.table, ledger->seed, at.index, at.slot);
 }
 
 #endif
