@@ -83,7 +83,7 @@ lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, m
 	    { echo 'docstrings: begin with a noun phrase or an imperative verb, not with these words' >&2; exit 1; }
 	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
 	.venv/bin/clang-format --dry-run -Werror pyx/*.h pyx/*.c
-	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
+	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h pyx/pack.h pyx/rows.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
 	    $(CC) -O1 -Wall -Wextra -Werror $$flag -isystem "$$($(PY) -c \
 	        'import sysconfig; print(sysconfig.get_path("include"))')" \
 	        -x c -S -o /dev/null $$c || exit 1; done; done

@@ -52,7 +52,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "mix.h"
+
 #define COLD static __attribute__((noinline))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 

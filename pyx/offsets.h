@@ -57,6 +57,21 @@ INLINE uint64_t bits_from(int64_t offset) { return ~0ULL << (offset & 63); }
 INLINE uint64_t bits_below(int64_t offset) { return ~bits_from(offset); }
 INLINE int64_t max_offset(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Whether none of a column of offsets is below the one before it. */
+static inline int are_ascending(const int64_t *offsets, size_t n) {
+    uint64_t signs = 0;
+    for (size_t row = 1; row < n; row++)
+        signs |= (uint64_t)offsets[row] - (uint64_t)offsets[row - 1];
+    return signs >> 63 == 0;
+}
+/* Whether each of a column is in 0..INT64_MAX - 1: neither it nor the next is negative. */
+static inline int are_offsets(const int64_t *offsets, size_t n) {
+    uint64_t signs = 0;
+    for (size_t row = 0; row < n; row++)
+        signs |= (uint64_t)offsets[row] | ((uint64_t)offsets[row] + 1);
+    return signs >> 63 == 0;
+}
+
 INLINE int has_words(const offsets_t *t) { return t->seg_head < t->seg_tail; }
 INLINE size_t segment_end(const offsets_t *t, size_t s) {
     return s + 1 < t->seg_tail ? t->segments[s + 1].start : t->tail;

@@ -8,7 +8,6 @@
 #define ACKCORE_TABLE_H
 
 #include "bucket_ops.h"
-#include "mix.h"
 
 /* ---- hashing ----------------------------------------------------------------------------- */
 
