@@ -97,9 +97,9 @@ INLINE void fold_wide(uint64_t *hashes, const uint8_t *column, const size_t word
 /* Take in a column of numbers of 1, 2, 4, 8, 16 or 32 bytes, by a loop for each; `valid` is NULL
  * without nulls.  A function of its own: inlined into another, the loops lie where they fall, which
  * costs up to a tenth. */
-static __attribute__((noinline)) void fold_numbers(uint64_t *hashes, const uint8_t *column,
-                                                   size_t width, size_t rows,
-                                                   const uint8_t *valid) {
+static __attribute__((noinline, unused)) void fold_numbers(uint64_t *hashes, const uint8_t *column,
+                                                           size_t width, size_t rows,
+                                                           const uint8_t *valid) {
     if (width == 1)
         fold_narrow(hashes, column, 1, rows, valid);
     else if (width == 2)
