@@ -154,7 +154,7 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> 
 
 
 def _holds(kind: pa.DataType, is_type: _IsType) -> bool:
-    """Whether a type, or one of its parts, is such a type."""
+    """Whether ``is_type`` is true of a type or of a part of it, at any depth."""
     parts = (kind.field(at).type for at in range(kind.num_fields))
     return is_type(kind) or any(_holds(part, is_type) for part in parts)
 
