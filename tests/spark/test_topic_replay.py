@@ -209,9 +209,13 @@ def test_what_is_no_letter_of_this_checkpoint_is_left(ran):
         it.replay(request="a/b")
 
 
-def test_a_value_of_text_is_sent_as_its_bytes_are():
-    schema = pa.schema([("key", pa.string()), ("value", pa.string()), ("offset", pa.int64())])
+def test_values_that_python_cannot_show_are_sent_as_they_came():
+    at = pa.timestamp("ms", "UTC")
+    schema = pa.schema(
+        [("key", pa.string()), ("value", pa.string()), ("offset", pa.int64()), ("timestamp", at)]
+    )
     headers = {
+        "ackcore-timestamp": b"1700000000000000",  # microseconds, of a producer
         "ackcore-reason": b"ValueError: bad",
         "ackcore-spout": b"lines",
         "ackcore-offset": b"7",
@@ -227,3 +231,12 @@ def test_a_value_of_text_is_sent_as_its_bytes_are():
     table = topic_replay._table([letter], schema)
     assert table["value"].cast(pa.binary()).to_pylist() == [b"caf\xe9"]
     assert (table["key"].to_pylist(), table["offset"].to_pylist()) == ([None], [7])
+    assert table["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
+
+
+def test_a_time_beyond_year_9999_stops_no_replay(ran):
+    far = 1_700_000_000_000_000
+    it = ran({"value": b"bad", "timestamp": far})
+    it.kafka.produce("dead", [{"value": b"no letter", "timestamp": far}])
+    assert it.replay() == {"lines": 1}
+    assert it.run().spouts["lines"].dead == 2

@@ -14,7 +14,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore.arrow.buffers import is_text
-from ackcore.arrow.shown import text_of
+from ackcore.arrow.shown import shown_rows, text_of
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters.letters import read_schema
 from ackcore.spark.dead_letters.notes import (
@@ -240,7 +239,7 @@ def _reading(
         def letters() -> Iterator[list[_Letter]]:
             for batch in chain.from_iterable(map(reader.read, ranges)):
                 times = pc.cast(batch.column("timestamp"), pa.int64())
-                each = zip(batch.to_pylist(), times.to_pylist(), strict=True)
+                each = zip(shown_rows(batch), times.to_pylist(), strict=True)
                 found = (_letter(row, at_ms or 0, deployment, schemas) for row, at_ms in each)
                 yield [letter for letter in found if letter is not None]
 
@@ -299,12 +298,15 @@ def _number(text: str | None) -> int | None:
 
 
 def _as(value: Any, kind: pa.DataType) -> Any:
-    """Return a value as a column has it, and of text its bytes."""
-    if pa.types.is_timestamp(kind):
-        return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
+    """Return a value as `_column` takes it: text as its bytes."""
     return value.encode() if is_text(kind) and isinstance(value, str) else value
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return values as a column; text as its bytes are, which need not be UTF-8."""
+    """Return values as a column.
+
+    Text comes as bytes, which need not be UTF-8. Times come in milliseconds, in any year.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.timestamp("ms", kind.tz)).cast(kind)
     return text_of(values, kind) if is_text(kind) else pa.array(values, kind)
