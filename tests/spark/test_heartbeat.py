@@ -244,7 +244,7 @@ def test_one_that_was_never_started_can_be_stopped():
 
 
 class Rows:
-    """What a `foreachBatch` has seen: numbers and rows; and the heartbeat's part of its plan."""
+    """The micro-batches that a `foreachBatch` saw: numbers and rows; and the heartbeat's plan."""
 
     def __init__(self, spark, tmp_path, name="spark"):
         (tmp_path / "in").mkdir(exist_ok=True)

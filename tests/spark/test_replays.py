@@ -268,7 +268,7 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
 
 
 def test_what_a_request_brings_has_an_order_once_it_is_planned(checkpoint):
-    """What it leaves for later micro-batches keeps it; so it is not behind what comes meanwhile."""
+    """Letters left for later micro-batches keep their number, and are not behind new ones."""
     sources = {**TOPOLOGY.schemas}
     sources["lines"] = sources["lines"].append(pa.field(ORDER, pa.int64()))
     with OPEN(checkpoint, sources=sources) as state:

@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL has, and what may be shown of the server's errors.
+"""The properties of a PostgreSQL table, and what may be shown of the errors of a server.
 
 No statement has its values apart: psycopg would look for their places in names, too.
 """
