@@ -16,7 +16,6 @@
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
 `replay`               send it again
-`replay_topic`         send again what is in such a topic
 `settle`               what became of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, read by the workers themselves
 `combine`              fold each partition's events, without a shuffle
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
-    from ackcore.spark.dead_letters.topic_replay import replay_topic
     from ackcore.spark.guards import guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
@@ -110,7 +108,6 @@ __all__ = [
     "functions",
     "guard",
     "replay",
-    "replay_topic",
     "run_batch",
     "settle",
     "settle_parquet",
@@ -157,7 +154,6 @@ _MODULES = {
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",
     "replay": ".dead_letters.replay",
-    "replay_topic": ".dead_letters.topic_replay",
     "run_batch": ".query",
     "settle": ".settle.dataframes",
     "settle_parquet": ".settle.parquet",
