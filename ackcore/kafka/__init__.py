@@ -20,7 +20,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, TooManyDead
+from ackcore.dead_limit import TooManyDead
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.cluster import (
     Answers,
     Cluster,

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
+    from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
     from ackcore.spark.attempts import attempt
     from ackcore.spark.base.errors import (
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.protocol.given_up import RunFailed
     from ackcore.spark.protocol.insist import SinkError
-    from ackcore.spark.protocol.max_dead import TooManyDead
     from ackcore.spark.protocol.progress import Books, Progress
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
@@ -145,7 +145,7 @@ _MODULES = {
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
     "StateError": ".base.errors",
-    "TooManyDead": ".protocol.max_dead",
+    "TooManyDead": "ackcore.dead_limit",
     "TooManyRefused": ".sinks.rejects",
     "Unavailable": "ackcore.calls",
     "WorkerPythonError": ".base.workers",
