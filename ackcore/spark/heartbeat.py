@@ -278,7 +278,7 @@ class Pacemaker(Attendant):
     def _left_ms(self, due_ms: int) -> int:
         try:
             return due_ms - self._clock()
-        except Exception:
+        except BaseException:
             # The user's clock: the micro-batch asks it too, and its error ends the query.
             return 0
 

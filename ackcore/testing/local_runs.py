@@ -55,6 +55,7 @@ from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
+from ackcore.topology.batch_collector import conform
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink, Spout
@@ -135,19 +136,19 @@ class _Copies(Mapping[str, Any]):
 
 
 class LocalRuns:
-    """A topology and its rows, to be run once.
+    """A topology and its rows, for one run.
 
     Parameters
     ----------
     topology : Topology
     rows : mapping from str to pyarrow.Table
-        By spout, in the columns of its source.
+        The rows by spout, in the columns of its source.
     tasks : int
-        How many tasks read a spout, and run the bolts behind an exchange.
+        The number of tasks that read a spout, and that run the bolts behind an exchange.
     kills : Kills
-        Which tasks die.
+        The tasks to kill.
     listeners : Listeners
-        Told of each micro-batch, and of the end.
+        Called for each micro-batch, and at the end.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class LocalRuns:
         self._counted: set[int] = set()
 
     def run(self, directory: Path) -> TopologyRun:
-        """Run it, with a checkpoint in a directory."""
+        """Run it with a checkpoint in a directory."""
         topology = self._topology
         with ExitStack() as stack:
             state = stack.enter_context(
@@ -242,7 +243,7 @@ class LocalRuns:
         )
 
     def on_progress(self, progress: Progress, books: Books) -> None:
-        """Keep what a micro-batch did."""
+        """Keep the report of a micro-batch."""
         self._progress.append(progress)
 
     def _wait(self, seconds: float) -> None:
@@ -389,6 +390,10 @@ class LocalRuns:
                     return list(stage(own)(iter(rows)))
             except TaskKilled:
                 marker.write_bytes(left[0])
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # of a bolt that is unpickled: on Spark a worker ends
+                raise RuntimeError(f"task {partition} ended with {error!r}") from error
             finally:
                 self._kills.ended()
         raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
@@ -415,16 +420,11 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
 
 def _table(spout: Spout, rows: Any) -> pa.Table:
     schema = source_schema(spout)
-    if isinstance(rows, pa.Table):
-        rows = rows.to_pylist() if spout.kind is not None else rows
-    if isinstance(rows, pa.Table):
-        if rows.column_names != schema.names:
-            raise ValueError(
-                f"rows of spout {spout.name!r} must have the columns {schema.names}, "
-                f"got {rows.column_names}"
-            )
-        return rows.cast(schema)
     title = f"spout {spout.name!r}"
+    if isinstance(rows, pa.Table):
+        if spout.kind is None:
+            return pa.Table.from_batches([conform(rows, schema, f"the source of {title}")])
+        rows = rows.to_pylist()
     columns = RowSchema(spout.name, DEFAULT_STREAM, schema)
     columns.title = "its source"
     found: list[tuple[Any, ...]] = []

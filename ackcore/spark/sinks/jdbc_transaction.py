@@ -21,11 +21,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.columns import refuse_misfits, with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
@@ -157,7 +158,12 @@ class JdbcTransaction:
         )
 
     def _fill(self, own: dict[str, str]) -> dict[str, str]:
-        """Fill the staging table; return the table's name, quoted, for each of the stream's."""
+        """Fill the staging table; return the table's name, quoted, for each of the stream's.
+
+        Java has no text that is not UTF-8: it puts other characters in its place.
+        """
+        columns = [field.with_nullable(True) for field in self._accepted.schema()]
+        refuse_misfits(self._accepted, pa.schema(columns), lambda kind: False)
         wanted = {name: self._connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
