@@ -331,7 +331,7 @@ SCHEMA = '{"title": "order", "type": "object", "properties": {"id": {"type": "in
 
 
 class FromRegistry(Deserializer):
-    """Pickle the arguments of a registry's client, not the client, as docs/tutorial-kafka.md does."""
+    """Pickle the arguments of a registry client, not the client: see docs/tutorial-kafka.md."""
 
     def __init__(self, registry):
         self.registry = registry
