@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ),
     ({"_native", "_kafka_native", "_reference"}, set()),
     ({"_backend"}, set()),
-    ({"_sharded", "_shuffle", "acker", "ids", "offsets", "retry", "flow"}, set()),
+    ({"_sharded", "_shuffle", "acker", "dead_limit", "ids", "offsets", "retry", "flow"}, set()),
     ({""}, set()),
     ({"calls"}, set()),
     ({"dispatch"}, set()),
