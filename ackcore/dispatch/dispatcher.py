@@ -157,6 +157,11 @@ class Dispatcher:
                 f"on, got {type(source).__name__}; of an iterable that begins anew each time: "
                 "lambda start: itertools.islice(it, start, None)"
             )
+        if not isinstance(consumers, Mapping):
+            raise TypeError(
+                "consumers must be a mapping from name to consumer, such as "
+                f"{{'one': function}}, got {type(consumers).__name__}"
+            )
         if not consumers:
             raise ValueError("consumers must hold one at least, got none")
         self._source = source
