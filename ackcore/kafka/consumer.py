@@ -250,15 +250,16 @@ class Consumer:
     # Records.
 
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
-        """Return records to be processed, up to n, first what is due again.
+        """Return up to n records to be processed: retries that are due, and new records.
 
-        While there are new records, every other one is new.
+        While there are both, the two kinds alternate.
 
         Parameters
         ----------
         n : int, default 1
+            The largest number of records to return.
         timeout_s : float, optional
-            How long to wait for the first; for ever by default.
+            The longest wait for the first record, in seconds. No limit by default.
 
         Returns
         -------
@@ -329,25 +330,24 @@ class Consumer:
             self._held.give_back(records)
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Say that a record is done; whether that counted, and was not late or said before."""
+        """Ack a record. Return False if it was answered before, or the answer came too late."""
         with self._own():
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """`ack` for several; how many counted."""
+        """Ack several records. Return the number of those that `ack` returns True for."""
         with self._own():
             return sum(map(self._held.ack, records))
 
     def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
-        """Say that a record failed, and why; whether that counted.
+        """Fail a record. Return False if it was answered before, or the answer came too late.
 
         Parameters
         ----------
         record : KafkaRecord
         reason : exception or str
-            Of exceptions, `ackcore.dispatch.Reject` sends it to the dead letters at once,
-            `Unavailable` does not count as an attempt, and both it and
-            `ackcore.topology.Retry` may say how long it waits at least.
+            The cause. `Reject` sends the record to the dead letters at once. `Unavailable` counts
+            no attempt. `Unavailable` and `Retry` may set the shortest wait (``after_s``).
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
         with self._own():
