@@ -103,8 +103,8 @@ class Consumer:
         ``"fail"``. A topic that was deleted and created again is read from its beginning, or, with
         "fail", also ends the consumer.
     dead_letters : str or callable, optional
-        A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable runs in
-        a thread of its own, and must have stored the record when it returns.  What cannot be kept is
+        A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
+        in a thread of its own, and must store the record before it returns.  What cannot be kept is
         tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
     max_dead : float, optional
         Of the last ``max_dead_window`` records that were acked or died, at most this share may be
