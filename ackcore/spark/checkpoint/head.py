@@ -329,15 +329,15 @@ class HeadRecords:
     # -- what goes ----------------------------------------------------------------------------
 
     def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
-        """Delete old plans with the next put, which saves a request; see `Records`."""
+        """See `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
         self._forget("batches", number)
 
     def remove_decisions(
         self, number: int, named: Collection[str], unnamed: Collection[str]
     ) -> None:
-        """Delete old decisions with the next put; see `Records.remove_decisions`.
+        """See `Records.remove_decisions`: by the next put; their files a micro-batch later.
 
-        The files that they name are deleted one micro-batch later, or by `close`.
+        Or when this is closed.
         """
         with self._lock:
             self._forget("state", number)

@@ -470,12 +470,12 @@ class BucketLetters:
 
 
 def _part(number: int, new: NewFile) -> str:
-    """Return the name of a file of a micro-batch's letters, the same as on a file system."""
+    """Return what a file of letters of a micro-batch is called, as on a file system."""
     return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
 
 
 def _name(key: str) -> str:
-    """Return the part of a file's key that names its micro-batches and its first letter."""
+    """Return of which micro-batches a file is, and from which letter on, by its key."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 
