@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
         },
         set(),
     ),
-    ({"_native", "_reference"}, set()),
+    ({"_native", "_kafka_native", "_reference"}, set()),
     ({"_backend"}, set()),
     ({"_sharded", "_shuffle", "acker", "ids", "offsets", "retry", "flow"}, set()),
     ({""}, set()),
