@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ackcore import Entries
 from ackcore._shuffle import split_by_shard
+from ackcore.arrow.shown import text_of
 from ackcore.spark.base.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.topology.tuples import Reason
@@ -213,3 +214,6 @@ def test_rows_with_a_reason_are_found(arrow_type):
     found = reasons_of(np.array([1, 2, 3, 4]), np.array([9, 8, 7, 6]), texts)
     assert found.to_pylist() == reasons((2, 8, "a"), (3, 7, "")).to_pylist()
     assert reasons_of(np.array([1]), 0, texts[:1]) is None
+    latin_1 = text_of([b"caf\xe9", b"ok"]).cast(arrow_type)
+    escaped = reasons_of(np.array([1, 2]), 0, latin_1)
+    assert escaped.to_pylist() == reasons((1, 0, "caf\\xe9"), (2, 0, "ok")).to_pylist()

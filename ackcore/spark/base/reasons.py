@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
+from ackcore.arrow.shown import as_texts
 from ackcore.topology.tuples import Reason
 
 #: Records that are not ACKED, and why: an encoded `ackcore.topology.Reason`.
@@ -58,8 +59,8 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
         return None
     rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
     times = np.full(len(rows), ms) if isinstance(ms, int) else ms[rows]
-    # Cast first: Arrow cannot take() from views of strings.
-    found = texts.cast(pa.string()).take(pa.array(rows))
+    # Cast first: Arrow cannot take() from views of strings. Users' text may not be UTF-8.
+    found = as_texts(texts.cast(pa.string()).take(pa.array(rows)))
     return pa.table([pa.array(root_ids[rows]), pa.array(times), found], schema=REASON_SCHEMA)
 
 

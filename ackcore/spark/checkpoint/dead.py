@@ -146,7 +146,7 @@ class Dead(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
-        """Read what `write` returned."""
+        """Rebuild the value that `write` turned into JSON."""
         return cls(
             {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )

@@ -1,4 +1,4 @@
-"""A file of waiting rows, sorted by when they are due: how it is read and written."""
+"""Files of waiting rows, sorted by due time: reading and writing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Waiting(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
-        """Read what `body` returned."""
+        """Rebuild the value that `body` turned into JSON."""
         return cls(
             {spout: [Segment(cache, **each) for each in found] for spout, found in body.items()}
         )

@@ -156,7 +156,7 @@ class Runs:
             As `Engine.process`.
         """
         in_vain, handled = 0, sys.exception()
-        wrong: str | None = None  # what the run before ended in, if it was an error about a value
+        wrong: str | None = None  # Spark's name of the last run's error about a value
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
