@@ -22,6 +22,7 @@ from ackcore.spark.base.schemas import (
 )
 from ackcore.spark.run.action import run
 from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.setup import setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,
@@ -110,7 +111,9 @@ def executing_in(directory):
         plan = RunPlan(journal=f"{work}.journal", **given)
         done = run(topology, layout, inputs, plan)
         assert done.problems == ()
-        payload = fetch(topology, layout, inputs, plan, done, done.failed)
+        # Asking Spark again would take time, and might have another answer.
+        setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
+        payload = fetch(setup, done, done.failed)
         reasons = dict(
             zip(
                 done.failed["root_id"].to_pylist(),

@@ -38,8 +38,8 @@ from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.files import active_files
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import act, batch, payloads, runs
-from ackcore.spark.run import action
+from ackcore.spark.protocol import act, batch, decide, runs
+from ackcore.spark.run import action, reread
 from ackcore.spark.stores.files import publish
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.spout_stage import SpoutStage
@@ -93,13 +93,14 @@ def topology(spark, away, exchange=False, **settings):
     return builder.build(max_attempts=3, backoff_ms=1000, max_backoff_ms=60_000, **settings)
 
 
-def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
+def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **settings):
     """Run all to its end by a clock of its own; return what can be told of it."""
-    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
+    monkeypatch.setattr(reread, "_READ_HERE", 10_000 if inline_bytes else 0)
     if not in_run:
         monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]
-    name = f"{few}-{in_run}-{settings.get('exchange', False)}"
+    name = f"{inline_bytes}-{in_run}-{settings.get('exchange', False)}"
     checkpoint, away = tmp_path / name, tmp_path / f"away-{name}"
 
     def wait(seconds):
@@ -140,12 +141,18 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
 
 def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
     """When it is read again, and in the run, also in front of an exchange."""
-    ways = [(10_000, False, False), (0, False, False), (0, True, False), (0, True, True)]
+    ways = [
+        (1 << 17, False, False),
+        (1 << 17, True, False),
+        (0, False, False),
+        (0, True, False),
+        (0, True, True),
+    ]
     told = []
     for few, in_run, exchange in ways:
         with monkeypatch.context() as patch:
             told.append(run_through(spark, tmp_path, few, patch, in_run, exchange=exchange))
-    assert told[1:] == told[:1] * 3
+    assert told[1:] == told[:1] * 4
     books, letters = told[0][:2]
     assert books.balanced
     assert (books.records, books.dead) == (240, len(letters))
@@ -154,7 +161,7 @@ def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch)
 
 def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch):
     """Which ones are given up may differ: what waits in a file is sorted."""
-    few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (10_000, 0))
+    few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (1 << 17, 0))
     full = [Counter(kind for _, _, kind, *_ in told[1])["WaitingFull"] for told in (few, many)]
     assert full == [100, 100]
     assert many[0].balanced
@@ -201,7 +208,7 @@ class Died(BaseException):
 @pytest.fixture(params=["narrow", "in front of an exchange"])
 def failing(request, spark, tmp_path, monkeypatch):
     """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
-    monkeypatch.setattr(runs, "FEW_FAILURES", 0)
+    monkeypatch.setattr(decide, "INLINE_BYTES", 0)
     now = [1_700_000_000_000]
     rows = {}
 
@@ -237,16 +244,16 @@ def check_failing(found):
 
 
 def test_an_attempt_that_dies_behind_its_files_leaves_nothing_that_counts(failing, monkeypatch):
-    written = []
+    judged = []
 
-    def payloads_of(failed, in_run, *more):
-        written.append(in_run)
-        return payloads.payloads_of(failed, in_run, *more)
+    def check(sought, rows, is_all):
+        judged.append(rows)
+        return decide.check_found(sought, rows, is_all)
 
-    monkeypatch.setattr(runs, "payloads_of", payloads_of)
+    monkeypatch.setattr(runs, "check_found", check)
     monkeypatch.setattr(action, "SpoutStage", KilledBehindItsFiles)
     check_failing(failing("killed"))
-    assert [len(in_order(*one.roots())) for one in written] == [60, 20]
+    assert [len(in_order(*one.roots())) for one in judged] == [60, 20]
 
 
 STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]

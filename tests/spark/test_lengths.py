@@ -18,10 +18,9 @@ from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
 from ackcore.spark.checkpoint.segments import WrittenSegment
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.protocol import decide as decide_module
-from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket, open_store
-from ackcore.spark.tasks.failed_writer import FailedFile
+from ackcore.spark.tasks.failed_rows import FailedFile, FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 
 RECORDS = ["manifest", "refused-0", "refused"]
@@ -143,9 +142,8 @@ def test_what_a_task_told_of_a_file_goes_along_with_it():
     found = pa.table(
         {ROOT_ID: pa.array(range(9), pa.int64()), PLACE: pa.nulls(9), COUNTS: [True] * 9}
     )
-    failures = WrittenFailures("work", (waits, dies), {"lines": found}, {}, 0)
-    lost = decide_module._written(failures)["lines"]
-    (waiting,), (dead,) = lost.waits, lost.dies
+    rows = FailedRows("work", (waits, dies), {"lines": found}, {}, 0)
+    (waiting,), (dead,) = decide_module._parts(rows, "lines")
     assert (waiting.nbytes, dead.nbytes, dead.letters) == (321, 123, True)
     _, rest = decide_module._cut(waiting, 2, 2)
     assert (len(rest), rest.nbytes, rest.letters) == (3, 321, False)

@@ -36,11 +36,11 @@ def written(directory, lines):
     source = SpoutSpec("lines", 0, LINES, (), True, False, False, 7)
     some = SourceRecords(source, batch, 0, 0)
     places = np.arange(len(lines))
-    writer = FailedWriter(Rules(1, 1, Policy(), 1e12), str(directory), 0)
+    writer = FailedWriter(Rules(1, 1, Policy(), 1e12, inline_bytes=0), str(directory), 0)
     roots = source.roots(0, 0, len(lines))
     said = REASONS.taken(np.zeros(len(lines), np.int64))
     writer.write(some, records_at(some, roots, places, 0), said)
-    (file,) = writer.finish()["files"]
+    (file,) = writer.finish()[0]["files"]
     return directory / file.name
 
 

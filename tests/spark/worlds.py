@@ -15,9 +15,11 @@ import pytest
 
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
+from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.decide import judged_here
 from ackcore.spark.protocol.jobs import Jobs
 from ackcore.spark.run.types import RunResult
 from ackcore.spark.sinks.interface import read_accepted
@@ -195,7 +197,17 @@ class World:
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 
-    def fetch(self, topology, layout, inputs, plan, accepted, failed):
+    def setup(self, topology, layout, inputs, plan, spilled):
+        return SimpleNamespace(inputs=inputs, plan=plan)
+
+    def judge(self, setup, accepted, failed, rules):
+        due = {spout: read_whole(file) for spout, file in setup.plan.retries.items()}
+        return judged_here(
+            rules, Retries(due, None, {}), failed, self.fetch(setup, accepted, failed)
+        )
+
+    def fetch(self, setup, accepted, failed):
+        inputs, plan = setup.inputs, setup.plan
         wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))
         found = {}
         for root, spout, place, line, attempt in self._records(inputs, plan):
@@ -240,7 +252,14 @@ class World:
             self.write_dead_letters,
             clock=lambda: self.now_ms,
             pause=self.pause,
-            jobs=Jobs(self.run, self.fetch, self.snapshot_inputs, self.load_snapshot),
+            jobs=Jobs(
+                self.run,
+                self.snapshot_inputs,
+                self.load_snapshot,
+                self.setup,
+                self.judge,
+                self.fetch,
+            ),
         )
         return state, engine
 

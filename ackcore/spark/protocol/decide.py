@@ -9,10 +9,10 @@ A record whose root is not ACKED waits for its next attempt, or is dead.  A root
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,10 @@ from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
-from ackcore.spark.run.types import RunResult, WrittenFailures
-from ackcore.spark.tasks.failed_rows import Rules, judge, tracked
+from ackcore.spark.run.types import RunResult
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules, tracked
+from ackcore.spark.tasks.failed_writer import FailedWriter
+from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
     PLACE,
     ROOT_ID,
@@ -41,9 +43,6 @@ from ackcore.spark.tasks.row_files import (
 )
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
-
-#: The failed records by spout; or what tasks wrote of them.
-Payloads: TypeAlias = Mapping[str, pa.Table] | WrittenFailures
 
 
 class Disagreement(Exception):
@@ -94,7 +93,7 @@ def propagate_failures(
     files: Iterable[SinkFile],
     directory: str,
     spouts: Sequence[str],
-    written: WrittenFailures | None = None,
+    judged: FailedRows,
 ) -> pa.Table:
     """Return the failures and those that they entail: of roots that share a row with them.
 
@@ -109,10 +108,10 @@ def propagate_failures(
     spouts : sequence of str
         The tracked ones: if there are several, it is not known whose a root is that failures
         propagate to, and its spout is null.
-    written : WrittenFailures, optional
-        What tasks wrote of roots that failed, and need not be among ``failed``.
+    judged : FailedRows
+        Records that failed and were judged in the run: they need not be among ``failed``.
     """
-    if not len(failed) and written is None:
+    if not len(failed) and not judged.found:
         return failed
     groups = [
         _shared(RowFile(os.path.join(directory, file.path), file.rows, file.nbytes))
@@ -134,7 +133,7 @@ def propagate_failures(
                 return more
             bad = more
 
-    start = distinct(*failed_roots(failed, written))
+    start = distinct(*failed_roots(failed, judged))
     entailed = np.setdiff1d(spread(start), start, assume_unique=True)
     if not len(entailed):
         return failed
@@ -145,8 +144,7 @@ def propagate_failures(
     )
     # An attempt only if that of one of those that it shares rows with was.
     counted = [failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]]
-    if written is not None:
-        counted += written.roots(counting=True)
+    counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
     owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
@@ -188,30 +186,34 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
             )
 
 
-def failed_roots(failed: pa.Table, written: Payloads | None) -> list[Int64s]:
-    """Return columns of the roots that failed, those included that tasks wrote.
+def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
+    """Return columns of the roots that failed, those of judged records included.
 
     Some may be there twice.
     """
-    in_files = written.roots() if isinstance(written, WrittenFailures) else []
-    return [*ids_in(failed["root_id"]), *in_files]
+    return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
-def check_payloads(
-    failed: pa.Table, payloads: Payloads, written: WrittenFailures | None = None
+def check_found(
+    sought: Sequence[Int64s], found: FailedRows | Mapping[str, pa.Table], is_all: bool = False
 ) -> None:
-    """Raise `Disagreement` unless the payload of each failed root was found, once.
+    """Raise `Disagreement` unless each failed record was found, once.
 
-    ``written`` is what tasks wrote in the run, which need not be among ``failed``.
+    Parameters
+    ----------
+    sought : sequence of numpy.ndarray of int64
+        The roots that failed, in columns.
+    found : FailedRows or mapping from str to pyarrow.Table
+        Their records.
+    is_all : bool, default False
+        Whether ``sought`` is the roots of ``found`` anyway: they are there, if not twice.
     """
-    in_files = payloads.roots() if isinstance(payloads, WrittenFailures) else ()
-    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
-    rows = [*in_files, *(ids for table in tables.values() for ids in ids_in(table[ROOT_ID]))]
-    # What tasks wrote may be all that failed: it is there, if not twice.
-    is_all = payloads is written and not len(failed)
-    sought = [] if is_all else failed_roots(failed, written)
+    if isinstance(found, FailedRows):
+        rows = found.roots()
+    else:
+        rows = [ids for table in found.values() for ids in ids_in(table[ROOT_ID])]
     agree, lost, there = True, 0, 0
-    for some, got in in_ranges(sought, rows):
+    for some, got in in_ranges([] if is_all else sought, rows):
         wanted = once(got if is_all else some)
         same = np.array_equal(wanted, got)
         agree &= same
@@ -229,11 +231,10 @@ def decide(
     retries: Retries,
     records: Mapping[str, int],
     failed: pa.Table,
-    payloads: Payloads,
+    rows: FailedRows,
     files: Iterable[SinkFile],
     settings: Settings,
     spouts: Sequence[str],
-    ended_ms: int = 0,
 ) -> BatchOutcome:
     """Decide what becomes of each record of a micro-batch.
 
@@ -247,46 +248,42 @@ def decide(
         New records by spout.
     failed : pyarrow.Table
         `FAILED`: all roots that are not ACKED.
-    payloads : mapping from str to pyarrow.Table, or WrittenFailures
-        Their records by spout: the source's columns, `ROOT_ID`, `PLACE`, message id and
-        attempt; or what tasks judged, by the same rules, and wrote.
+    rows : FailedRows
+        Their records, judged.
     files : iterable of SinkFile
         What the run left for the sinks.
     settings : Settings
-        Attempts, back-off, and how many may wait.
+        How many may wait.
     spouts : sequence of str
         The tracked ones.
-    ended_ms : int, default 0
-        When the run had ended, if that is later than the plan: waits that reasons ask for begin
-        with the failure, and that was no later.
 
     Returns
     -------
     BatchOutcome
     """
-    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
-    judged = _judged(rules_of(plan, settings, ended_ms), retries, failed, tables)
-    if isinstance(payloads, WrittenFailures):
-        for spout, lost in _written(payloads).items():
-            judged[spout] = judged.get(spout, _NONE).plus(lost)
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}
     failures = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
         tried = retries.due.get(spout)
-        lost = judged.get(spout, _NONE)
         runs_again = len(tried) if tried is not None else 0
-        firsts, resolved = 0, -lost.replayed
+        firsts, resolved = 0, -rows.replayed.get(spout, 0)
         if tried is not None:
             resolved += int(np.count_nonzero(tried[REPLAYED].to_numpy()))
             # What a request put back starts again from attempt 0.
             firsts = untried_in(tried)
             # By place, not by message id: a duplicate, or a record that was replayed twice, has
             # the same.
-            first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), lost.places))
-        dies = list(lost.dies)
-        for part in lost.waits:
+            first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), rows.places(spout)))
+        lost_here = len(rows.found.get(spout, ()))
+        waits, dies = _parts(rows, spout)
+        if sum(map(len, [*waits, *dies])) != lost_here:
+            raise Disagreement(
+                f"{lost_here} records of spout {spout} failed, and tasks returned "
+                f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
+            )
+        for part in waits:
             # A replay that is larger than a micro-batch takes is no reason to give others up.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
             stays, goes = _cut(part, max(room, 0), settings.max_waiting)
@@ -295,7 +292,6 @@ def decide(
         parked = sum(map(len, dies))
         if parked:
             dead[spout] = dies
-        lost_here = lost.rows
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
@@ -317,11 +313,10 @@ def decide(
         number=plan.number,
         waiting=waiting,
         dead=Dead(dead),
-        nonacked=nonacked_of(failed_roots(failed, payloads)),
+        nonacked=nonacked_of(failed_roots(failed, rows)),
         files=tuple(files),
     )
-    uncounted = sum(lost.uncounted for lost in judged.values())
-    return BatchOutcome(decision, changes, failures, uncounted, np.concatenate(first_ms))
+    return BatchOutcome(decision, changes, failures, rows.uncounted, np.concatenate(first_ms))
 
 
 def refused_records(
@@ -356,87 +351,36 @@ def refused_records(
     return dead, changes
 
 
-class _Lost(NamedTuple):
-    """The failed records of a spout, and what becomes of them.
-
-    ``places`` are those of them that were due.
-    """
-
-    rows: int
-    places: Int64s
-    replayed: int
-    uncounted: int
-    waits: Sequence[pa.Table | WrittenSegment]
-    dies: Sequence[DeadPart]
-
-    def plus(self, more: _Lost) -> _Lost:
-        return _Lost(
-            self.rows + more.rows,
-            np.concatenate([self.places, more.places]),
-            self.replayed + more.replayed,
-            self.uncounted + more.uncounted,
-            [*self.waits, *more.waits],
-            [*self.dies, *more.dies],
-        )
-
-
-_NONE = _Lost(0, np.empty(0, np.int64), 0, 0, (), ())
-
-
-def _judged(
+def judged_here(
     rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
-) -> dict[str, _Lost]:
-    """Judge records that were read again."""
-    found: dict[str, _Lost] = {}
-    if not payloads:
-        return found
+) -> FailedRows:
+    """Judge records that the driver has read again, as tasks do."""
+    writer = FailedWriter(replace(rules, inline_bytes=math.inf), "", 0)
     failed = _by_root(failed)
     for spout, lost in payloads.items():
-        if len(lost):
-            first_ms, replayed = _known(rules.now_ms, retries.due.get(spout), lost)
-            reasons = _reasons_of(failed, lost)
-            waits, dies, uncounted = judge(rules, lost, reasons, first_ms, replayed)
-            places = lost[PLACE].drop_null().to_numpy()
-            some = int(np.count_nonzero(replayed))
-            dead = without_numbers(dies)
-            found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dead,))
-    return found
+        known = _known(rules.now_ms, retries.due.get(spout), lost)
+        writer.add(spout, lost, _reasons_of(failed, lost), *known)
+    report, tables = writer.finish()
+    return FailedRows.of("", [report], tables)
 
 
-def _written(failures: WrittenFailures) -> dict[str, _Lost]:
-    """Return what tasks judged, and wrote."""
-    found = {}
-    for spout, rows in failures.found.items():
-        files = [file for file in failures.files if file.spout == spout]
-        waits = [
-            WrittenSegment(
-                os.path.join(failures.directory, file.name),
-                file.rows,
-                file.next_due_ms,
-                file.oldest_ms,
-                nbytes=file.nbytes,
-            )
-            for file in files
-            if not file.dead
-        ]
-        dies = [
-            WrittenDead(
-                os.path.join(failures.directory, file.name),
-                file.rows,
-                nbytes=file.nbytes,
-                letters=True,
-            )
-            # Small ones side by side: the dead-letter store has them in one file.
-            for file in sorted(files, key=lambda file: -file.nbytes)
-            if file.dead
-        ]
-        places = failures.places(spout)
-        replayed = failures.replayed.get(spout, 0)
-        found[spout] = _Lost(len(rows), places, replayed, 0, waits, dies)
-    if found:
-        some = next(iter(found))
-        found[some] = found[some]._replace(uncounted=failures.uncounted)
-    return found
+def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | WrittenSegment], list[DeadPart]]:
+    """Return what waits of a spout, and what is dead: in memory, and in files."""
+    waits: list[pa.Table | WrittenSegment] = []
+    dies: list[DeadPart] = []
+    if spout in rows.waits:
+        waits.append(rows.waits[spout])
+    if spout in rows.dies:
+        dies.append(without_numbers(rows.dies[spout]))
+    # Small files side by side: the dead-letter store has them in one file.
+    for file in sorted(rows.files, key=lambda file: -file.nbytes):
+        path = os.path.join(rows.directory, file.name)
+        if file.spout == spout and file.dead:
+            dies.append(WrittenDead(path, file.rows, nbytes=file.nbytes, letters=True))
+        elif file.spout == spout:
+            first, oldest = file.next_due_ms, file.oldest_ms
+            waits.append(WrittenSegment(path, file.rows, first, oldest, nbytes=file.nbytes))
+    return waits, dies
 
 
 def _cut(
@@ -476,4 +420,5 @@ def _reasons_of(failed: pa.Table, lost: pa.Table) -> ReasonTexts:
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
     """Return by what the failed records of a micro-batch are judged."""
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
-    return Rules(plan.now_ms, ended_ms, policy, 1000 * settings.unavailable_timeout_s)
+    timeout_ms = 1000 * settings.unavailable_timeout_s
+    return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

@@ -20,6 +20,7 @@ from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.results import (
     COUNTED,
+    INLINE_BYTES,
     NOT_ACKED,
     NOT_ACKED_FILE,
     NOT_ACKED_SCHEMA,
@@ -31,9 +32,6 @@ from ackcore.spark.tasks.results import (
 )
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task import attempt_at
-
-#: Of so many roots the driver reads from a file what became of them.
-_MANY = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class SettleStage:
             texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
-            if len(table) < _MANY:
+            if table.nbytes <= INLINE_BYTES:
                 found.append((NOT_ACKED, to_stream(table)))
             else:
                 found.append((NOT_ACKED_FILE, self._written(table)))
