@@ -42,7 +42,7 @@ class Blind(RoundRobin):
         self._hashed = hashed
 
     def choose(self, key: Any, avoid: Any) -> Any:
-        """As `Chooser.choose`."""
+        """See `Chooser.choose`."""
         if not self._hashed:
             return self._pick()
         return self._consumers[(key * 2654435761 >> 7) % len(self._consumers)]
@@ -99,7 +99,7 @@ class Servers:
 
 @dataclass
 class Trial:
-    """What a policy made of a run; times in seconds from its zero."""
+    """The result of a policy; times in seconds from the start of the run."""
 
     #: When, the latency, the work, by which consumer.
     done: list[tuple[float, float, float, int]] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Trial:
         return 1e3 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
     def series(self) -> dict[str, Any]:
-        """What the plot draws."""
+        """Return the data of the plot."""
         return {"done": self.done, "windows": self.windows}
 
 
@@ -134,7 +134,7 @@ class Measured(Http):
         return json.dumps({"zero_ns": self._zero_ns, "work": item[1]}).encode()
 
     async def call(self, item: tuple[int, float]) -> None:
-        """As `Target.call`."""
+        """See `Target.call`."""
         began = time.monotonic_ns()
         await super().call(item)
         now = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What several test modules need: the backends, and how hard hypothesis tries."""
+"""Fixtures of several test modules: the backends, and hypothesis' effort."""
 
 import doctest
 import importlib
@@ -457,7 +457,7 @@ LIVE_SPARK = pytest.StashKey()
 
 @pytest.fixture(scope="session")
 def live_spark(request, tmp_path_factory):
-    """What `spark` is taken from."""
+    """The module that `spark` is taken from."""
     live = request.config.stash[LIVE_SPARK] = LiveSpark(tmp_path_factory.mktemp("spark"))
     yield live
     live.close()

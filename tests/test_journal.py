@@ -137,7 +137,7 @@ OPERATIONS = st.lists(
 @settings(deadline=None)
 @given(OPERATIONS)
 def test_whatever_writers_do_they_use_one_answer(tmp_path_factory, operations):
-    """What each has used after a sync; a writer that dies is followed by another."""
+    """Return the answers that each uses after a sync; a writer that dies is followed by another."""
     directory = tmp_path_factory.mktemp("journal")
     writers = [Journal(directory, CONTEXT) for _ in range(3)]
     touched = [set() for _ in range(3)]

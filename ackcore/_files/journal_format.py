@@ -33,7 +33,7 @@ _ENTRY_MAGIC = b"\xf6ent"
 
 
 class FileFormat(Protocol):
-    """How one file has its entries."""
+    """The layout of the entries of one file."""
 
     #: Bytes of the file's header, and of what an entry has before its data.
     header_bytes: int
@@ -91,12 +91,12 @@ class Salted:
         return header + self._sum(header)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """As `FileFormat.head`."""
+        """See `FileFormat.head`."""
         head = self._HEAD.pack(_ENTRY_MAGIC, len(data), key, self._sum(data))
         return head + self._sum_of_head(head, at)
 
     def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """As `FileFormat.entries`."""
+        """See `FileFormat.entries`."""
         view = memoryview(data)
         from_ = first
         while (found := data.find(_ENTRY_MAGIC, from_)) >= 0:
@@ -132,12 +132,12 @@ class Unsalted:
         return _MAGIC_V1 + context + _sum(_MAGIC_V1 + context)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """As `FileFormat.head`."""
+        """See `FileFormat.head`."""
         checksum = _sum(len(data).to_bytes(4, "little") + key + data)
         return self._HEAD.pack(_ENTRY_MAGIC, len(data), checksum, key)
 
     def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """As `FileFormat.entries`."""
+        """See `FileFormat.entries`."""
         from_ = first
         while (found := data.find(_ENTRY_MAGIC, from_)) >= 0:
             begin = found + self.head_bytes

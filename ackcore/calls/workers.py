@@ -1,4 +1,4 @@
-"""What makes the calls: coroutines that take one item after the other.
+"""The coroutines that make the calls, one item after the other.
 
 Workers call the function in place: a call that does not wait costs no task, no future and no timer.
 One that takes a call rouses another, if there may be more to do; that happens when those at work

@@ -44,7 +44,7 @@ class RecordDead(Exception):
 
 
 class DispatchBooks(NamedTuple):
-    """What became of the records of a run: ``read == acked + dead`` when it has come to its end."""
+    """The counts of a run's records: ``read == acked + dead`` at its end."""
 
     start: int  # position at which it began
     committed: int  # all before it are done

@@ -1,4 +1,4 @@
-"""Which consumer gets the next tuple, of those that have room.
+"""The choice of a consumer for the next tuple, among those with room.
 
 A controller tells its chooser which consumers there are and whenever one has changed, and asks it
 for one. A chooser serves one controller, under its lock, and keeps what it needs in lists by slot:
@@ -21,7 +21,7 @@ _CLOSED = inf  # the score of a slot without room, or without a consumer
 
 
 class Chooser(Protocol):
-    """Which consumer gets the next tuple.  Used by one thread at a time."""
+    """The choice of a consumer for the next tuple.  Used by one thread at a time."""
 
     @property
     def keyed(self) -> bool:
@@ -61,7 +61,7 @@ class _ByScore:
         self._consumers: list[Consumer | None] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
             self._consumers.append(None)
@@ -70,16 +70,16 @@ class _ByScore:
         self._consumers[consumer.slot] = consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """As `Chooser.leave`."""
+        """See `Chooser.leave`."""
         self._scores[consumer.slot] = _CLOSED
         self._consumers[consumer.slot] = None
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         raise NotImplementedError
 
     def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """As `Chooser.choose`."""
+        """See `Chooser.choose`."""
         if avoid is not None and self._others_open(avoid):
             kept, self._scores[avoid.slot] = self._scores[avoid.slot], _CLOSED
             try:
@@ -123,14 +123,14 @@ class Idlest(_ByScore):
         self._shares: list[float] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         super().join(consumer)
         while len(self._shares) < len(self._scores):
             # Several producers must not all begin with the same consumer.
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         slot = consumer.slot
         out = consumer.out
         if consumer.is_open and out < consumer.limit.limit:
@@ -149,7 +149,7 @@ class LeastOutstanding(_ByScore):
         self._turn = -1
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
 
     def _pick(self) -> Consumer | None:
@@ -171,7 +171,7 @@ class RoundRobin(_ByScore):
         self._turn = -1
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def _pick(self) -> Consumer | None:
@@ -196,7 +196,7 @@ class PowerOfTwo(_ByScore):
     """
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
 
     def _pick(self) -> Consumer | None:
@@ -229,18 +229,18 @@ class ByKey(_ByScore):
         self._salts: list[int] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         super().join(consumer)
         while len(self._salts) < len(self._scores):
             self._salts.append(0)
         self._salts[consumer.slot] = _hashed(consumer.name)
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """As `Chooser.choose`; a paused consumer's keys wait for it."""
+        """See `Chooser.choose`; a paused consumer's keys wait for it."""
         if avoid is not None and not self._others_open(avoid):
             avoid = None
         hashed = _hashed(key)

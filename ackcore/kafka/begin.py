@@ -1,4 +1,4 @@
-"""Where a partition that is assigned to a consumer begins: decisions, each with a name and logged.
+"""Start positions of the partitions that a consumer is assigned: named, logged decisions.
 
 "group" is where it was committed; "earliest", "latest", "timestamp" and "explicit" are as ``start``
 says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
@@ -121,7 +121,8 @@ def _goes_on(
     topic_id: str | None,
     seen: Mapping[str, str],
 ) -> tuple[Restored, str] | None:
-    """Where a partition goes on, and why; None if it is to begin as ``start`` says."""
+    """Return the committed position of a partition with the reason, or None to begin at
+    ``start``."""
     key = _key(found)
     now = Origin.of(topic_id, settings.force_from_start)
     was_seen = Origin.of(seen.get(found.topic), None)
@@ -140,7 +141,8 @@ def _goes_on(
 def _another_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Where a partition begins that does not reach up to what was done of it, if it is one.
+    """Return the start in a log that is shorter than what was done of it; None if it is long
+    enough.
 
     Below what is committed the client is refused; above that, it would wait for what comes there,
     which would be taken for done.

@@ -1,4 +1,4 @@
-"""What a consumer asks of confluent-kafka: a client, where partitions end, records."""
+"""A consumer's client of confluent-kafka, and its calls: ends of partitions, records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TooManyDead(ConsumerError):
 
 
 class OffsetsOutOfRange(ConsumerError):
-    """What is to be read next is not there any more, or not yet."""
+    """The next offset to read was deleted, or does not exist yet."""
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
@@ -78,7 +78,7 @@ def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError
 
 
 def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
-    """Where dead letters are kept, as the settings say."""
+    """Return the place of dead letters that the settings name."""
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None

@@ -224,7 +224,7 @@ class Deliveries:
 
     @property
     def producer(self) -> Producer:
-        """What it sends by; raises DeliveryError once it is closed or given up."""
+        """The producer. Raises DeliveryError once it is closed or given up."""
         if self._producer is None:
             raise DeliveryError("the producer is closed")
         return self._producer
@@ -338,7 +338,7 @@ class Deliveries:
             time.sleep(_PAUSE_S)  # some say so without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """As `call`, in a thread of its own, of a function that may never return.
+        """Make a `call` in a thread of its own, for a function that may never return.
 
         A producer that is left in it is given up, and never closed, which would wait for it; the
         next one with its transactional id shuts it out.

@@ -31,7 +31,7 @@ _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
-    """What to derive a listener from; one may be anything that has some of these methods.
+    """The base class of listeners. An object with some of these methods will do.
 
     An exception that one raises is logged, and changes nothing: neither the query, nor what other
     listeners are told.  One that takes long holds the next micro-batch up.

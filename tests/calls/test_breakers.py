@@ -141,7 +141,7 @@ def test_an_endpoint_that_is_down_is_left_to_the_others():
 
 
 def test_an_endpoint_that_goes_on_refusing_is_called_less_and_less():
-    """What was not called is no attempt; and no breaker opens, for the service lives."""
+    """Items that were not called have no attempt; and no breaker opens, for the service lives."""
 
     class Busy(Retry):
         def __init__(self, reason):
@@ -229,7 +229,7 @@ def test_a_chooser_by_key_is_refused():
 
 
 def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt():
-    """As `Unavailable` it would be no attempt: called again and again, and dead only in a week."""
+    """An `Unavailable` would be no attempt: called again and again, and dead only in a week."""
 
     async def reset(item):
         raise ConnectionResetError("reset")
@@ -280,7 +280,7 @@ def test_a_wait_that_a_class_of_the_users_sets_is_taken_as_it_may_be(after_s):
 
 
 def test_without_a_breaker_one_item_that_is_refused_stops_no_others():
-    """As of threads, which are all the same to what their bolt calls."""
+    """Return one that behaves as threads do, which a bolt's calls cannot tell apart."""
 
     async def call(item):
         await asyncio.sleep(0.1)

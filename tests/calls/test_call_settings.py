@@ -1,4 +1,4 @@
-"""What is no setting is refused, by name, with what it was and the way out."""
+"""Bad settings are refused by name, with the value and the way out."""
 
 import math
 import pickle

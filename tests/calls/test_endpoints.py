@@ -1,4 +1,4 @@
-"""Of several endpoints none idles while there is something that may go to it."""
+"""No endpoint idles while there is an item for it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is acquired comes back once; what fails is sent again elsewhere; silence and time count."""
+"""Acquired tuples return once, failed ones go elsewhere, and silence and time count."""
 
 import numpy as np
 import pytest

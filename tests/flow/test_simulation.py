@@ -48,7 +48,7 @@ def default(producers):
 
 
 def mean_service_ms(worlds):
-    """Of a tuple, wherever it is served."""
+    """The time of service of a tuple, on whichever consumer."""
     per_s = [world.capacity / (world.end_ns - world.begin_ns) * 1e9 for world in worlds]
     return 1e3 * World.N / (sum(per_s) / len(per_s))
 

@@ -277,7 +277,7 @@ def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
 
 
 def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
-    """Of two topics a partition that is new moves those behind it."""
+    """A new partition of two topics moves those behind it."""
     books = books_of(kafka_broker, tmp_path, partitions=1)
     second = kafka_broker.new_topic(1)
     first, last = sorted([books.topic, second])

@@ -31,7 +31,7 @@ class Spout:
 
 
 class Topology:
-    """What the state asks of one."""
+    """Return the facts that the state reads of a topology."""
 
     def __init__(self, bolts=("count",), **spouts):
         self.spouts = {name: Spout() for name in spouts}

@@ -297,7 +297,7 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
 
 
 def test_a_decision_is_not_made_again(world, dying_at):
-    """What failed in the run that was decided may succeed in another: there is no other."""
+    """A record that failed in the decided run may succeed in another: there is no other."""
     world.behaves = fails("b")
 
     with dying_at("acted"):

@@ -1,4 +1,4 @@
-"""What is Spark Connect's own: what is refused, tasks, interrupts, and sessions that end."""
+"""Particulars of Spark Connect: refusals, tasks, interrupts, and sessions that end."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_job_that_is_interrupted_from_outside_ends_the_run(connect, tmp_path, 
 
 
 def test_a_session_that_its_server_ended_ends_the_run(connect, other_connect, tmp_path, slow):
-    """As after an hour without a word, or as an administrator does it."""
+    """End the session, as an hour without a request or an administrator does."""
     other = other_connect
     once_begun(tmp_path, other.client.release_session)
     with pytest.raises(RunCancelled, match="is not there any more") as caught:

@@ -135,7 +135,7 @@ def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, key
 
 
 def test_a_key_that_is_null_equals_none(path, tmp_path):
-    """Of rows without a key none may be taken for a later version of another."""
+    """Rows without a key are never taken for later versions of another."""
     sink = started(path, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_rows_that_deltalake_refuses_are_no_outage_and_their_values_not_shown(pa
 def test_whatever_deltalake_says_of_rows_is_said_without_values(
     path, files, monkeypatch, error, said
 ):
-    """Of errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
+    """Errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
     sink = started(path)
     monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
     with pytest.raises(ValueError, match=f"none is written: {said}") as told:

@@ -160,7 +160,7 @@ def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch)
 
 
 def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch):
-    """Which ones are given up may differ: what waits in a file is sorted."""
+    """The records given up may differ: a file of waiting records is sorted."""
     few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (1 << 17, 0))
     full = [Counter(kind for _, _, kind, *_ in told[1])["WaitingFull"] for told in (few, many)]
     assert full == [100, 100]
@@ -348,7 +348,7 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
 
 
 def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(checkpoint, no_syncing):
-    """As Kafka's topic and offset are: the driver's files say of no column that it is required."""
+    """Kafka's topic and offset are not null, yet the driver's files require no column."""
     required = records(0, 4)
     fields = [field.with_nullable(False) for field in required.schema]
     required = pa.table(required.columns, schema=pa.schema(fields))
@@ -412,7 +412,7 @@ def in_run(part, run):
 
 
 def parts_in(url):
-    """What is on record of each file of a store's one spout, by what it is called; in order."""
+    """Return the records of each file of a store's one spout, by name and in order."""
     found = SharedRecord(open_store(url, "path"), INDEX).load()["spouts"]["lines"]["files"]
     return {each["object"].partition(".e")[0].partition("/")[2]: each for each in found}
 

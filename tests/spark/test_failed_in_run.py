@@ -158,7 +158,7 @@ def chunks_of(values, partitions=2, batch_rows=5):
 
 
 def written(done):
-    """What was judged, and what is in the files that count: what waits and what is dead."""
+    """Return the rows that were judged and of the files that count: waiting and dead."""
     found = ([], [])
     for dead, tables in enumerate([done.judged.waits, done.judged.dies]):
         for table in tables.values():
@@ -177,7 +177,7 @@ def written(done):
 
 
 def unwritten(simulate, topology, values):
-    """What the same run returns when its tasks write nothing."""
+    """Return the result of the same run when its tasks write nothing."""
     simulation = simulate(topology, rules=None)
     plain = simulation.rest(simulation.first(values), np.random.default_rng(0))
     assert not plain.judged.found
@@ -185,7 +185,7 @@ def unwritten(simulate, topology, values):
 
 
 def read_again(simulation, done, failed, values):
-    """What reading the written records again would have led to, given why all failed."""
+    """Return the result of reading the judged records again, given the reasons."""
     roots = np.sort(in_order(*done.judged.roots()))
     stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
     found = ([], [])

@@ -248,7 +248,7 @@ def test_one_that_was_never_started_can_be_stopped():
 
 
 class Rows:
-    """What a `foreachBatch` has seen: numbers and rows; and the heartbeat's part of its plan."""
+    """The micro-batches that a `foreachBatch` saw: numbers and rows; and the heartbeat's plan."""
 
     def __init__(self, spark, tmp_path, name="spark"):
         (tmp_path / "in").mkdir(exist_ok=True)
@@ -300,7 +300,7 @@ def test_a_micro_batch_for_each_beat_and_none_between(spark, tmp_path):
 
 
 def test_a_micro_batch_that_was_not_committed_is_repeated_without_its_beat(spark, tmp_path):
-    """As the number in a file had left it, and as the files do."""
+    """Write the number and the files as they had been left."""
     rows = Rows(spark, tmp_path)
     for before, number in (('{"beat": 17}', 0), ("as it is", 1)):
         (tmp_path / f"in/{number}.json").write_text(f'{{"n": {number}, "s": "x"}}\n')

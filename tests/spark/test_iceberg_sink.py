@@ -177,7 +177,7 @@ def test_later_rows_replace_earlier_ones(lake, tmp_path):
 
 
 def test_a_key_that_is_null_equals_none(lake, tmp_path):
-    """Of rows without a key none may be taken for a later version of another."""
+    """Rows without a key are never taken for later versions of another."""
     sink = to_iceberg("shop.words", lake, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for number in (0, 0, 1):

@@ -257,7 +257,7 @@ def test_names_may_have_anything_in_them(on_postgres, tmp_path, filled, keyed):
     ids=["a rule", "no index", "a column that is needed", "a constraint of another", "a view"],
 )
 def test_what_copy_is_not_for_is_written_by_statements(on_postgres, files, filled, keys, about):
-    """Of the last but one rows that are there are replaced, though none could be inserted."""
+    """Replace existing rows of the last but one micro-batch; none could be inserted."""
     known = [(word, 0) for word in "acd"] if keys else []
     on_postgres.execute(
         "CREATE TABLE words (word text CONSTRAINT words_pkey PRIMARY KEY, n bigint)"
@@ -368,7 +368,7 @@ def test_a_commit_is_waited_for_where_the_database_does_not(on_postgres, files):
 
 @pytest.mark.parametrize("of", ["a length", "a check"])
 def test_no_error_by_a_staging_table_shows_a_value(on_postgres, tmp_path, monkeypatch, of):
-    """Of a length tasks say that fill it, and quote their statement."""
+    """Tasks that fill it report a length, and quote their statement."""
     monkeypatch.setattr(JdbcCopy, "of", classmethod(lambda cls, connection: None))
     test_no_error_shows_a_value(on_postgres, tmp_path, of)
 

@@ -1,4 +1,4 @@
-"""What listeners are told, and that nothing depends on them."""
+"""Listeners are called, and nothing depends on them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_what_is_no_listener_is_refused(listeners):
 
 
 def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
-    """Of a batch that ends with TooManyDead the listener knows, too."""
+    """A listener also learns of a batch that ends with TooManyDead."""
     of_batch, of_stream = Told(), Told()
     lines = spark.createDataFrame([("no",)], LINE)
     none = lambda frame, number: None  # noqa: E731

@@ -457,7 +457,7 @@ def test_a_row_over_which_a_sink_was_away_twice_is_not_refused(tmp_path):
 
 @pytest.mark.parametrize("out", [{1}, {2, 3, 4}, {4}])
 def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
-    """Of the calls with which rows are tried once more: others, both rows, others."""
+    """Rows are tried once more in these calls: others, both rows, others."""
     world = Raising(tmp_path, bad=["line-3", "line-4"])
     write, since = world.write_accepted, []
 
@@ -556,7 +556,7 @@ def ordered():
 
 
 def test_an_order_that_came_since_does_not_make_other_records_dead(tmp_path, dying_at, ordered):
-    """Which are meant follows from the places of what was due."""
+    """The places of the due records identify the rows."""
     world = Refusing(tmp_path, bad={"b"})
     with dying_at("refused"):
         world.process(0, ["a", "b"])

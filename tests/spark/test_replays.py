@@ -271,7 +271,7 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
 
 
 def test_what_a_request_brings_has_an_order_once_it_is_planned(checkpoint):
-    """What it leaves for later micro-batches keeps it; so it is not behind what comes meanwhile."""
+    """Letters left for later micro-batches keep their number, and are not behind new ones."""
     sources = {**TOPOLOGY.schemas}
     sources["lines"] = sources["lines"].append(pa.field(ORDER, pa.int64()))
     with OPEN(checkpoint, sources=sources) as state:
@@ -393,7 +393,7 @@ def test_how_often_is_a_number(checkpoint, wrong):
 
 
 def test_a_table_that_tells_only_whether_is_read(checkpoint):
-    """What waits, what died and what was asked for by an ackcore that did not count."""
+    """Waiting, dead and requested records of an ackcore that did not count."""
     place = TRACKING.get_field_index(REPLAYED)
 
     def of_before(table, *replayed):

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_told(checkpoint, name):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_pruning_minds_damage_only_where_it_may_matter(checkpoint, number):
-    """What a plan that is dropped took is gone already; another's must be known."""
+    """A dropped plan's rows are gone already; another's must be known."""
     with OPEN(checkpoint) as state:
         for each in range(3):
             run_one(state, each)

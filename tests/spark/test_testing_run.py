@@ -398,7 +398,7 @@ def counted(rows):
 
 @pytest.fixture
 def _sent_to_workers():
-    """What the workers get of these modules goes along with the job: they cannot import them."""
+    """Workers get these modules with the job: they cannot import them."""
     modules = sys.modules[__name__], branching
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

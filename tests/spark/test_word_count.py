@@ -131,7 +131,7 @@ def test_equal_words_of_a_line_are_added_up():
 
 
 class Word:
-    """As much of a tuple as `Enrich` asks for."""
+    """A stand-in for the part of a tuple that `Enrich` reads."""
 
     def __init__(self, word, stable_id=0, attempt=0):
         self.values, self.stable_id, self.attempt = (1, word), stable_id, attempt
@@ -182,7 +182,7 @@ def test_books_balance(spark, awkward, tmp_path):
 
 
 def test_books_by_hand(spark, write, tmp_path):
-    """What the books say is written out here: plain counting could be wrong in the same way."""
+    """The counts are written out here: plain counting could be wrong in the same way."""
     job = Job(write(b"to be or\nnot to be\n\nto that\n"), tmp_path / "job", 9, rate=0, poison="not")
     books = run(spark, job)
     assert (books.lines, books.acked, books.retried, sorted(books.dead)) == (9, 7, 0, [1, 5])

@@ -49,7 +49,7 @@ class Upper(BasicBolt):
 
 
 class Source:
-    """As much of a DataFrame as a builder looks at."""
+    """A stand-in for the part of a DataFrame that a builder reads."""
 
     columns = ("line",)
     schema = SimpleNamespace(names=["line"])

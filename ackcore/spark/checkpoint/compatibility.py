@@ -25,7 +25,7 @@ _SOURCES = {None: "a DataFrame", "kafka": "Kafka"}
 
 
 class Described(Protocol):
-    """What a checkpoint asks of a topology."""
+    """The facts of a topology that a checkpoint compares."""
 
     @property
     def fingerprint(self) -> str:

@@ -103,7 +103,8 @@ class DeadLettersFile:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDead:
-    """What becomes a `DeadFile`, or a `DeadLettersFile` if it has ``letters``, once on record.
+    """A file of dead records before it is recorded: a `DeadFile` or, with ``letters``, a
+    `DeadLettersFile`.
 
     Tasks wrote it, and told how many bytes it has.
     """

@@ -1,4 +1,4 @@
-"""What is recorded of a micro-batch: its plan and its decision, and the tables that go with it."""
+"""The records of a micro-batch: its plan, its decision, and the tables of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a micro-batch will do, recorded before it runs: `State.make_plan` makes one.
+    """The plan of a micro-batch, recorded before it runs: `State.make_plan` makes one.
 
     To rewrite it after a crash: ``dataclasses.replace(plan, crashes=plan.crashes + 1, ...)``.
     """
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """What became of a micro-batch, recorded before it has effects outside."""
+    """The decision of a micro-batch, recorded before it has effects outside."""
 
     number: int
     #: All rows that wait: `Retries.rest`, and the new ones.

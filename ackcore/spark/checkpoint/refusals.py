@@ -1,4 +1,4 @@
-"""What sinks refused of a micro-batch, recorded between its decision and its mark.
+"""The rows of a micro-batch that sinks refused, recorded between its decision and its mark.
 
 Each answer of a sink that names rows is a record, ``state/N/refused-K.json`` with K from 0 on, and
 a table.  When all sinks have been asked ``state/N/refused.json`` has what follows: the records that

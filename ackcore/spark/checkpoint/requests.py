@@ -70,15 +70,15 @@ class DirectoryRequests:
         self._directory = directory
 
     def names(self, taken: Collection[str]) -> list[str]:
-        """As `Requests.names`."""
+        """See `Requests.names`."""
         return [name for name in replays.visible(self._directory) if name not in taken]
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """As `Requests.read`."""
+        """See `Requests.read`."""
         return replays.read(self._directory / name, schema)
 
     def withdrawn(self, name: str) -> bool:
-        """As `Requests.withdrawn`."""
+        """See `Requests.withdrawn`."""
         path = self._directory / name
         return not path.exists() and replays.withdrawn(path).exists()
 
@@ -87,7 +87,7 @@ class DirectoryRequests:
 
 
 class Owner(Protocol):
-    """What tells whether a driver owns its checkpoint: `ackcore.spark.checkpoint.head`."""
+    """A check whether a driver owns its checkpoint: `ackcore.spark.checkpoint.head`."""
 
     @property
     def owned(self) -> bool:
@@ -128,7 +128,7 @@ class BucketRequests:
         return self._opened
 
     def names(self, taken: Collection[str]) -> list[str]:
-        """As `Requests.names`: a trip, and one for each that is there and was not taken."""
+        """See `Requests.names`: a trip, and one for each that is there and was not taken."""
         there = [name for name in self._index.load().get("requests", {}) if name not in taken]
         marked = {name for name in there if self._marked(name)}
         if marked and self._owner.owned:
@@ -151,7 +151,7 @@ class BucketRequests:
         self._index.replace(change)
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """As `Requests.read`."""
+        """See `Requests.read`."""
         place = f"{self._store.url}/{REQUESTS}/{name}"
         way_out = (
             f"To go on without it, put an empty object {place}{_WITHDRAWN} and start again: its "
@@ -165,11 +165,11 @@ class BucketRequests:
         return replays.fitted(table, schema, name, place, way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """As `Requests.withdrawn`; it is noted down once no plan has it any more."""
+        """See `Requests.withdrawn`; it is noted down once no plan has it any more."""
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """As `Requests.forget`; it takes trips only if there are some."""
+        """See `Requests.forget`; it takes trips only if there are some."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

@@ -91,21 +91,21 @@ class BucketLetters:
 
     @property
     def index(self) -> SharedRecord:
-        """What is on record of it."""
+        """The recorded index."""
         return self._index
 
     def refresh(self) -> None:
-        """As `Letters.refresh`."""
+        """See `Letters.refresh`."""
         self._index.load()
 
     # -- whose it is --------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """As `Letters.owner`."""
+        """See `Letters.owner`."""
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """As `Letters.own`."""
+        """See `Letters.own`."""
         token = secrets.token_hex(16)
 
         def take(body: Body) -> Body | None:
@@ -155,12 +155,12 @@ class BucketLetters:
     # -- files --------------------------------------------------------------------------------
 
     def spouts(self) -> list[str]:
-        """As `Letters.spouts`."""
+        """See `Letters.spouts`."""
         spouts = self._index.read().get("spouts", {})
         return sorted(name for name, of in spouts.items() if of["files"] or of["columns"])
 
     def files(self, spout: str) -> list[LetterFile]:
-        """As `Letters.files`."""
+        """See `Letters.files`."""
         found = _of_spout(self._index.read(), spout)["files"]
         return [self._file(each) for each in found]
 
@@ -181,12 +181,12 @@ class BucketLetters:
         return None
 
     def columns(self, spout: str) -> FilePath | None:
-        """As `Letters.columns`."""
+        """See `Letters.columns`."""
         found = _of_spout(self._index.read(), spout)["columns"]
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """As `Letters.remember_columns`."""
+        """See `Letters.remember_columns`."""
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -236,7 +236,7 @@ class BucketLetters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
-        """As `Letters.publish`; it takes two trips, and none if they are there.
+        """See `Letters.publish`; it takes two trips, and none if they are there.
 
         What tasks wrote into this bucket is copied within it, for a trip more: many files at once.
         """
@@ -297,7 +297,7 @@ class BucketLetters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
-        """As `Letters.merge`; the merged files are deleted an hour later."""
+        """See `Letters.merge`; the merged files are deleted an hour later."""
         first, last, level = run[0].first, run[-1].last, run[0].level + 1
         put = self._put(spout, f"batches-{first}-{last}.{level}", fill)
         whole = {**put, "first": first, "last": last, "level": level}
@@ -328,7 +328,7 @@ class BucketLetters:
         return self._file(whole)
 
     def remove_merged(self, spout: str, until_ms: int) -> None:
-        """As `Letters.remove_merged`."""
+        """See `Letters.remove_merged`."""
         log = _of_spout(self._index.read(), spout)["merged"]
         self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
 
@@ -356,14 +356,14 @@ class BucketLetters:
         return keys
 
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
-        """As `Letters.named`; files that were merged are deleted, those who have them ask again."""
+        """See `Letters.named`; merged files are deleted, and readers that hold them ask again."""
         self.refresh()
         self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
         files = self.files(spout)
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
-        """As `Letters.rewrite`: under another key, which takes the place of the old one."""
+        """See `Letters.rewrite`: under another key, which takes the place of the old one."""
         key, done = _key(file), False
         name = _name(key)
         new: dict[str, Any] = {}
@@ -393,7 +393,7 @@ class BucketLetters:
         return done
 
     def has(self, spout: str, file: LetterFile) -> bool:
-        """As `Letters.has`."""
+        """See `Letters.has`."""
         self.refresh()
         return _key(file) in {_key(each) for each in self.files(spout)}
 
@@ -421,7 +421,7 @@ class BucketLetters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """As `Letters.notes`."""
+        """See `Letters.notes`."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")
@@ -436,7 +436,7 @@ class BucketLetters:
             yield request, json.loads(data)
 
     def note_place(self, request: str) -> str:
-        """As `Letters.note_place`."""
+        """See `Letters.note_place`."""
         return self.url
 
     def add_note(
@@ -445,7 +445,7 @@ class BucketLetters:
         body: Mapping[str, Any],
         requests: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """As `Letters.add_note`; with it requests to replay are there, by name."""
+        """See `Letters.add_note`; with it requests to replay are there, by name."""
         data = json.dumps(body).encode()
         stamp = {"token": secrets.token_hex(8)}
         note: dict[str, Any] = {"body": dict(body), **stamp}

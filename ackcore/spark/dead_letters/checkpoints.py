@@ -119,48 +119,48 @@ class LocalCheckpoint:
         self._requests = root / "replays"
 
     def meta(self) -> dict[str, Any] | None:
-        """As `Checkpoint.meta`."""
+        """See `Checkpoint.meta`."""
         return read_record(self.root / META, META)
 
     def refreshed(self) -> LocalCheckpoint:
-        """As `Checkpoint.refreshed`: it is read anew each time."""
+        """See `Checkpoint.refreshed`: it is read anew each time."""
         return self
 
     def records(self) -> Records:
-        """As `Checkpoint.records`."""
+        """See `Checkpoint.records`."""
         meta = self.meta()
         if meta is None:
             raise StateError(f"{self.root / META} is not there any more")
         return RecordFiles(self.root, meta["deployment_key"])
 
     def tables(self, check: bool) -> TableCache:
-        """As `Checkpoint.tables`."""
+        """See `Checkpoint.tables`."""
         return TableCache(self.root / "state", check=check)
 
     def requested(self) -> list[str]:
-        """As `Checkpoint.requested`."""
+        """See `Checkpoint.requested`."""
         return replays.published(self._requests)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """As `Checkpoint.progress`."""
+        """See `Checkpoint.progress`."""
         return read_progress(self.root, most)
 
     def holder(self) -> Holder | None:
-        """As `Checkpoint.holder`."""
+        """See `Checkpoint.holder`."""
         return holder_of(self.root / "lock")
 
     def epoch(self) -> int:
-        """As `Checkpoint.epoch`."""
+        """See `Checkpoint.epoch`."""
         return epoch_of(self.root / "lock")
 
     def letters(self) -> Letters:
-        """As `Checkpoint.letters`."""
+        """See `Checkpoint.letters`."""
         pointer = read_record(self.root / POINTER, POINTER)
         return letters_at(self.url + WITHIN if pointer is None else pointer["path"])
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """As `Checkpoint.asking`."""
+        """See `Checkpoint.asking`."""
         lock = Lock(make_directory(self._requests) / "lock", wait=True)
         try:
             yield
@@ -168,7 +168,7 @@ class LocalCheckpoint:
             lock.close()
 
     def finish(self) -> None:
-        """As `Checkpoint.finish`."""
+        """See `Checkpoint.finish`."""
         remove_temporaries(self._requests)
         for name in replays.staged(self._requests):
             if replays.counts(self._requests, name):
@@ -183,7 +183,7 @@ class LocalCheckpoint:
         note: Mapping[str, Any],
         tables: Mapping[str, Iterable[pa.Table]],
     ) -> None:
-        """As `Checkpoint.send`: staged, noted in the store, published."""
+        """See `Checkpoint.send`: staged, noted in the store, published."""
         staged: list[str] = []
         place = store.note_place(request)
         try:
@@ -201,7 +201,7 @@ class LocalCheckpoint:
             replays.publish(self._requests, name)
 
     def withdrawn(self, store: Letters) -> set[tuple[str, str]]:
-        """As `Checkpoint.withdrawn`."""
+        """See `Checkpoint.withdrawn`."""
         return replays.withdrawn_in(self._requests)
 
 
@@ -220,7 +220,7 @@ class BucketCheckpoint:
         self._read: HeadRecords | None = None
 
     def refreshed(self) -> BucketCheckpoint:
-        """As `Checkpoint.refreshed`."""
+        """See `Checkpoint.refreshed`."""
         return BucketCheckpoint(self.url)
 
     @property
@@ -231,49 +231,49 @@ class BucketCheckpoint:
         return self._read
 
     def records(self) -> Records:
-        """As `Checkpoint.records`: as they were at one moment."""
+        """See `Checkpoint.records`: as they were at one moment."""
         if self.meta() is None:
             raise StateError(f"{self._records.place(META)} is not there any more")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
-        """As `Checkpoint.meta`."""
+        """See `Checkpoint.meta`."""
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """As `Checkpoint.tables`: they are always checked."""
+        """See `Checkpoint.tables`: they are always checked."""
         return BucketTables(self._store, self.epoch())
 
     def requested(self) -> list[str]:
-        """As `Checkpoint.requested`."""
+        """See `Checkpoint.requested`."""
         store = self.letters()
         assert isinstance(store, BucketLetters), f"the letters of {self.url} are in {store.url}"
         return sorted(store.index.read().get("requests", {}))
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """As `Checkpoint.progress`; that of the last step comes with the next one."""
+        """See `Checkpoint.progress`; that of the last step comes with the next one."""
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """As `Checkpoint.holder`: who has not given it back holds it, or died."""
+        """See `Checkpoint.holder`: who has not given it back holds it, or died."""
         found = self._records.found
         return Holder(found["holder"], None if found["open"] else False) if found else None
 
     def epoch(self) -> int:
-        """As `Checkpoint.epoch`."""
+        """See `Checkpoint.epoch`."""
         return int(self._records.found.get("epoch", 0))
 
     def letters(self) -> Letters:
-        """As `Checkpoint.letters`."""
+        """See `Checkpoint.letters`."""
         return letters_at(letters_url(self._records, self.url))
 
     def asking(self) -> AbstractContextManager[None]:
-        """As `Checkpoint.asking`: there is no lock, and who is second looks again."""
+        """See `Checkpoint.asking`: there is no lock, and who is second looks again."""
         return contextlib.nullcontext()
 
     def finish(self) -> None:
-        """As `Checkpoint.finish`: a request is there with its note, by one put."""
+        """See `Checkpoint.finish`: a request is there with its note, by one put."""
 
     def send(
         self,
@@ -282,7 +282,7 @@ class BucketCheckpoint:
         note: Mapping[str, Any],
         tables: Mapping[str, Iterable[pa.Table]],
     ) -> None:
-        """As `Checkpoint.send`."""
+        """See `Checkpoint.send`."""
         assert isinstance(store, BucketLetters), f"the letters of {self.url} are in {store.url}"
         requests = {}
         with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
@@ -292,7 +292,7 @@ class BucketCheckpoint:
         store.add_note(request, note, requests)
 
     def withdrawn(self, store: Letters) -> set[tuple[str, str]]:
-        """As `Checkpoint.withdrawn`."""
+        """See `Checkpoint.withdrawn`."""
         return store.withdrawn() if isinstance(store, BucketLetters) else set()
 
 

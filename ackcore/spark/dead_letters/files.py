@@ -1,4 +1,4 @@
-"""Which files of a store hold its letters, and the columns of its sources: on a file system.
+"""The files of a dead-letter store on a file system, and the columns of its sources.
 
 What a bucket does instead is in `ackcore.spark.dead_letters.bucket`; both are `Letters`, and none
 but these two opens, lists or names a file of a store.
@@ -179,15 +179,15 @@ class DirectoryLetters:
         return f"DirectoryLetters({self.url!r})"
 
     def refresh(self) -> None:
-        """As `Letters.refresh`."""
+        """See `Letters.refresh`."""
         self._known.clear()
 
     def owner(self) -> dict[str, Any] | None:
-        """As `Letters.owner`."""
+        """See `Letters.owner`."""
         return read_record(self.path / OWNER, OWNER)
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """As `Letters.own`; who has the checkpoint is looked at where it is locked."""
+        """See `Letters.own`; who has the checkpoint is looked at where it is locked."""
         make_directory(self.path)
         if self.owner() is None:
             write_record(self.path / OWNER, OWNER, about)
@@ -195,26 +195,26 @@ class DirectoryLetters:
             remove_temporaries(directory)
 
     def spouts(self) -> list[str]:
-        """As `Letters.spouts`."""
+        """See `Letters.spouts`."""
         directories = spouts_of(self.path)
         return [
             each.name for each in directories if (each / _COLUMNS).exists() or active_files(each)
         ]
 
     def files(self, spout: str) -> list[LetterFile]:
-        """As `Letters.files`."""
+        """See `Letters.files`."""
         return list(self._listed(spout)[0])
 
     def _listed(self, spout: str) -> tuple[list[LetterFile], list[tuple[LetterFile, LetterFile]]]:
         return self._known[spout] if spout in self._known else listed(self.path / spout)
 
     def columns(self, spout: str) -> Path | None:
-        """As `Letters.columns`."""
+        """See `Letters.columns`."""
         path = self.path / spout / _COLUMNS
         return path if path.exists() else None
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """As `Letters.remember_columns`."""
+        """See `Letters.remember_columns`."""
         for spout, schema in sources.items():
             path = make_directory(self.path / spout) / _COLUMNS
             letters = schema_of(schema)
@@ -229,7 +229,7 @@ class DirectoryLetters:
                 remove(directory / _COLUMNS)
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
-        """As `Letters.publish`."""
+        """See `Letters.publish`."""
         directory = make_directory(self.path / spout)
         files, replaced = self._listed(spout)
         self._known.pop(spout, None)
@@ -250,7 +250,7 @@ class DirectoryLetters:
             self._known[spout] = [*others, *there], replaced
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile:
-        """As `Letters.merge`: files within another one's micro-batches do not count any more."""
+        """See `Letters.merge`: files within another one's micro-batches do not count any more."""
         files, replaced = self._listed(spout)
         self._known.pop(spout, None)
         first, last, level = run[0].first, run[-1].last, run[0].level + 1
@@ -263,7 +263,7 @@ class DirectoryLetters:
         return whole
 
     def remove_merged(self, spout: str, until_ms: int) -> None:
-        """As `Letters.remove_merged`."""
+        """See `Letters.remove_merged`."""
         files, replaced = self._listed(spout)
         self._known.pop(spout, None)
         gone = {by for by in {by for _, by in replaced} if _written_ms(by) < until_ms}
@@ -274,23 +274,23 @@ class DirectoryLetters:
         self._known[spout] = files, left
 
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
-        """As `Letters.named`."""
+        """See `Letters.named`."""
         remove_temporaries(make_directory(self.path / NOTES))
         files, replaced = listed(self.path / spout)
         some = [*files, *(file for file, _ in replaced)]
         return [file for file in some if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
-        """As `Letters.rewrite`; made where no driver that starts meanwhile clears up."""
+        """See `Letters.rewrite`; made where no driver that starts meanwhile clears up."""
         write_file(_path(file), fill, made_in=make_directory(self.path / NOTES))
         return True
 
     def has(self, spout: str, file: LetterFile) -> bool:
-        """As `Letters.has`."""
+        """See `Letters.has`."""
         return _path(file).exists()
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """As `Letters.notes`."""
+        """See `Letters.notes`."""
         directory = self.path / NOTES
         for path in directory.glob("*.json") if directory.is_dir() else ():
             if not path.name.startswith("."):
@@ -299,11 +299,11 @@ class DirectoryLetters:
                 yield path.stem, record
 
     def note_place(self, request: str) -> Path:
-        """As `Letters.note_place`."""
+        """See `Letters.note_place`."""
         return self.path / NOTES / f"{request}.json"
 
     def add_note(self, request: str, body: Mapping[str, Any]) -> None:
-        """As `Letters.add_note`; who does holds the lock of the checkpoint's requests."""
+        """See `Letters.add_note`; who does holds the lock of the checkpoint's requests."""
         path = self.note_place(request)
         make_directory(path.parent)
         write_record(path, f"{NOTES}/{path.name}", body)

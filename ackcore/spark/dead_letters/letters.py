@@ -199,7 +199,7 @@ def read_schema(path: FilePath) -> pa.Schema:
 
 
 class BatchRows(NamedTuple):
-    """Of which micro-batch each row of a file is, and in which row the letters of each begin.
+    """The micro-batch of each row of a file, and the first row of each micro-batch's letters.
 
     Where the file has only some letters of a micro-batch, they may begin before the first row.
     """

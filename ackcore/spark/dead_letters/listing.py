@@ -40,7 +40,7 @@ _MOST_REASONS = 8
 
 @dataclass(frozen=True, slots=True)
 class LetterId:
-    """Which letter: a spout's, of a micro-batch, and the how-manieth of those."""
+    """The id of a dead letter: its spout, its micro-batch, and its number within that."""
 
     spout: str
     batch_id: int
@@ -69,7 +69,7 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters are wanted: those of which all that is given holds.
+    """A filter of dead letters. All given conditions must hold.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the plan of a micro-batch says of a spout that reads Kafka.
+"""The part of a micro-batch's plan that concerns a spout on Kafka.
 
 It names each offset that the micro-batch takes, by the task that reads it, and where the next one
 begins: whoever repeats it, however often and on whatever machines, reads the same records in the
@@ -19,7 +19,8 @@ LEAST = 10_000
 
 
 class Position(NamedTuple):
-    """Of a partition: the next offset to take, its end when that was asked, how it began.
+    """The position in a partition: the next offset, the end when last asked, the reason of the
+    start.
 
     ``epoch`` is that of the leader that told the end, where it did.
     """
@@ -36,7 +37,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """What a micro-batch takes of one spout.
+    """The offsets that a micro-batch takes from one spout.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class Stopped(Exception):
 
 
 class Failed(Exception):
-    """What was called raised ``error``, of itself."""
+    """The called function itself raised ``error``."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

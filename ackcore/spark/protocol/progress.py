@@ -173,7 +173,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one micro-batch did.
+    """The report of one micro-batch.
 
     Parameters
     ----------

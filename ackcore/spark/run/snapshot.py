@@ -126,7 +126,7 @@ def _record(directory: Place) -> RecordFile:
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
-    """What tells one input from another, as JSON would give it back."""
+    """Return what identifies each input, as JSON would give it back."""
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 
 

@@ -1,4 +1,4 @@
-"""What a run is given and what it returns."""
+"""The arguments and results of a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class InputFrame:
 
 
 class Obstacle(NamedTuple):
-    """What keeps rows from being read, and for how long that is waited for; None: for ever."""
+    """The reason why rows cannot be read, and how long to wait for it; None: without end."""
 
     text: str
     timeout_s: float | None = None
@@ -70,7 +70,7 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is run.
+    """The plan of a run.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes
     ----------

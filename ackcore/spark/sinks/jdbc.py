@@ -103,7 +103,7 @@ def to_jdbc(
 
 
 class JdbcSink:
-    """What `to_jdbc` returns."""
+    """The sink that `to_jdbc` returns."""
 
     #: Spark Connect has none to go through.
     needs_jvm = True

@@ -43,7 +43,7 @@ _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """What the database, its driver or Spark's job that filled the staging table says.
+    """An error of the database, its driver, or Spark's job that filled the staging table.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class JdbcError(RuntimeError):
 
 
 class Server:
-    """Where a database is, and the properties to connect by; none of it is shown.
+    """The URL of a database and the connection properties; no error shows either.
 
     Parameters
     ----------

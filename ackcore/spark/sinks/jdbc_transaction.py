@@ -1,4 +1,4 @@
-"""How a micro-batch gets into a table of a JDBC database.
+"""The transaction that writes a micro-batch into a table of a JDBC database.
 
 Into PostgreSQL by COPY, all in one transaction, which begins with the lock of the sink's row in the
 table of micro-batches: `jdbc_copy` says where.  Else by what all databases have:

@@ -1,4 +1,4 @@
-"""What is alike of sinks that are directories of Parquet files, on a file system or in a bucket."""
+"""The common part of Parquet sinks on a file system and in a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a micro-batch get into a table of PostgreSQL, within a transaction that is open.
+"""The rows of a micro-batch on their way into a table of PostgreSQL, within an open transaction.
 
 Without keys they are copied into the table itself; with keys, or where policies or a view are in
 the way of COPY, into a temporary one, from which one statement merges them in the order of the
@@ -71,7 +71,7 @@ class Session(Protocol[E]):
 
 
 class Into(NamedTuple):
-    """What rows are written into.
+    """The destination of rows.
 
     Attributes
     ----------

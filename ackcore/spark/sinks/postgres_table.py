@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL has: asked by statements that psycopg and JDBC's driver take alike.
+"""The properties of a PostgreSQL table, by statements that psycopg and JDBC's driver both accept.
 
 None has a value apart: both would look for the places of such in names.
 """
@@ -89,7 +89,7 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
 
 
 class Way(NamedTuple):
-    """How rows get into a table.
+    """The way in which rows enter a table.
 
     Attributes
     ----------

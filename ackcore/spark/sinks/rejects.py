@@ -1,4 +1,4 @@
-"""What a sink says of rows that it cannot take: which they are, and why."""
+"""The rows that a sink cannot write, and the reasons."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class SinkRejects(Exception):
         return cls(pa.table({}), reasons, _places=(of, at))
 
     def __len__(self) -> int:
-        """How many rows are named."""
+        """The number of named rows."""
         if self.places is not None:
             return len(self.places[0])
         assert self.values is not None

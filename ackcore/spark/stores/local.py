@@ -63,7 +63,7 @@ class LocalStore:
         return self.root / checked_key(key)
 
     def get(self, key: str) -> Stored | None:
-        """As `Store.get`."""
+        """See `Store.get`."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -73,7 +73,7 @@ class LocalStore:
         return Stored(data, _version(data))
 
     def read(self, key: str) -> pa.Buffer | None:
-        """As `Store.read`."""
+        """See `Store.read`."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -87,7 +87,7 @@ class LocalStore:
                 return None
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """As `Store.read_range`."""
+        """See `Store.read_range`."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -99,7 +99,7 @@ class LocalStore:
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         checked_condition(if_absent, if_version)
         path = self.path(key)
         if if_version is None:
@@ -124,7 +124,7 @@ class LocalStore:
         return _version(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """As `Store.put_file`."""
+        """See `Store.put_file`."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -145,7 +145,7 @@ class LocalStore:
             sync_directory(target.parent)
 
     def copy(self, source: str, key: str) -> int | None:
-        """As `Store.copy`."""
+        """See `Store.copy`."""
         path, target = self.path(source), self.path(key)
         with writing(path):
             try:
@@ -159,7 +159,7 @@ class LocalStore:
         return target.stat().st_size
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         below = self.path(prefix) if prefix else self.root
         found = []
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
@@ -171,7 +171,7 @@ class LocalStore:
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Store.delete`; directories in which nothing is left go, too."""
+        """See `Store.delete`; directories in which nothing is left go, too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 with contextlib.suppress(*_ABSENT):

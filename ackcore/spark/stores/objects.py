@@ -108,7 +108,7 @@ class ObjectStore:
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
-        """As `Store.get`."""
+        """See `Store.get`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -120,7 +120,7 @@ class ObjectStore:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
-        """As `Store.read`; an object of more than 32 MiB is in a file that has no name."""
+        """See `Store.read`; an object of more than 32 MiB is in a file that has no name."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -143,7 +143,7 @@ class ObjectStore:
                 return source.read_buffer()
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """As `Store.read_range`."""
+        """See `Store.read_range`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -156,7 +156,7 @@ class ObjectStore:
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         import obstore  # noqa: PLC0415 - an extra
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
 
@@ -200,7 +200,7 @@ class ObjectStore:
         )
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """As `Store.put_file`."""
+        """See `Store.put_file`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -235,7 +235,7 @@ class ObjectStore:
             return None
 
     def copy(self, source: str, key: str) -> int | None:
-        """As `Store.copy`."""
+        """See `Store.copy`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(source)
@@ -251,7 +251,7 @@ class ObjectStore:
         return size
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         import obstore  # noqa: PLC0415 - an extra
 
         found: list[Entry] = []
@@ -262,7 +262,7 @@ class ObjectStore:
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Store.delete`."""
+        """See `Store.delete`."""
         import obstore  # noqa: PLC0415 - an extra
 
         every = [checked_key(key) for key in keys]
