@@ -18,6 +18,7 @@ from ackcore.spark.base.schemas import (
     LAST_MS,
     MESSAGE_ID,
     REASON,
+    REASON_TYPE,
     REPLAYED,
 )
 from ackcore.spark.run.action import run
@@ -153,7 +154,7 @@ def due_in(directory):
                 DUE_MS: zeros,
                 FIRST_MS: zeros,
                 LAST_MS: zeros,
-                REASON: [""] * len(rows),
+                REASON: pa.nulls(len(rows), REASON_TYPE),
                 REPLAYED: pa.array([0] * len(rows), pa.int32()),
                 "id": pa.array(columns[2], pa.int64()),
                 "text": pa.array(columns[3], pa.string()),

@@ -43,7 +43,7 @@ from ackcore.spark.run import action, reread
 from ackcore.spark.stores.files import publish
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.spout_stage import SpoutStage
-from ackcore.topology import BasicBolt, Bolt, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import BasicBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -331,9 +331,10 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
             }
             assert list(tracked) == TRACKING.names
             reasons = found.dead["lines"]["_ackcore_reason"].to_pylist()
-            full = "!\x1fsplit\x1fWaitingFull\x1f100 records wait already (max_waiting); it failed "
-            assert reasons[:2] == [full + "with ValueError: no"] * 2
-            assert reasons[2] == "-\x1fsplit\x1fValueError\x1fno"
+            said = "100 records wait already (max_waiting); it failed with ValueError: no"
+            full = Reason("split", "WaitingFull", said, final=True)
+            assert reasons[:2] == [full._asdict()] * 2
+            assert reasons[2] == Reason("split", "ValueError", "no")._asdict()
         state.write_done(0)
         # The one file stays as long as something in it waits.
         for number in (1, 2, 3):

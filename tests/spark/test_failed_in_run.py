@@ -18,7 +18,7 @@ from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letters import as_letters, as_tracked
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
 from ackcore.spark.protocol.decide import propagate_failures
@@ -30,7 +30,7 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
 from ackcore.spark.tasks.source_records import pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.testing import Source
-from ackcore.topology import Bolt, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 
 RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12, inline_bytes=0)
 
@@ -194,7 +194,7 @@ def read_again(simulation, done, failed, values):
         for some in stage.records(iter(batches), partition):
             lost = pa.Table.from_batches([pick(some, {"spout": roots}, {}, 0)])
             at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
-            said = ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
+            said = Reasons.of_texts(failed["reason"].take(pa.array(at)))
             n = len(lost)
             told = judge(RULES, lost, said, np.full(n, RULES.now_ms), np.zeros(n, np.int32))
             uncounted += told.uncounted
@@ -347,7 +347,7 @@ def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
     )
     assert len(found) == len(written) == 4
     assert written.isdisjoint(found["root_id"].to_pylist())
-    assert ReasonTexts.of_column(found["reason"]).counts().tolist() == [counts] * 4
+    assert Reasons.of_texts(found["reason"]).counts().tolist() == [counts] * 4
 
 
 def test_of_few_a_task_writes_none(simulate):
@@ -390,7 +390,8 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     n = 20
     tracking = [
         [f"id-{i}" for i in range(n)], [i % 2 for i in range(n)], [0] * n,
-        [500 + i for i in range(n)], [600] * n, ["-\x1fb\x1fE\x1fx"] * n, [i % 3 for i in range(n)],
+        [500 + i for i in range(n)], [600] * n, [Reason("b", "E", "x")._asdict()] * n,
+        [i % 3 for i in range(n)],
     ]  # fmt: skip
     values = [2] * n
     table = pa.table([*tracking, list(range(n)), values], schema=pa.schema([*TRACKING, *ROWS]))

@@ -18,7 +18,7 @@ from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REPLAYED, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REASON_TYPE, REPLAYED, TRACKING
 from ackcore.spark.checkpoint.dead import Dead, DeadFile
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
 from ackcore.spark.checkpoint.tables import TableCache
@@ -201,10 +201,10 @@ def own_pool():
 
 @pytest.mark.parametrize(("n", "letters"), [(1 << 17, 1), (1 << 15, 1000)], ids=["short", "long"])
 def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n, letters):
-    said = Reason("bolt", "Failed", "the service is away").encode()
+    said = Reason("bolt", "Failed", "the service is away")._asdict()
     of_schema = {
         MESSAGE_ID: pa.array(range(n)).cast(pa.string()),
-        REASON: pa.repeat(said, n),
+        REASON: pa.repeat(pa.scalar(said, REASON_TYPE), n),
         REPLAYED: pa.array(np.zeros(n, np.int32)),
         ATTEMPT: pa.array(np.ones(n, np.int32)),
     }

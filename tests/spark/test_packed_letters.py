@@ -11,14 +11,14 @@ import pytest
 
 from ackcore.retry import Policy
 from ackcore.spark.base import letters as base_letters
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
 LINES = pa.schema([("id", pa.int64()), ("line", pa.string())])
-REASONS = ReasonTexts.of_column(pa.array(["!\x1fbolt\x1fFailed\x1fno"]))
+REASONS = Reasons.of_texts(pa.array(["!\x1fbolt\x1fFailed\x1fno"]))
 
 
 def noise(rng, n):

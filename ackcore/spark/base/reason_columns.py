@@ -1,7 +1,13 @@
-"""Columns of encoded reasons, read and written without a Python object for each of them."""
+"""Columns of reasons, read and written without a Python object for each of them.
+
+While a run is under way a reason is the text that `Reason.encode` makes: the few different ones are
+a dictionary, for the driver as for the exchange.  `Reasons` takes it apart, once, when its record
+is judged; from then on it is a struct, `REASON_TYPE`.
+"""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +17,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND
-from ackcore.spark.base.schemas import DUE_MS, REASON, TRACKING
+from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING
 from ackcore.topology.tuples import UNCOUNTED, UNIT
 
 Bools = npt.NDArray[np.bool_]
@@ -26,97 +32,110 @@ DEATHS = pa.schema(
     ]
 )
 
-_HEAD = f"^[-!{UNCOUNTED}][0-9]*{UNIT}"
-_ASKS = f"^[-{UNCOUNTED}](?P<ms>[1-9][0-9]*){UNIT}"
 
-
-class ReasonTexts(NamedTuple):
+class Reasons(NamedTuple):
     """Different reasons, and which one each row has."""
 
-    values: pa.Array
+    values: pa.StructArray
     of: Int64s
 
     @classmethod
-    def of_column(cls, texts: pa.Array | pa.ChunkedArray) -> ReasonTexts:
-        """Return the reasons of a column of texts, or of a dictionary of them."""
-        whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-        if isinstance(whole, pa.ChunkedArray):  # as some versions have it where there is no chunk
-            whole = pa.array([], whole.type)
+    def of_texts(cls, texts: pa.Array | pa.ChunkedArray) -> Reasons:
+        """Return the reasons of a column of encoded ones, or of a dictionary of them."""
+        whole = one_array(texts)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()
-        return cls(whole.dictionary, whole.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+        parts = pc.split_pattern(whole.dictionary, UNIT, max_splits=3)
+        head, *told = (pc.list_element(parts, place) for place in range(4))
+        asked = pc.utf8_slice_codeunits(head, 1)
+        after_ms = pc.if_else(pc.equal(asked, ""), "0", asked).cast(pa.int64())
+        final, uncounted = (pc.starts_with(head, flag) for flag in ("!", UNCOUNTED))
+        values = _struct([*told, final, after_ms, pc.invert(uncounted)])
+        return cls(values, whole.indices.to_numpy(zero_copy_only=False).astype(np.int64))
 
-    def taken(self, rows: Int64s) -> ReasonTexts:
+    def taken(self, rows: Int64s) -> Reasons:
         """Return the reasons of some of the rows."""
-        return ReasonTexts(self.values, self.of[rows])
+        return Reasons(self.values, self.of[rows])
 
     def final(self) -> Bools:
         """Return which rows' reasons allow of no other attempt."""
-        return self._starting("!")[self.of]
+        return self._flags("final")
 
     def counts(self) -> Bools:
         """Return which rows' failures were attempts."""
-        return ~self._starting(UNCOUNTED)[self.of]
-
-    def behind(self) -> Bools:
-        """Return which rows only wait behind another of their key."""
-        found: Bools = pc.equal(self.values, BEHIND).to_numpy(zero_copy_only=False)[self.of]
-        return found
+        return self._flags("counts")
 
     def after_ms(self) -> Int64s:
         """Return how long each row's reason asks to wait."""
-        waits = np.zeros(len(self.values), np.int64)
-        asking = pc.match_substring_regex(self.values, _ASKS).to_numpy(zero_copy_only=False)
-        if asking.any():
-            asked = pc.extract_regex(self.values.filter(pa.array(asking)), _ASKS).field("ms")
-            waits[asking] = asked.cast(pa.int64()).to_numpy()
-        return waits[self.of]
+        waits: Int64s = self.values.field("after_ms").to_numpy()[self.of]
+        return waits
 
-    def texts(self) -> pa.Array:
-        """Return the text of each row."""
-        return self.values.take(pa.array(self.of))
+    def behind(self) -> Bools:
+        """Return which rows only wait behind another of their key."""
+        same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in _TEXTS)
+        found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
+        return found
 
-    def kept(self, counts: Bools) -> pa.Array:
-        """Return the texts of rows that wait or are dead.
+    def kept(self, counts: Bools) -> pa.StructArray:
+        """Return the reasons of rows that wait or are dead, as they are on record.
 
-        The wait is on record as the time; whether it counted, as the reason.
+        The wait is on record as the time; whether a failure counted, as ``counts`` has it.
         """
-        rest = pc.replace_substring_regex(self.values, _HEAD, "")
-        final = pa.array(self._starting("!"))
-        heads = [pc.if_else(final, f"!{UNIT}", f"{flag}{UNIT}") for flag in (UNCOUNTED, "-")]
-        texts = pa.concat_arrays([pc.binary_join_element_wise(head, rest, "") for head in heads])
-        return texts.take(pa.array(self.of + len(self.values) * counts))
+        n = len(self.values)
+        told = [self.values.field(name) for name in (*_TEXTS, "final")]
+        no_wait = pa.array(np.zeros(n, np.int64))
+        both = [_struct([*told, no_wait, pa.repeat(flag, n)]) for flag in (False, True)]
+        return pa.concat_arrays(both).take(pa.array(self.of + n * counts))
 
-    def refused(self, most: int) -> pa.Array:
-        """Return the texts of rows for which the waiting store has no room."""
-        component, kind, message = parts(self.values)
-        said = f"{most} records wait already (max_waiting); it failed with "
-        message = pc.binary_join_element_wise(said, kind, ": ", message, "")
-        texts = encoded("!", component, pa.repeat("WaitingFull", len(message)), message)
-        return texts.take(pa.array(self.of))
-
-    def _starting(self, flag: str) -> Bools:
-        found: Bools = pc.starts_with(self.values, flag).to_numpy(zero_copy_only=False)
+    def _flags(self, name: str) -> Bools:
+        found: Bools = self.values.field(name).to_numpy(zero_copy_only=False)[self.of]
         return found
 
 
-def parts(texts: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return component, type and message of encoded reasons."""
-    split = pc.split_pattern(texts, UNIT, max_splits=3)
-    component, kind, message = (pc.list_element(split, place) for place in (1, 2, 3))
-    return component, kind, message
+_TEXTS = ("component", "type", "message")
+
+
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(whole, pa.ChunkedArray):  # as some versions have it where there is no chunk
+        return pa.array([], whole.type)
+    return whole
+
+
+def _struct(columns: list[pa.Array]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(columns, fields=[*REASON_TYPE])
+
+
+def reason_column(
+    component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
+) -> pa.StructArray:
+    """Return reasons that counted, from the parts of each row."""
+    n = len(message)
+    told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
+    return _struct(
+        [*told, pa.repeat(final, n), pa.array(np.zeros(n, np.int64)), pa.repeat(True, n)]
+    )
+
+
+def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
+    """Return the components, types and messages of a column of reasons."""
+    return tuple(pc.struct_field(column, name) for name in _TEXTS)
 
 
 def encoded(flag: str, component: pa.Array, kind: pa.Array, message: pa.Array) -> pa.Array:
-    """Return reasons as texts, from their parts."""
+    """Return reasons as `Reason.encode` does, from the parts of each row."""
     heads = (pc.replace_substring(part, UNIT, " ") for part in (component, kind))
     return pc.binary_join_element_wise(flag, *heads, message, UNIT)
 
 
 def refused(rows: pa.Table, most: int) -> pa.Table:
     """Return records for which the waiting store has no room, as dead ones."""
-    texts = ReasonTexts.of_column(rows[REASON]).refused(most)
-    for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, texts)):
+    component, kind, message = map(one_array, reason_parts(rows[REASON]))
+    said = f"{most} records wait already (max_waiting); it failed with "
+    message = pc.binary_join_element_wise(said, kind, ": ", message, "")
+    reasons = reason_column(component, pa.repeat("WaitingFull", len(rows)), message, final=True)
+    for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, reasons)):
         place = TRACKING.get_field_index(name)
         rows = rows.set_column(place, TRACKING.field(place), column)
     return rows

@@ -33,7 +33,7 @@ ENGINE = "ackcore"
 
 
 #: Why a record waits that may have done nothing wrong: no attempt, and it never becomes one.
-BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False).encode()
+BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False)
 
 
 def killed_worker(final: bool) -> Reason:

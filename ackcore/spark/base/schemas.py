@@ -16,6 +16,17 @@ LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
 
+#: A `Reason`, field by field.
+REASON_TYPE = pa.struct(
+    [
+        ("component", pa.string()),
+        ("type", pa.string()),
+        ("message", pa.string()),
+        ("final", pa.bool_()),
+        ("after_ms", pa.int64()),
+        ("counts", pa.bool_()),
+    ]
+)
 #: What a waiting or dead table has in front of the source's own columns.
 TRACKING = pa.schema(
     [
@@ -26,7 +37,7 @@ TRACKING = pa.schema(
         pa.field(DUE_MS, pa.int64(), nullable=False),
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
-        pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
+        pa.field(REASON, REASON_TYPE, nullable=False),
         # How often it was sent again as a dead letter: the books count what was resolved of those,
         # and `replay` leaves out what dies again and again.
         pa.field(REPLAYED, pa.int32(), nullable=False),

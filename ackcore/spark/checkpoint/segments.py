@@ -18,7 +18,6 @@ from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.topology.tuples import UNCOUNTED
 
 #: What is sorted or merged at a time, in rows and in bytes: that much is in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
@@ -179,8 +178,8 @@ def due_of(table: pa.Table) -> Int64s:
 
 def untried_in(table: pa.Table) -> int:
     """Return how many rows wait for their first turn, and not for one that is to count."""
-    firsts = table[REASON].filter(pc.equal(table[ATTEMPT], 0))
-    return len(firsts) - (pc.sum(pc.starts_with(firsts, UNCOUNTED)).as_py() or 0)
+    counts = pc.struct_field(table[REASON], "counts")
+    return pc.sum(pc.and_(pc.equal(table[ATTEMPT], 0), counts)).as_py() or 0
 
 
 def all_nullable(table: pa.Table) -> pa.Table:

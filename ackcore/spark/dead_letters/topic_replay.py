@@ -271,7 +271,7 @@ def _letter(
     component = told.get("ackcore-component", "")
     if component == spout and kind in UNREAD:
         return None
-    reason = Reason(component, kind, said).encode()
+    reason = Reason(component, kind, said)._asdict()
     record = {
         "key": message["key"],
         "value": message["value"],

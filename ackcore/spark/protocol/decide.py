@@ -20,17 +20,17 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import ReasonTexts, refused
+from ackcore.spark.base.reason_columns import Reasons, refused
 from ackcore.spark.base.reasons import ENGINE, FAILED
 from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
-from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
+from ackcore.spark.base.schemas import FIRST_MS, ORDER, REPLAYED, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.run.types import RunResult
-from ackcore.spark.tasks.failed_rows import FailedRows, Rules, tracked
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
@@ -143,7 +143,7 @@ def propagate_failures(
         "a row for a sink hangs from this record and from one that failed",
     )
     # An attempt only if that of one of those that it shares rows with was.
-    counted = [failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]]
+    counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]
     counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
@@ -319,38 +319,6 @@ def decide(
     return BatchOutcome(decision, changes, failures, rows.uncounted, np.concatenate(first_ms))
 
 
-def refused_records(
-    plan: Plan,
-    retries: Retries,
-    payloads: Mapping[str, pa.Table],
-    failed: pa.Table,
-    spouts: Sequence[str],
-) -> tuple[dict[str, pa.Table], dict[str, Account]]:
-    """Return the records that sinks refused as dead ones, by spout, and how the accounts change.
-
-    Parameters
-    ----------
-    plan, retries, payloads, spouts
-        As `decide` has them.
-    failed : pyarrow.Table
-        `FAILED`: their roots, which the decision has as ACKED.
-    """
-    failed = _by_root(failed)
-    dead, changes = {}, {}
-    for spout in spouts:
-        lost = payloads.get(spout)
-        if lost is None or not len(lost):
-            continue
-        first_ms, replayed = _known(plan.now_ms, retries.due.get(spout), lost)
-        attempts = pc.add(lost[ATTEMPT], pa.scalar(1, pa.int32()))
-        said = _reasons_of(failed, lost).texts()
-        due_ms = np.zeros(len(lost), np.int64)
-        dead[spout] = tracked(lost, attempts, due_ms, first_ms, plan.now_ms, said, replayed)
-        often = int(np.count_nonzero(replayed))
-        changes[spout] = Account(acked=-len(lost), dead=len(lost), resolved=-often)
-    return dead, changes
-
-
 def judged_here(
     rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
 ) -> FailedRows:
@@ -411,10 +379,10 @@ def _by_root(failed: pa.Table) -> pa.Table:
     return failed.take(pa.array(np.argsort(failed["root_id"].to_numpy(), kind="stable")))
 
 
-def _reasons_of(failed: pa.Table, lost: pa.Table) -> ReasonTexts:
+def _reasons_of(failed: pa.Table, lost: pa.Table) -> Reasons:
     """Return why records failed; ``failed`` is in the order of roots."""
     at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
-    return ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
+    return Reasons.of_texts(failed["reason"].take(pa.array(at)))
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:

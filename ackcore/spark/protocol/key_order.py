@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.base.reasons import BEHIND, FAILED
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
@@ -211,7 +211,7 @@ class Ordering:
         """Return which roots count as failed, by spout, that do not yet, or otherwise."""
         root_ids = failed["root_id"].to_numpy()
         order = np.argsort(root_ids, kind="stable")
-        root_ids, reasons = root_ids[order], ReasonTexts.of_column(failed["reason"]).taken(order)
+        root_ids, reasons = root_ids[order], Reasons.of_texts(failed["reason"]).taken(order)
         already = root_ids[reasons.behind()]
         held: dict[str, Int64s] = {}
         wanted: dict[str, Int64s] = {}
@@ -242,7 +242,7 @@ class Ordering:
         fresh = {spout: roots[~among(roots, already)] for spout, roots in fresh.items()}
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
-    def _dies(self, spout: str, rows: pa.Table, reasons: ReasonTexts) -> Bools:
+    def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
         """Return which records are dead, by their reasons. Dead records hold up no others."""
         counts = reasons.counts()
         first_ms = np.full(len(rows), self.now_ms)
@@ -309,7 +309,9 @@ def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
         [
             pa.array(roots),
             pa.DictionaryArray.from_arrays(pa.array(spouts), pa.array([*held])),
-            pa.DictionaryArray.from_arrays(pa.array(np.zeros_like(spouts)), pa.array([BEHIND])),
+            pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros_like(spouts)), pa.array([BEHIND.encode()])
+            ),
         ],
         schema=FAILED,
     )

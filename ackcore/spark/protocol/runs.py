@@ -9,6 +9,7 @@ in each of them.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import ids_in
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.decide import (
@@ -60,7 +62,7 @@ from ackcore.spark.protocol.unread import Outage, RowsMissing
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.stores.files import remove_all
-from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
@@ -386,8 +388,8 @@ class Runs:
         inputs: Sequence[InputFrame],
         failed: pa.Table,
         offsets: PlannedRows | None,
-    ) -> tuple[Retries, Mapping[str, pa.Table]]:
-        """Read records of the run that a decision accepted, this driver's or a former one's.
+    ) -> FailedRows:
+        """Judge records of the run that a decision accepted, this driver's or a former one's.
 
         Parameters
         ----------
@@ -402,10 +404,8 @@ class Runs:
 
         Returns
         -------
-        Retries
-            What was due.
-        dict of str to pyarrow.Table
-            The records, by spout: as `fetch` returns them.
+        FailedRows
+            The records, all of them in memory.
 
         Raises
         ------
@@ -426,13 +426,14 @@ class Runs:
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
         rows = new if kept is None else kept
-        retries, run_plan = self._run_plan(plan, self._state.runs.of(decision))
+        _, run_plan = self._run_plan(plan, self._state.runs.of(decision))
         ran = RunResult.of_decided(decision.files, decision.reread)
-        payloads = self._fetched(rows, run_plan, ran, failed)
-        check_found(failed_roots(failed, ran.judged), payloads)
+        rules = replace(rules_of(plan, self._topology.settings, 0), inline_bytes=math.inf)
+        found = self._of_run(self._jobs.judge, rows, run_plan, ran, failed, rules)
+        check_found(ids_in(failed["root_id"]), found)
         if kept is None:
             _check_same_rows(plan, offsets)
-        return retries, payloads
+        return found
 
     def _fetched(
         self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table

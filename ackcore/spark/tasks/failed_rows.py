@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import (
     ATTEMPT,
@@ -76,7 +76,7 @@ class Judged(NamedTuple):
 
 
 def judge(
-    rules: Rules, lost: pa.Table, reasons: ReasonTexts, first_ms: Int64s, replayed: Int32s
+    rules: Rules, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
 ) -> Judged:
     """Decide which failed records wait, until when, and which are dead.
 
@@ -85,7 +85,7 @@ def judge(
     rules : Rules
     lost : pyarrow.Table
         The records: `READ_AGAIN`, and the source's columns.
-    reasons : ReasonTexts
+    reasons : Reasons
         Why each failed.
     first_ms : numpy.ndarray of int64
         When each was first seen.
@@ -107,15 +107,20 @@ def judge(
         not_before_ms=np.where(after_ms > 0, ended_ms + after_ms, 0),
         first_ms=first_ms,
     )
-    rows = tracked(
-        lost,
+    tracking = [
+        lost[MESSAGE_ID],
         pa.array(decided.attempts),
         # What is behind another waits for that one, and has no back-off of its own.
-        np.where(reasons.behind(), rules.now_ms, decided.due_ms),
-        first_ms,
-        rules.now_ms,
+        pa.array(np.where(reasons.behind(), rules.now_ms, decided.due_ms)),
+        pa.array(first_ms),
+        pa.array(np.full(len(lost), rules.now_ms)),
         reasons.kept(counts),
-        replayed,
+        pa.array(replayed.astype(np.int32)),
+    ]
+    source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
+    rows = pa.table(
+        [*tracking, *(lost[field.name] for field in source)],
+        schema=pa.schema([*TRACKING, *source]),
     )
     uncounted = int((~counts & ~decided.dead).sum())
     if not decided.dead.any():
@@ -124,32 +129,6 @@ def judge(
         return Judged(rows.slice(0, 0), rows, uncounted)
     return Judged(
         rows.filter(pa.array(~decided.dead)), rows.filter(pa.array(decided.dead)), uncounted
-    )
-
-
-def tracked(
-    lost: pa.Table,
-    attempts: pa.Array,
-    due_ms: Int64s,
-    first_ms: Int64s,
-    last_ms: int,
-    texts: pa.Array,
-    replayed: Int32s,
-) -> pa.Table:
-    """Return records that were read again in `TRACKING` and the source's columns."""
-    tracking = [
-        lost[MESSAGE_ID],
-        attempts,
-        pa.array(due_ms),
-        pa.array(first_ms),
-        pa.array(np.full(len(lost), last_ms)),
-        texts,
-        pa.array(replayed.astype(np.int32)),
-    ]
-    source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
-    return pa.table(
-        [*tracking, *(lost[field.name] for field in source)],
-        schema=pa.schema([*TRACKING, *source]),
     )
 
 

@@ -31,7 +31,7 @@ from ackcore.spark.base.letters import (
     letters_writer,
     worth_compressing,
 )
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.stores.files import Workshop
@@ -159,7 +159,7 @@ class FailedWriter:
     def _in_files(self) -> bool:
         return self._nbytes > self._rules.inline_bytes
 
-    def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: ReasonTexts) -> None:
+    def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: Reasons) -> None:
         """Judge records, and keep them until a file is full.
 
         Parameters
@@ -168,7 +168,7 @@ class FailedWriter:
             Records among which they are.
         failed : pyarrow.RecordBatch
             The failed records, as `records_at` returns them.
-        reasons : ReasonTexts
+        reasons : Reasons
             The reason of each.
         """
         lost = pa.Table.from_batches([failed])
@@ -180,7 +180,7 @@ class FailedWriter:
         self.add(some.source.name, lost, reasons, first_ms, replayed)
 
     def add(
-        self, spout: str, lost: pa.Table, reasons: ReasonTexts, first_ms: Int64s, replayed: Int32s
+        self, spout: str, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
     ) -> None:
         """Judge records of a spout, given as `judge` takes them, as `write` does."""
         self._nbytes += lost.nbytes
@@ -322,18 +322,18 @@ class FailedInRun:
         self._roots.append(roots[places])
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 
-    def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, ReasonTexts]:
+    def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
         """Return the places of the roots that failed, and why; keep which others there are."""
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All of an outage, each once, and as they came: nothing is to be looked for.
-            return np.arange(len(roots)), ReasonTexts.of_column(failures[0]["text"])
+            return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
         reasons = earliest(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
         places = np.flatnonzero(among(roots, failed))
         at = np.searchsorted(failed, roots[places])
         if len(at) < len(failed):
             self._others.append(np.delete(failed, at))
-        return places, ReasonTexts.of_column(reasons["text"]).taken(at)
+        return places, Reasons.of_texts(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
         """Return what `FailedWriter.finish` does, None if nothing of it counts.

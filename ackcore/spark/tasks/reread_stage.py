@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reason_columns import Reasons
 from ackcore.spark.stores.files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
@@ -86,7 +86,7 @@ class JudgedPicks:
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
             at = np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy())
-            self._writer.write(some, lost, ReasonTexts.of_column(self._reasons.take(pa.array(at))))
+            self._writer.write(some, lost, Reasons.of_texts(self._reasons.take(pa.array(at))))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Return what became of them, as `FailedRows.of` takes it."""
