@@ -17,16 +17,10 @@ from typing import Any
 import pytest
 
 from ackcore.dispatch import Dispatcher, Http
-from ackcore.flow import (
-    AIMD,
-    Fixed,
-    FlowController,
-    Gradient2,
-    RoundRobin,
-    Seed004,
-    Vegas,
-)
+from ackcore.flow import Fixed, FlowController, RttThreshold
+from bench.flow_laws import AIMD, Gradient2, Vegas
 from bench.flow_world import world_of
+from tests.round_robin import RoundRobin
 
 CONSUMERS = 12
 TARGET_MS = 50.0
@@ -51,7 +45,10 @@ class Blind(RoundRobin):
 #: Laws and choices, as arguments of a Dispatcher; the blind ones share a cap for all.
 WINDOWS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
-    "Seed004, round robin": lambda: {"limit": partial(Seed004, 100), "chooser": RoundRobin()},
+    "RttThreshold, round robin": lambda: {
+        "limit": partial(RttThreshold, 100),
+        "chooser": RoundRobin(),
+    },
     "Vegas": lambda: {"limit": Vegas},
     "Gradient2": lambda: {"limit": Gradient2},
     "AIMD": lambda: {"limit": AIMD},
@@ -249,8 +246,8 @@ def bench_acquire_ack(
     calls = 2_000 if quick else 50_000
     makers = {
         "default": lambda: FlowController(range(consumers)),
-        "Seed004, round robin": lambda: FlowController(
-            range(consumers), limit=Seed004, chooser=RoundRobin()
+        "RttThreshold, round robin": lambda: FlowController(
+            range(consumers), limit=RttThreshold, chooser=RoundRobin()
         ),
     }
     flows = {name: make() for name, make in makers.items()}

@@ -275,7 +275,7 @@ class LiveSpark:
         """How the JVM ended and what it said last; None if it lives, or was not started."""
         if self._process is None or self.is_alive():
             return None
-        from ackcore.examples.quiet_spark import explain_exit  # noqa: PLC0415
+        from jvm_exits import explain_exit  # noqa: PLC0415
 
         with suppress(subprocess.TimeoutExpired):
             # Its sockets close, and its context stops, before it has ended.

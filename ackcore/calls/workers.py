@@ -185,7 +185,8 @@ class Workers:
             worker.task.add_done_callback(self._worker_ended)
 
     def _worker_ended(self, task: Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and self.running:
+        error = CancelledError() if task.cancelled() else task.exception()
+        if self.running:
             # Neither the function's nor the items': a limit's, say, or our own.
             self._crash = error
             self._loop.stop()

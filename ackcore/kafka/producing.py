@@ -119,11 +119,17 @@ def way_out(error: KafkaError) -> str:
     return f"; {found}" if found else ""
 
 
-#: What a coordinator says that moves or has just begun; librdkafka hands it out here.
+#: Errors of a coordinator or a leader that moves or has just begun; librdkafka hands them out here.
 PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
@@ -182,10 +184,10 @@ class Listeners:
 
     def _tell(self, name: str, *about: Any, listeners: Sequence[Any] | None = None) -> None:
         for listener, method in self._hearing(name, listeners):
-            try:
-                method(*about)
-            except Exception:
-                _log.exception("%s of listener %r raised; the query goes on", name, listener)
+            error = raised_by(partial(method, *about))
+            if error is not None:
+                said = "%s of listener %r raised; the query goes on"
+                _log.error(said, name, listener, exc_info=error)
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:

@@ -402,10 +402,10 @@ def _refuse_foreign(source: Any, name: str) -> None:
             )
 
 
-def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[Exception], ...], bool]:
+def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
     """Return over which errors of a sink to bisect, and whether one tells by itself."""
     if isinstance(isolate, bool):
-        errors: tuple[type[Exception], ...] = (Exception,) if isolate else ()
+        errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
     else:
         errors = exception_classes(isolate, f"isolate of sink {sink!r}")
     if errors and hasattr(writer, "write_accepted") and not getattr(writer, "replaces", False):

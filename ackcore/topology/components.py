@@ -234,6 +234,8 @@ class Component:
 class Bolt(Component):
     """A bolt that receives a tuple at a time, and anchors and acks explicitly, as in Storm.
 
+    ``execute`` receives a `Tuple`.
+
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
@@ -271,6 +273,8 @@ class Bolt(Component):
 class BasicBolt(Component):
     """A bolt whose tuples are anchored to its input, which is acked when ``execute`` returns.
 
+    ``execute`` receives a `Tuple` and the `BasicCollector` to emit through.
+
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
@@ -300,9 +304,9 @@ class BasicBolt(Component):
 class AsyncBolt(Component):
     """A bolt that processes many inputs at once in an event loop, for calls to services.
 
-    ``execute`` is a coroutine. As in a `BasicBolt`, its tuples are anchored to its input, which is
-    acked when ``execute`` returns. Tuples are emitted in the order of the inputs, whichever call
-    ends first.
+    ``execute`` is a coroutine that receives a `Tuple` and an `AsyncCollector`. As in a `BasicBolt`,
+    its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
+    emitted in the order of the inputs, whichever call ends first.
 
     Set each setting on the class or on the instance. `ackcore.calls.CallSettings` describes them in
     full.
@@ -371,6 +375,9 @@ class AsyncBolt(Component):
 
 class BatchBolt(Component):
     """A bolt that receives an Arrow batch at a time.
+
+    ``process`` receives a `pyarrow.RecordBatch`, and the `BatchOutput` to emit and fail rows
+    through.
 
     Attributes
     ----------

@@ -22,41 +22,9 @@ from ackcore.topology._words import near_miss, numbered
 from ackcore.topology.exception_classes import exception_classes
 
 _PREFIX = "ACKCORE_"
-#: Variables of that prefix that others read: the backends, the build, the tests and the benches.
+#: Variables of that prefix that the package reads elsewhere.
 _NOT_SETTINGS = frozenset(
-    _PREFIX + name
-    for name in (
-        "ANNOTATE",
-        "AZURITE",
-        "BACKEND",
-        "BENCH_BASE",
-        "BENCH_FAILING",
-        "BENCH_LINES",
-        "BENCH_RECORDS",
-        "BENCH_ROWS",
-        "CHECKED",
-        "CPU",
-        "FAILPOINTS",
-        "GOLDEN",
-        "HYPOTHESIS",
-        "KAFKA_JARS",
-        "OFFSET_STEPS",
-        "REQUIRE_BROWSER",
-        "REQUIRE_CONNECT",
-        "REQUIRE_KAFKA",
-        "REQUIRE_NATIVE",
-        "REQUIRE_POSTGRES",
-        "REQUIRE_PROMETHEUS",
-        "REQUIRE_S3",
-        "S3PROXY_JARS",
-        "SANITIZE",
-        "SCREENSHOTS",
-        "SOAK_MASTER",
-        "SOAK_S",
-        "SOAK_SEED",
-        "THIN_CLIENT",
-        "UI_TOKEN",
-    )
+    {"ACKCORE_BACKEND", "ACKCORE_CPU", "ACKCORE_FAILPOINTS", "ACKCORE_UI_TOKEN"}
 )
 
 #: A root id has 6 bits for the attempt; the last few are left unused.

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from round_robin import RoundRobin
 from simulated_loop import SimCalls
 
 from ackcore.calls import CallSettings, Retry
-from ackcore.flow import RoundRobin
 
 
 class Service:

@@ -139,8 +139,10 @@ def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
 
 
 def test_the_doctor_finds_a_server_without_conditions(ackcore, lines, bucket, monkeypatch):
-    whole = ObjectStore.put
-    monkeypatch.setattr(ObjectStore, "put", lambda store, key, data, **_: whole(store, key, data))
+    whole = ObjectStore._put
+    monkeypatch.setattr(
+        ObjectStore, "_put", lambda store, key, data, *_: whole(store, key, data, "overwrite", None)
+    )
     said = lines(ackcore("doctor", bucket, "--master", "none", "--json", code=1))
     bad = {each["what"]: each for each in said if each["ok"] is False}
     assert {*bad} == {"put if absent", "replace if unchanged", "one of many at once"}

@@ -148,7 +148,7 @@ def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=
     return name.removesuffix(".staged")
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """The process is no more; nothing that would clean up may work."""
 
 

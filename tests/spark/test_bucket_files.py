@@ -207,9 +207,8 @@ def test_a_record_is_not_written_over_another_drivers(bucket, tmp_path):
         second.replace({"of": 2})
         assert first.read()["of"] == 2
         first.replace({"of": 1})
-        if str(place).startswith("s3:"):  # on disk the lock is looked at
-            with pytest.raises(CheckpointInUse, match="was written by another driver"):
-                second.replace({"of": 3})
+        with pytest.raises(CheckpointInUse, match="was written by another driver"):
+            second.replace({"of": 3})
         assert second.read()["of"] == 1
 
     def fence():

@@ -201,7 +201,7 @@ def test_killed_at_any_request_no_letter_is_lost_doubled_or_sent_twice(monkeypat
 
         monkeypatch.setattr(ObjectStore, name, method)
 
-    for name in ("put", "put_file", "delete"):
+    for name in ("put", "replace", "put_file", "delete"):
         dying(name)
     for fatal in range(40):
         home = Home(f"s3://bucket/{fatal}")

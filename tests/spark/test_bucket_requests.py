@@ -54,7 +54,17 @@ def stopped_at(monkeypatch):
 
         monkeypatch.setattr(ObjectStore, name, method)
 
-    for name in ("get", "read", "read_range", "put", "put_file", "copy", "list", "delete"):
+    for name in (
+        "get",
+        "read",
+        "read_range",
+        "put",
+        "replace",
+        "put_file",
+        "copy",
+        "list",
+        "delete",
+    ):
         stopping(name)
 
     def stopped_at(n, then):

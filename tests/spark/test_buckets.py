@@ -356,7 +356,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
     for went_through in (True, False):
         with OPEN(bucket) as state:
             number = 0 if state.last_done is None else state.last_done + 1
-            put = state._records._store.put
+            put = state._records._store.replace
 
             def interrupted(*given, put=put, went_through=went_through, **conditions):
                 if went_through:
@@ -364,7 +364,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch:
-                patch.setattr(state._records._store, "put", interrupted)
+                patch.setattr(state._records._store, "replace", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     plan_of(state, number)
             assert (f"batches/{number}.plan" in head_of(bucket)["records"]) is went_through
@@ -381,14 +381,14 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
 def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
     """A put that was given up arrives after all, between the look at the head and the next put."""
     with OPEN(bucket) as state:
-        put, held = state._records._store.put, []
+        put, held = state._records._store.replace, []
 
         def given_up(*given, **conditions):
             held.append((given, conditions))
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(state._records._store, "put", given_up)
+            patch.setattr(state._records._store, "replace", given_up)
             with pytest.raises(KeyboardInterrupt):
                 plan_of(state, 0)
 

@@ -369,20 +369,6 @@ def test_a_number_by_somebody_else_is_refused_though_the_rows_are_those_of_the_o
     assert len(rows(path)) == 4
 
 
-def test_a_micro_batch_that_an_earlier_version_wrote_is_written_once(path, files):
-    """It told the rows without their number."""
-    sink = started(path)
-    sink.write_accepted(accepted(files, 3))
-    told = int(accepted(files, 3).content(), 16) >> 1
-    without_rows(path, ("ackcore-abc-count-content", told))
-    sink.write_accepted(accepted(files, 3))
-    assert len(rows(path)) == 4
-    with pytest.raises(CheckpointForeign, match=r"has micro-batch 3 .* with other rows"):
-        sink.write_accepted(accepted(files[1:], 3))
-    sink.write_accepted(accepted(files, 4))
-    assert len(rows(path)) == 8
-
-
 def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
     sink = started(path)
     sink.write_accepted(accepted(files))

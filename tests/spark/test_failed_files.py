@@ -291,17 +291,7 @@ def wrote_letters(directory, name, table, number=0):
     return WrittenDead(path, len(table), nbytes=path.stat().st_size, letters=True)
 
 
-def wrote_table(directory, name, table, number=0):
-    """The same up to format 3."""
-    return WrittenDead(wrote(directory, name, table), len(table))
-
-
-@pytest.fixture(params=[wrote_letters, wrote_table], ids=["letters", "up to format 3"])
-def wrote_dead(request):
-    return request.param
-
-
-def decide_with_files(state, wrote_dead, number=0):
+def decide_with_files(state, number=0):
     """A decision of files: five wait, of which there was room for three, and four are dead."""
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
@@ -311,16 +301,16 @@ def decide_with_files(state, wrote_dead, number=0):
         {
             "lines": [
                 WrittenDead(path, 2, 3, 100),
-                wrote_dead(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
+                wrote_letters(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
             ]
         }
     )
     return state.write_decision(decision(number, waiting, dead, work=work.name))
 
 
-def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
+def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
     with OPEN(checkpoint) as state:
-        told = decide_with_files(state, wrote_dead)
+        told = decide_with_files(state)
     with OPEN(checkpoint) as state:
         for found in (told, state.decision(0)):
             assert ids(found.waiting["lines"]) == ["id-0", "id-1", "id-2"]
@@ -371,9 +361,9 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, wrote_dead, damage):
+def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, damage):
     with OPEN(checkpoint) as state:
-        decide_with_files(state, wrote_dead)
+        decide_with_files(state)
     (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -390,7 +380,7 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
 ):
     """The driver that put one on record does not read it again, and sees what was cut off."""
     with OPEN(checkpoint) as state:
-        dead = decide_with_files(state, wrote_letters).dead
+        dead = decide_with_files(state).dead
         (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
         data = part.path().read_bytes()
         part.path().write_bytes(data[:-1])

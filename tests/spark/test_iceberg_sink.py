@@ -149,7 +149,7 @@ def test_a_number_that_the_table_has_with_other_rows_is_refused(lake, files, key
             sink.write_accepted(some)
         assert rows(lake) == found
     assert "set it to '4 as-it-is'" in str(told.value)
-    # One that an earlier version wrote, which kept no fingerprint.
+    # A property without a fingerprint, as somebody may have set it.
     change(lake, lambda transaction: transaction.set_properties({"ackcore.abc.count": "4"}))
     with pytest.raises(CheckpointForeign, match="with other rows"):
         sink.write_accepted(accepted(files, 4))

@@ -78,7 +78,7 @@ def when_said():
 def crashes(checkpoint):
     """By micro-batch, what its plan says of crashes."""
     found = [path.read_text() for path in checkpoint.glob("ackcore/batches/*.plan")]
-    return ['"deaths":0' in text.replace(" ", "") for text in found]
+    return ['"crashes":0' in text.replace(" ", "") for text in found]
 
 
 def down(kafka):

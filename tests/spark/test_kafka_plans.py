@@ -462,13 +462,6 @@ def test_the_watch_beats_again_if_a_beat_was_lost(monkeypatch):
         watch.stop()
 
 
-def test_a_plan_without_kafka_is_on_record_as_before(world):
-    """An ackcore of before reads it, and this one reads what that wrote."""
-    world.process(0, ["a"])
-    (path,) = world.path.rglob("0.plan")
-    assert "offsets" not in json.loads(path.read_text().split("\n")[0])
-
-
 @given(
     ranges=RANGES,
     tasks=st.integers(1, 5),

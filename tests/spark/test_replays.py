@@ -17,11 +17,8 @@ from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
 from ackcore.spark.checkpoint import replays
-from ackcore.spark.checkpoint.dead import DeadFile
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
-from ackcore.spark.checkpoint.segments import Segment, with_replayed, write_segment
-from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
@@ -390,36 +387,3 @@ def test_how_often_is_a_number(checkpoint, wrong):
     OPEN(checkpoint).close()
     with pytest.raises(ValueError, match="max_replays must be a whole number of at least 1"):
         replay(checkpoint, max_replays=wrong)
-
-
-def test_a_table_that_tells_only_whether_is_read(checkpoint):
-    """Waiting, dead and requested records of an ackcore that did not count."""
-    place = TRACKING.get_field_index(REPLAYED)
-
-    def of_before(table, *replayed):
-        return table.set_column(place, REPLAYED, pa.array(replayed))
-
-    flags = of_before(records(0, 2), False, True)
-    assert with_replayed(flags)[REPLAYED].to_pylist() == [0, 1]
-    assert with_replayed(flags).schema.equals(records(0, 2).schema)
-    with OPEN(checkpoint) as state:
-        ask(checkpoint, table=of_before(records(0, 2), True, True))
-        due = state.split_due(state.make_plan(0, 0)).due["lines"]
-        assert due[REPLAYED].to_pylist() == [1, 1]
-        cache = TableCache(atomic.make_directory(checkpoint / "tables"))
-        name = checksummed.write_table(cache.root, "waiting-lines", flags)
-        old = Segment(cache, name, 2, 1000, 0)
-        whole = write_segment(cache, ".", "lines", [old, records(2, 1)]).table()
-        assert whole[REPLAYED].to_pylist() == [0, 1, 0]
-        (piece,) = DeadFile(cache, name, 2).pieces()
-    assert piece[REPLAYED].to_pylist() == [0, 1]
-
-
-def test_a_table_of_the_first_version_is_read(checkpoint):
-    """It has no column that tells who was replayed."""
-    first = records(0, 2).drop_columns(REPLAYED)
-    assert with_replayed(first).equals(records(0, 2))
-    with OPEN(checkpoint) as state:
-        ask(checkpoint, table=first)
-        due = state.split_due(state.make_plan(0, 0)).due["lines"]
-    assert due[REPLAYED].to_pylist() == [1, 1]

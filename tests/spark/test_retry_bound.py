@@ -78,7 +78,7 @@ def planned(tmp_path, **changes):
     return world
 
 
-@pytest.mark.parametrize("before", [100, None], ids=["100", "none, as of before"])
+@pytest.mark.parametrize("before", [100, None])
 def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
     """Perhaps it was too much for the driver; suspects are places among what is taken."""
     old = planned(tmp_path, max_retries=before, careful=True, suspects=(1,), rejected=(2, 1))

@@ -12,13 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.run import snapshot as module
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame
+from ackcore.spark.stores.files import RecordFile, remove_all
 from ackcore.spark.tasks.row_files import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -103,11 +103,11 @@ def test_rows_of_another_source_are_not_taken_for_these(restless, tmp_path):
 def test_what_was_not_finished_does_not_count(restless, tmp_path):
     inputs = [InputFrame(restless, "lines")]
     snapshot_inputs(inputs, tmp_path / "kept")
-    (tmp_path / "kept" / "pinned.json").unlink()
+    remove_all(tmp_path / "kept" / "pinned.json")
     assert load_snapshot(inputs, tmp_path / "kept") is None
     held = snapshot_inputs(inputs, tmp_path / "kept")
     assert len(list((tmp_path / "kept").glob("*/*.arrow"))) == 6
-    record = tmp_path / "kept" / "pinned.json"
+    record = max((tmp_path / "kept" / "pinned.json").iterdir())
     record.write_bytes(record.read_bytes().replace(b"lines", b"lined"))
     with pytest.raises(CheckpointCorrupt, match=r"pinned\.json is damaged"):
         load_snapshot(inputs, tmp_path / "kept")
@@ -134,31 +134,31 @@ def test_rows_that_are_damaged_are_read_from_the_source_again(restless, tmp_path
 def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
     inputs, place = [InputFrame(restless, "lines")], tmp_path / "kept"
     first = rows_of(snapshot_inputs(inputs, place))
-    record = read_record(place / "pinned.json", "pinned.json")
+    kept = RecordFile(place / "pinned.json", "pinned.json")
+    record = kept.read()
     for file in (place / record.pop("directory")).iterdir():
         file.rename(place / file.name)
     for one in record["inputs"]:
         del one["rows"]
-    write_record(place / "pinned.json", record.pop("file"), record)
+    kept.replace({name: record[name] for name in ("epoch", "inputs")})
     assert rows_of(load_snapshot(inputs, place)) == first
 
 
 def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
-    """It stands in the record, which before had none."""
     inputs = [InputFrame(restless, "lines")]
     held = rows_of(snapshot_inputs(inputs, tmp_path, 3))
-    path = tmp_path / "pinned.json"
-    body = read_record(path, "pinned.json")
+    record = RecordFile(tmp_path / "pinned.json", "pinned.json")
+    body = {name: of for name, of in record.read().items() if name not in ("file", "format")}
     assert body["epoch"] == 3
     (one,) = body["inputs"]
     sizes = [(tmp_path / body["directory"] / name).stat().st_size for name in one["files"]]
     assert one["bytes"] == sizes
     wrong = {**one, "bytes": [sizes[0], sizes[1] + 1, sizes[2]]}
-    write_record(path, "pinned.json", {**body, "inputs": [wrong]})
+    record.replace({**body, "inputs": [wrong]})
     assert load_snapshot(inputs, tmp_path) is None
     assert f"it has {sizes[1]} bytes, and {sizes[1] + 1} are on record" in caplog.text
     del one["bytes"]
-    write_record(path, "pinned.json", {**body, "inputs": [one]})
+    record.replace({**body, "inputs": [one]})
     assert rows_of(load_snapshot(inputs, tmp_path)) == held
 
 

@@ -14,6 +14,7 @@ from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.stores import local
 from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
@@ -112,43 +113,48 @@ def test_only_one_puts_what_must_be_absent(store):
 
 
 def test_only_one_replaces_a_version(store):
-    before = store.put("head", b"0")
-    after = store.put("head", b"1", if_version=before)
+    before = store.replace("head", b"0", None)
     with pytest.raises(StoreConflict, match="head is there already"):
-        store.put("head", b"another's", if_version=before)
+        store.replace("head", b"another's", None)
+    after = store.replace("head", b"1", before)
+    with pytest.raises(StoreConflict, match="head is there already"):
+        store.replace("head", b"another's", before)
     assert store.get("head") == (b"1", after)
-    assert store.put("head", b"2", if_version=after) == store.get("head").version
+    assert store.replace("head", b"2", after) == store.get("head").version
+    assert store.list() == [Entry("head", 1)]
+    store.delete(["head"])
+    assert store.get("head") is None
+    assert store.list() == []
 
 
 def test_what_is_not_there_is_not_replaced(store):
     with pytest.raises(StoreConflict, match="is not there any more"):
-        store.put("head", b"1", if_version=store.put("other", b"1"))
+        store.replace("head", b"1", store.replace("other", b"1", None))
     assert store.get("head") is None
 
 
 def test_a_put_that_came_about_is_told_by_its_bytes(store):
     """After a lost answer the same put again says that it was done."""
-    first = store.put("a", b"mine", if_absent=True)
-    assert store.put("a", b"mine", if_absent=True) == first
-    second = store.put("a", b"mine too", if_version=first)
-    assert store.put("a", b"mine too", if_version=first) == second
+    first = store.put("b", b"mine", if_absent=True)
+    assert store.put("b", b"mine", if_absent=True) == first
+    first = store.replace("a", b"mine", None)
+    assert store.replace("a", b"mine", None) == first
+    second = store.replace("a", b"mine too", first)
+    assert store.replace("a", b"mine too", first) == second
 
 
-def test_two_conditions_exclude_each_other(store):
-    with pytest.raises(ValueError, match="exclude each other"):
-        store.put("a", b"", if_absent=True, if_version="x")
-
-
-@pytest.mark.parametrize("condition", ["absent", "version"])
+@pytest.mark.parametrize("condition", ["absent", "first", "version"])
 def test_of_many_that_put_at_once_one_does(store, condition):
     ready = threading.Barrier(4)
-    before = store.put("a", b"before") if condition == "version" else None
+    before = store.replace("a", b"before", None) if condition == "version" else None
 
     def put(n):
         ready.wait()
         with suppress(StoreConflict):
             data = f"of {n}".encode()
-            return store.put("a", data, if_absent=before is None, if_version=before)
+            if condition == "absent":
+                return store.put("a", data, if_absent=True)
+            return store.replace("a", data, before)
 
     with ThreadPoolExecutor(4) as pool:
         versions = [version for version in pool.map(put, range(4)) if version is not None]
@@ -198,7 +204,9 @@ def test_what_is_deleted_is_gone_and_twice_is_fine(store):
     assert store.get("b/1/x").data == b"again"
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/.", "a/", ".a.tmp", "b/.a.lock"])
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a//b", "../a", "a/.", "a/", ".a.tmp", "b/000000000012.version"]
+)
 def test_a_key_is_a_plain_relative_path(store, key):
     for call in (store.get, store.read, lambda key: store.put(key, b"")):
         with pytest.raises(ValueError, match="key must"):
@@ -217,7 +225,7 @@ def test_it_is_pickled_by_its_place_alone(store):
 
 def test_nothing_gets_its_name_once_another_driver_has_taken_over(tmp_path):
     store = LocalStore(tmp_path)
-    version = store.put("head", b"1")
+    version = store.replace("head", b"1", None)
     (tmp_path / "file").write_bytes(b"rows")
 
     def taken_over():
@@ -227,7 +235,7 @@ def test_nothing_gets_its_name_once_another_driver_has_taken_over(tmp_path):
         for put in (
             lambda: store.put("a", b""),
             lambda: store.put("a", b"", if_absent=True),
-            lambda: store.put("head", b"2", if_version=version),
+            lambda: store.replace("head", b"2", version),
             lambda: store.put_file("a", tmp_path / "file"),
         ):
             with pytest.raises(CheckpointInUse, match="taken over"):
@@ -250,10 +258,67 @@ def test_directories_go_with_what_is_in_them_and_come_with_what_is_put(tmp_path)
     assert list((tmp_path / "root").iterdir()) == []
 
 
+def test_a_writer_that_slept_replaces_nothing(tmp_path, monkeypatch):
+    """The name that it gives its version is free again: that version was removed since."""
+    store, others = LocalStore(tmp_path), LocalStore(tmp_path)
+    version = store.replace("head", b"0", None)
+
+    def sleep():
+        monkeypatch.setattr(atomic, "link_if_free", link)
+        now = version
+        for n in range(5):
+            now = others.replace("head", b"%d" % n, now)
+
+    link = atomic.link_if_free
+
+    def slept(*names):
+        sleep()
+        return link(*names)
+
+    monkeypatch.setattr(atomic, "link_if_free", slept)
+    with pytest.raises(StoreConflict):
+        store.replace("head", b"late", version)
+    assert others.get("head") == (b"4", "6")
+    assert others.replace("head", b"5", "6") == "7"
+    assert sorted(os.listdir(tmp_path / "head")) == ["000000000006.version", "000000000007.version"]
+
+
+def test_an_object_that_was_deleted_is_not_replaced(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    version = store.replace("head", b"0", None)
+    link = atomic.link_if_free
+
+    def deleted(*names):
+        monkeypatch.setattr(atomic, "link_if_free", link)
+        (tmp_path / "head/000000000001.version").unlink()
+        return link(*names)
+
+    monkeypatch.setattr(atomic, "link_if_free", deleted)
+    with pytest.raises(StoreConflict):
+        store.replace("head", b"late", version)
+    assert store.get("head") is None
+
+
+def test_a_version_that_is_removed_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    now = store.replace("head", b"0", None)
+    look = local._versions
+
+    def late(path):
+        nonlocal now
+        monkeypatch.setattr(local, "_versions", look)
+        found = look(path)
+        for n in (1, 2, 3):
+            now = store.replace("head", b"%d" % n, now)
+        return found
+
+    monkeypatch.setattr(local, "_versions", late)
+    assert store.get("head") == (b"3", "4")
+
+
 def test_what_was_being_written_is_not_listed(tmp_path):
     store = LocalStore(tmp_path)
-    store.put("a", b"1")
-    store.put("a", b"2", if_version=store.get("a").version)
+    store.replace("a", b"2", store.replace("a", b"1", None))
     (tmp_path / ".b.0123.tmp").write_bytes(b"")
     assert store.list() == [("a", 1)]
 
@@ -272,10 +337,10 @@ def test_an_unreadable_file_is_an_error_and_not_absent(tmp_path):
 @pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
 def test_a_put_whose_answer_is_lost_is_found_out(objects, proxy, how):
     proxy.fail(how, "PUT")
-    first = objects.put("head", b"1", if_absent=True)
+    first = objects.replace("head", b"1", None)
     assert objects.get("head") == (b"1", first)
     proxy.fail(how, "PUT")
-    second = objects.put("head", b"2", if_version=first)
+    second = objects.replace("head", b"2", first)
     assert objects.get("head") == (b"2", second)
 
 
@@ -290,12 +355,12 @@ def test_a_put_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(obje
         if len(puts) == 2:  # whether that is the same once more, or the look
             proxy.before = None
             version = objects.get("head").version
-            objects.put("head", b"another's", if_version=version)
+            objects.replace("head", b"another's", version)
 
     proxy.before = replaced_by_another
     proxy.fail(how, "PUT")
     with pytest.raises(StoreConflict):
-        objects.put("head", b"mine", if_version=before)
+        objects.replace("head", b"mine", before)
     assert objects.get("head").data == b"another's"
 
 
@@ -304,7 +369,7 @@ def test_what_did_not_go_through_is_sent_again(objects, proxy, how):
     proxy.fail(how, lambda _: True, times=2)
     version = objects.put("head", b"1", if_absent=True)
     proxy.fail(how, "PUT", times=2)
-    version = objects.put("head", b"2", if_version=version)
+    version = objects.replace("head", b"2", version)
     proxy.fail(how, "GET", times=2)
     assert objects.get("head") == (b"2", version)
     proxy.fail(how, "GET", times=2)
@@ -382,9 +447,9 @@ def test_a_large_file_is_put_where_there_is_none(objects, monkeypatch, tmp_path)
 def test_each_call_is_a_round_trip(objects, proxy, tmp_path):
     """Beside it, a put that is refused looks what is there."""
     version = objects.put("head", b"1")
-    objects.put("head", b"2", if_version=version)
+    objects.replace("head", b"2", version)
     with suppress(StoreConflict):
-        objects.put("head", b"3", if_version=version)
+        objects.replace("head", b"3", version)
     objects.get("head")
     objects.read("head")
     objects.list()

@@ -41,6 +41,15 @@ class Killed(BaseException):
     """The driver is no more: nothing of its code may catch this."""
 
 
+class KilledInCall(Killed, KeyboardInterrupt):
+    """The same within a call of a sink or of the dead-letter store, whose errors are its own."""
+
+
+def killed(step):
+    """Return what a driver dies of at a failpoint."""
+    return KilledInCall if step in ("in-sink", "in-transaction", "in-dead-letters") else Killed
+
+
 class Upper(BasicBolt):
     outputs = pa.schema([("line", pa.string())])
 

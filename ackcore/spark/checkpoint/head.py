@@ -135,10 +135,7 @@ class HeadRecords:
         version, self._version = self._version, None
         data = self._bytes(records)
         try:
-            if version is None:
-                self._version = self._store.put(HEAD, data, if_absent=True)
-            else:
-                self._version = self._store.put(HEAD, data, if_version=version)
+            self._version = self._store.replace(HEAD, data, version)
         except StoreConflict:
             raise HeadMoved(
                 f"{self.place('')} is written to by another query again and again. Two on one "
@@ -218,7 +215,7 @@ class HeadRecords:
                 self._version = None
                 try:
                     data = self._bytes(records, is_open=is_open)
-                    self._version = self._store.put(HEAD, data, if_version=version)
+                    self._version = self._store.replace(HEAD, data, version)
                 except StoreConflict:
                     continue
                 self._has_put(records)

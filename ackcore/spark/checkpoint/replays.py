@@ -22,7 +22,6 @@ from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.checksummed import read_table, read_table_schema, write_batches
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.checkpoint.segments import with_replayed
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.stores.opening import is_bucket, open_store
 
@@ -194,6 +193,6 @@ def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: s
     ColumnsChanged
         If it does not fit.
     """
-    table = with_replayed(table.replace_schema_metadata(None), 1)
+    table = table.replace_schema_metadata(None)
     what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} asks for"
     return fit_columns(table, schema, what, way_out)

@@ -90,10 +90,7 @@ class SharedRecord:
                 # Unknown until there is an answer: what interrupts it may come anywhere.
                 version, self._known = self._version, False
                 try:
-                    if version is None:
-                        self._version = self._store.put(self._key, data, if_absent=True)
-                    else:
-                        self._version = self._store.put(self._key, data, if_version=version)
+                    self._version = self._store.replace(self._key, data, version)
                 except StoreConflict:
                     continue
                 self._body, self._known = new, True

@@ -171,7 +171,7 @@ def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
 
 
 def read_replays(path: FilePath) -> Int64s:
-    """Read how often letters of a file had been sent again; older files do not tell, and are 0.
+    """Read how often letters of a file had been sent again.
 
     Raises
     ------
@@ -179,8 +179,6 @@ def read_replays(path: FilePath) -> Int64s:
         If it is damaged or missing.
     """
     with reading_letters(path) as file:
-        if "replays" not in file.schema_arrow.names:
-            return np.zeros(file.metadata.num_rows, np.int64)
         replays = file.read(["replays"])["replays"].fill_null(0)  # where letters were emptied
         found: Int64s = replays.to_numpy().astype(np.int64)
         return found

@@ -329,8 +329,6 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     for name in ("first_ms", "last_ms"):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
-    if "replays" not in table.column_names:  # older files have no such column
-        table = table.append_column("replays", pa.array(np.zeros(len(table), np.int32)))
     if "payload" not in table.column_names:
         yield from shown_rows(table)
         return

@@ -228,8 +228,7 @@ def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
 
 def _logged(checkpoint: Checkpoint, most: int) -> tuple[Logged, ...]:
     return tuple(
-        Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
-        for line in checkpoint.progress(most)
+        Logged(line["at_ms"], Progress.from_json(line)) for line in checkpoint.progress(most)
     )
 
 

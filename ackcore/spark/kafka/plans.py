@@ -75,7 +75,7 @@ class OffsetPlan:
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
-            **({"tried": [list(one) for one in self.tried]} if self.tried else {}),
+            "tried": [list(one) for one in self.tried],
         }
 
     @classmethod
@@ -91,7 +91,7 @@ class OffsetPlan:
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
             tuple(Refused(*one) for one in body["refused"]),
-            tuple(Tried(*one) for one in body.get("tried", ())),
+            tuple(Tried(*one) for one in body["tried"]),
         )
 
     def carried(self) -> OffsetPlan:

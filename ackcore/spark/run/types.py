@@ -177,7 +177,6 @@ class RunResult:
     @classmethod
     def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
         """Return as much of an accepted run as it takes to read its records again."""
-        spilled = reread.get("spilled", {})
         return cls(
             records={},
             retried={},
@@ -186,7 +185,8 @@ class RunResult:
             problems=(),
             untracked_failures=0,
             spilled={
-                name: tuple(RowFile(*file) for file in some) for name, some in spilled.items()
+                name: tuple(RowFile(*file) for file in some)
+                for name, some in reread["spilled"].items()
             },
-            content=dict(reread.get("content", ())),
+            content=dict(reread["content"]),
         )

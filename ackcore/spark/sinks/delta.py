@@ -192,7 +192,7 @@ class DeltaSink:
         of_content, told = f"{application}-content", _told(number, content)
         last = table.transaction_version(application)
         if last is not None and last >= number:
-            known = (told, _told_before(content), _AS_IT_IS)
+            known = (told, _AS_IT_IS)
             if last == number and table.transaction_version(of_content) in known:
                 return
             raise accepted.foreign(
@@ -337,16 +337,7 @@ def _told(number: int, content: str) -> int:
     would be taken for ours wherever its rows are those of the micro-batch before it.
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
-    return _positive(digest.digest())
-
-
-def _told_before(content: str) -> int:
-    """Return what earlier versions wrote for a micro-batch, which may be repeated by this one."""
-    return _positive(bytes.fromhex(content))
-
-
-def _positive(digest: bytes) -> int:
-    return (int.from_bytes(digest, "big") >> 1) or 1
+    return (int.from_bytes(digest.digest(), "big") >> 1) or 1
 
 
 def _quoted(column: str, of: str = "") -> str:

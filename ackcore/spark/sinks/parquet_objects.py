@@ -163,7 +163,7 @@ class ParquetObjects:
         whose = {"deployment": accepted.deployment, "sink": accepted.sink}
         check_fence()
         try:
-            self._store.put(key, _noted(whose, parts, ()), if_absent=True)
+            self._store.replace(key, _noted(whose, parts, ()), None)
         except StoreConflict:
             found = self._store.get(key)
             if found is None:
@@ -185,7 +185,7 @@ class ParquetObjects:
             parts = Parts(f"{fingerprint}-{len(replaced)}", files)
         # Behind the look at the note: whoever takes over from now on replaces it.
         check_fence()
-        self._store.put(key, _noted(whose, parts, replaced), if_version=found.version)
+        self._store.replace(key, _noted(whose, parts, replaced), found.version)
         self._empty(accepted, replaced)
         return parts
 

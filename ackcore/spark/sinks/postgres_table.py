@@ -1,6 +1,6 @@
-"""The properties of a PostgreSQL table, by statements that psycopg and JDBC's driver both accept.
+"""The properties of a PostgreSQL table, and the part of the server's errors that may be shown.
 
-None has a value apart: both would look for the places of such in names.
+No statement has its values apart: psycopg would look for their places in names, too.
 """
 
 from __future__ import annotations

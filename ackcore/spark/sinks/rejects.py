@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int32s, Int64s
+from ackcore.arrow.shown import shown_values
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 
@@ -210,7 +211,7 @@ def _of_column(reasons: pa.Array | pa.ChunkedArray) -> tuple[list[str | BaseExce
     encoded = reasons.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int32)
+    return shown_values(encoded.dictionary), encoded.indices.to_numpy().astype(np.int32)
 
 
 def _of_sequence(

@@ -25,12 +25,10 @@ from ackcore._files.durable import sync_directory
 from ackcore.spark.base.atomic import check_fence, make_directory, remove
 from ackcore.spark.base.checksummed import (
     RUN_AGAIN,
-    read_record,
     read_table,
     record_bytes,
     record_in,
     table_in,
-    write_record,
 )
 from ackcore.spark.base.errors import (
     WAY_OUT,
@@ -42,6 +40,7 @@ from ackcore.spark.base.errors import (
 )
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.interface import Store, StoreConflict
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket
 
@@ -53,7 +52,10 @@ def _bucket(root: str) -> Store:
 
 
 def object_at(url: Place) -> tuple[Store, str]:
-    """Return the store of a URL's bucket, and the key there."""
+    """Return the store of a URL's bucket, or of a path's directory, and the key there."""
+    if not is_bucket(url):
+        path = Path(url)
+        return LocalStore(path.parent), path.name
     scheme, _, rest = os.fspath(url).partition("://")
     host, _, key = rest.partition("/")
     return _bucket(f"{scheme}://{host}"), key
@@ -212,14 +214,12 @@ class RecordFile:
     def __init__(self, path: Place, name: str) -> None:
         self._path = path
         self._name = name
+        self._store, self._key = object_at(path)
         self._version: str | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return it, None if there is none; raises as `read_record` does."""
-        if not is_bucket(self._path):
-            return read_record(Path(self._path), self._name)
-        store, key = object_at(self._path)
-        found = store.get(key)
+        """Return it, None if there is none; raises as `record_in` does."""
+        found = self._store.get(self._key)
         self._version = None if found is None else found.version
         return None if found is None else record_in(found.data, self._path, self._name)
 
@@ -231,18 +231,10 @@ class RecordFile:
         CheckpointInUse
             If another driver has written it since, or has taken over.
         """
-        if not is_bucket(self._path):
-            make_directory(Path(self._path).parent)
-            write_record(Path(self._path), self._name, body)
-            return
-        store, key = object_at(self._path)
         check_fence()
-        data, before = record_bytes(self._name, body), self._version
+        data = record_bytes(self._name, body)
         try:
-            if before is None:
-                self._version = store.put(key, data, if_absent=True)
-            else:
-                self._version = store.put(key, data, if_version=before)
+            self._version = self._store.replace(self._key, data, self._version)
         except StoreConflict:
             raise CheckpointInUse(
                 f"{os.fspath(self._path)} was written by another driver, while this one was about "

@@ -24,7 +24,7 @@ import pyarrow as pa
 from ackcore.spark.base.errors import StateError
 
 #: Names that stores on file systems need for themselves.
-_OWN = re.compile(r"\..+\.(tmp|lock)")
+_OWN = re.compile(r"\..+\.tmp|\d{12}\.version")
 
 
 class StoreConflict(StateError):
@@ -77,9 +77,7 @@ class Store(Protocol):
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
         """Return ``length`` bytes from ``start`` on, fewer at the end; None if none is there."""
 
-    def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
-    ) -> str:
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
 
         Parameters
@@ -90,13 +88,31 @@ class Store(Protocol):
             Its content.
         if_absent : bool, default False
             Only if there is none.
-        if_version : str, optional
-            Only if it is there in this version.
 
         Raises
         ------
         StoreConflict
             If the condition does not hold, and what is there is not ``data``.
+        """
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """Write an object in the place of one version of it, and return the new version.
+
+        An object that is written by `replace` once is written by nothing else.
+
+        Parameters
+        ----------
+        key : str
+            Its key.
+        data : bytes
+            Its content.
+        version : str or None
+            The version that is there, as `get` or `replace` returned it; None if there is none.
+
+        Raises
+        ------
+        StoreConflict
+            If another version is there, and it is not ``data``.
         """
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
@@ -145,17 +161,7 @@ def checked_key(key: str) -> str:
             f"key must be a relative path without empty parts, '.' or '..', got {key!r}"
         )
     if any(_OWN.fullmatch(part) for part in parts):
-        raise ValueError(f"key must not have a part like '.name.tmp' or '.name.lock', got {key!r}")
+        raise ValueError(
+            f"key must not have a part like '.name.tmp' or '000000000001.version', got {key!r}"
+        )
     return key
-
-
-def checked_condition(if_absent: bool, if_version: str | None) -> None:
-    """Refuse two conditions at once.
-
-    Raises
-    ------
-    ValueError
-        If both are given.
-    """
-    if if_absent and if_version is not None:
-        raise ValueError(f"if_absent and if_version={if_version!r} exclude each other; give one")

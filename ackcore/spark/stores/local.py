@@ -2,17 +2,21 @@
 
 An object is a file.  It is written under a temporary name, synced, and linked or renamed to its
 own, with its directory synced; within `ackcore.spark.base.atomic.fenced` the fence is looked at in
-between.  A put that depends on a version holds a lock file while it compares and renames.  A file
-system may give that lock to another host while this one stands still: where that must not count,
-use ``if_absent``, which is a link and needs none.
+between.
+
+An object that is written by `LocalStore.replace` is a directory with a file for each version,
+``index.json/000000000012.version``.  A version gets its name by link(2), which only one writer can
+do, and the highest number counts.  No lock is taken: a file system may give a lock to another host
+while this one stands still.  A writer that slept may link the number of a version that was removed
+since.  It finds a higher number and is refused; its file is removed with other old versions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,20 +27,21 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ackcore._files.durable import sync_directory
-from ackcore._files.process_lock import ProcessLock
 from ackcore.spark.base.atomic import check_fence, make_directory, write_file, writing
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import (
     Entry,
     StoreConflict,
     Stored,
-    checked_condition,
     checked_key,
 )
 
 #: A directory that a put has made may be removed by a delete before there is a file in it.
 _TRIES = 10
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_VERSION = re.compile(r"(\d{12})\.version")
+#: Versions that are kept, the newest included: what proves that a new one follows the last.
+_KEPT = 2
 
 
 class LocalStore:
@@ -66,11 +71,22 @@ class LocalStore:
         """See `Store.get`."""
         path = self.path(key)
         with _reading(path):
-            try:
-                data = path.read_bytes()
-            except _ABSENT:
-                return None
-        return Stored(data, _version(data))
+            while True:
+                try:
+                    data = path.read_bytes()
+                except IsADirectoryError:
+                    numbers = _versions(path)
+                    if not numbers:
+                        return None
+                    # It may be pruned meanwhile, after a newer one got its name.
+                    with contextlib.suppress(FileNotFoundError):
+                        return Stored(
+                            _version_file(path, numbers[-1]).read_bytes(), str(numbers[-1])
+                        )
+                except _ABSENT:
+                    return None
+                else:
+                    return Stored(data, _version(data))
 
     def read(self, key: str) -> pa.Buffer | None:
         """See `Store.read`."""
@@ -96,20 +112,31 @@ class LocalStore:
             except _ABSENT:
                 return None
 
-    def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
-    ) -> str:
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """See `Store.put`."""
-        checked_condition(if_absent, if_version)
-        path = self.path(key)
-        if if_version is None:
-            return self._put(path, data, if_absent)
-        make_directory(path.parent)
-        with _locked(path):
-            found = self.get(key)
-            if found is not None and found.version == if_version:
-                return self._put(path, data, False)
-        return _unless_ours(path, found, data)
+        return self._put(self.path(key), data, if_absent)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store.replace`."""
+        path, found = self.path(key), self.get(key)
+        if (None if found is None else found.version) != version:
+            return _unless_ours(path, found, data)
+        number = 1 if version is None else int(version) + 1
+        new = _version_file(path, number)
+        try:
+            _in_directory(new, lambda: write_file(new, lambda file: file.write(data), once=True))
+        except FileExistsError:
+            return _unless_ours(path, self.get(key), data)
+        with writing(path):
+            there = _versions(path)
+            if there[-1:] != [number]:
+                return _unless_ours(path, self.get(key), data)
+            if version is not None and number - 1 not in there:  # the object was deleted
+                new.unlink(missing_ok=True)
+                return _unless_ours(path, None, data)
+            for old in there[:-_KEPT]:
+                _version_file(path, old).unlink(missing_ok=True)
+        return str(number)
 
     def _put(self, path: Path, data: bytes, if_absent: bool) -> str:
         def fill(file: BinaryIO) -> object:
@@ -161,27 +188,29 @@ class LocalStore:
     def list(self, prefix: str = "") -> list[Entry]:
         """See `Store.list`."""
         below = self.path(prefix) if prefix else self.root
-        found = []
+        found: dict[str, int] = {}
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
-            for name in names:
+            for name in sorted(names):
                 path = Path(directory, name)
-                key = path.relative_to(self.root).as_posix()
+                of = path.parent if _VERSION.fullmatch(name) else path
+                key = of.relative_to(self.root).as_posix()
                 with contextlib.suppress(ValueError, *_ABSENT):
-                    found.append(Entry(checked_key(key), path.stat().st_size))
-        return sorted(found)
+                    found[checked_key(key)] = path.stat().st_size
+        return [Entry(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
         """See `Store.delete`; directories in which nothing is left go, too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
-                with contextlib.suppress(*_ABSENT):
-                    path.unlink()
-                for above in path.parents:
+                for each in [_version_file(path, number) for number in _versions(path)] or [path]:
+                    with contextlib.suppress(*_ABSENT):
+                        each.unlink()
+                for above in (path, *path.parents):
                     if above == self.root:
                         break
                     try:
                         above.rmdir()
-                    except FileNotFoundError:
+                    except (FileNotFoundError, NotADirectoryError):
                         continue
                     except OSError:
                         break  # there is something in it
@@ -194,6 +223,19 @@ def _copied(source: BinaryIO, to: BinaryIO) -> None:
 
 def _version(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def _version_file(path: Path, number: int) -> Path:
+    return path / f"{number:012}.version"
+
+
+def _versions(path: Path) -> list[int]:
+    """Return the numbers of the versions of an object that are there, sorted."""
+    try:
+        names = os.listdir(path)
+    except _ABSENT:
+        return []
+    return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
 
 
 def _unless_ours(path: Path, found: Stored | None, data: bytes) -> str:
@@ -210,18 +252,6 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep others from replacing a file by its version."""
-    with writing(path):
-        lock = ProcessLock(path.with_name(f".{path.name}.lock"))
-        try:
-            lock.lock(fcntl.LOCK_EX)
-            yield
-        finally:
-            lock.close()
 
 
 def _in_directory(path: Path, make: Callable[[], object]) -> None:

@@ -29,7 +29,6 @@ from ackcore.spark.stores.interface import (
     StoreConflict,
     Stored,
     StoreUnavailable,
-    checked_condition,
     checked_key,
 )
 
@@ -153,21 +152,19 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
-    ) -> str:
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """See `Store.put`."""
+        return self._put(key, data, "create" if if_absent else "overwrite", None)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store.replace`."""
+        return self._put(key, data, "create" if version is None else _condition(version), version)
+
+    def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
         import obstore  # noqa: PLC0415 - an extra
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
 
         checked_key(key)
-        checked_condition(if_absent, if_version)
-        if if_absent:
-            mode: Any = "create"
-        elif if_version is not None:
-            mode = _condition(if_version)
-        else:
-            mode = "overwrite"
         for tried in range(_TRIES):
             try:
                 with self._asking(key, "written"):
@@ -185,7 +182,7 @@ class ObjectStore:
                     found = self.get(key)
                 except StoreUnavailable:
                     raise lost from None
-                if (found is not None) if if_absent else (found or _NONE).version != if_version:
+                if (None if found is None else found.version) != version:
                     return self._unless_ours(key, data, found)
         raise AssertionError("unreachable")
 
@@ -344,9 +341,6 @@ def _aligned(data: Any) -> pa.Buffer:
     copy = pa.allocate_buffer(buffer.size)
     memoryview(copy).cast("B")[:] = memoryview(buffer).cast("B")
     return copy
-
-
-_NONE = Stored(b"", "")
 
 
 def _version(of: Any) -> str:

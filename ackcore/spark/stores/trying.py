@@ -33,12 +33,12 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
     """
     store = open_store(url, "checkpoint")
     key = f"ackcore-doctor/{secrets.token_hex(8)}"
-    version = store.put(key, b"1")
+    version = store.replace(key, b"1", None)
     try:
         yield "read and write", _read(store, key) == b"1", f"{store.url}: what is put is there"
         yield "put if absent", *_refused(lambda: store.put(key, b"2", if_absent=True))
-        after = store.put(key, b"3", if_version=version)
-        stale = _refused(lambda: store.put(key, b"4", if_version=version))
+        after = store.replace(key, b"3", version)
+        stale = _refused(lambda: store.replace(key, b"4", version))
         if stale[0] and (after == version or _read(store, key) != b"3"):
             stale = False, "an object that was replaced is not another one"
         yield "replace if unchanged", *stale
@@ -59,7 +59,7 @@ def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:
     """Have an object replaced by several at once, of which one may."""
 
     def replaced(n: int) -> bool:
-        return not _refused(lambda: store.put(key, b"%d at once" % n, if_version=version))[0]
+        return not _refused(lambda: store.replace(key, b"%d at once" % n, version))[0]
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         done = sum(pool.map(replaced, range(_AT_ONCE)))
