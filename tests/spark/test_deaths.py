@@ -14,7 +14,7 @@ from streams import Folder, until
 from worlds import World, fails
 
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
-from ackcore.spark.base.reason_columns import DEATHS
+from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import max_dead as limits

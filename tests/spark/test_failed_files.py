@@ -27,9 +27,8 @@ from ackcore.spark.base.checksummed import NamedByChecksum, read_table, write_ba
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
-from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
-from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.base.schemas import TRACKING, FailedFile
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
@@ -288,7 +287,7 @@ def wrote_letters(directory, name, table, number=0):
         for start in range(0, len(letters), 3):
             writer.write_table(letters.slice(start, 3))
     path = directory / file.finish()
-    return WrittenDead(path, len(table), nbytes=path.stat().st_size, letters=True)
+    return FailedFile("lines", True, path, len(table), path.stat().st_size)
 
 
 def decide_with_files(state, number=0):
@@ -296,11 +295,13 @@ def decide_with_files(state, number=0):
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
     path = wrote(work, "waiting-lines", records(0, 5))
-    waiting = state._waiting_after(state.last_done).plus("lines", WrittenSegment(path, 3, 1000, 0))
+    waiting = state._waiting_after(state.last_done).plus(
+        "lines", FailedFile("lines", False, path, 3, None, 1000)
+    )
     dead = Dead(
         {
             "lines": [
-                WrittenDead(path, 2, 3, 100),
+                FailedFile("lines", False, path, 2, None, start=3, no_room=100),
                 wrote_letters(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
             ]
         }
@@ -350,7 +351,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
             waiting = state._waiting_after(state.last_done)
             if number == 0:
                 path = wrote(work, "waiting-lines", rows)
-                waiting = waiting.plus("lines", WrittenSegment(path, 2, 1000, 0))
+                waiting = waiting.plus("lines", FailedFile("lines", False, path, 2, None, 1000))
             else:
                 waiting = waiting.plus("lines", rows)
             state.write_decision(decision(number, waiting, work=work.name))
@@ -563,7 +564,9 @@ def test_a_run_that_was_fenced_off_leaves_no_decision(checkpoint, no_syncing):
         work = state.runs.new(0)
         path = wrote(work, "waiting-lines", records(0, 5))
         work.rename(f"{work}.fenced")
-        waiting = state._waiting_after(None).plus("lines", WrittenSegment(path, 5, 1000, 0))
+        waiting = state._waiting_after(None).plus(
+            "lines", FailedFile("lines", False, path, 5, None, 1000)
+        )
         with pytest.raises(Exception, match="waiting-lines"):
             state.write_decision(decision(0, waiting, work=work.name))
         assert state.decision(0) is None

@@ -18,7 +18,7 @@ from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letters import as_letters, as_tracked
-from ackcore.spark.base.reason_columns import Reasons
+from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
 from ackcore.spark.protocol.decide import propagate_failures
@@ -164,7 +164,7 @@ def written(done):
         for table in tables.values():
             found[dead].extend((as_letters(table, 0) if dead else table).to_pylist())
     for file in done.judged.files:
-        path = Path(done.judged.directory, file.name)
+        path = Path(file.path)
         table = pq.read_table(path) if file.dead else read_table(path)
         assert (len(table), path.stat().st_size) == (file.rows, file.nbytes)
         if not file.dead:
@@ -377,9 +377,9 @@ def test_a_task_that_runs_again_leaves_the_same_files(simulate):
         for _ in range(2)
     )
     assert one.files == two.files
-    names = {path.name for path in Path(one.directory).iterdir()}
+    names = {path.name for path in Path(simulation.directory, "failed").iterdir()}
     assert {name for name in names if not name.startswith("found-")} == {
-        file.name for file in one.files
+        Path(file.path).name for file in one.files
     }
     assert len(names) == len(one.files) + 2
 
@@ -414,7 +414,7 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     assert done.judged.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
     rows = []
     for one in done.judged.files:
-        path = Path(done.judged.directory, one.name)
+        path = Path(one.path)
         if one.dead:
             letters = pq.read_table(path)
             part = as_tracked(letters, letters["attempts"], letters["replays"])

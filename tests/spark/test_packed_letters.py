@@ -11,7 +11,8 @@ import pytest
 
 from ackcore.retry import Policy
 from ackcore.spark.base import letters as base_letters
-from ackcore.spark.base.reason_columns import Reasons
+from ackcore.spark.base.reasons import Reasons
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import SpoutSpec
@@ -41,7 +42,7 @@ def written(directory, lines):
     said = REASONS.taken(np.zeros(len(lines), np.int64))
     writer.write(some, records_at(some, roots, places, 0), said)
     (file,) = writer.finish()[0]["files"]
-    return directory / file.name
+    return directory / FailedFile(*file).path
 
 
 def codecs(path):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore.arrow import rebatched
-from ackcore.spark.base.reason_columns import reason_column, reason_parts
+from ackcore.spark.base.reasons import reason_column, reason_parts
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     FIRST_MS,

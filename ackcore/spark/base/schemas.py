@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 MESSAGE_ID = "_ackcore_message_id"
 ATTEMPT = "_ackcore_attempt"
@@ -63,8 +63,33 @@ class SinkFile(NamedTuple):
     nbytes: int | None = None  # None if it was not recorded
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FailedFile:
+    """A file of failed records of one spout that a task wrote, until a decision adopts it.
+
+    Records that wait are an Arrow table, sorted by when they are due.  Dead records are Parquet, as
+    the dead-letter store has them.  ``no_room`` is set where records from ``start`` on were to wait
+    and there was no room: they are dead, and the number is `max_waiting`.
+    """
+
+    spout: str
+    dead: bool
+    path: str  # in the report of a task its name
+    rows: int
+    nbytes: int | None
+    next_due_ms: int = 0
+    oldest_ms: int = 0
+    start: int = 0
+    no_room: int | None = None
+
+    def __len__(self) -> int:
+        return self.rows
+
+
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
     """Yield the columns that Parquet cannot hold, and why."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - no task needs it to know the columns
+
     for field in schema:
         try:
             pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())

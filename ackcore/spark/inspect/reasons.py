@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.letters import TIME
-from ackcore.spark.base.reason_columns import reason_parts
+from ackcore.spark.base.reasons import reason_parts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.files import LetterFile, Letters, files_of

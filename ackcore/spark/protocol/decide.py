@@ -20,14 +20,13 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import Reasons, refused
-from ackcore.spark.base.reasons import ENGINE, FAILED
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
 from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
-from ackcore.spark.base.schemas import FIRST_MS, ORDER, REPLAYED, SinkFile
+from ackcore.spark.base.schemas import FIRST_MS, ORDER, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
+from ackcore.spark.checkpoint.dead import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
-from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
+from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.run.types import RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
@@ -332,32 +331,23 @@ def judged_here(
     return FailedRows.of("", [report], tables)
 
 
-def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | WrittenSegment], list[DeadPart]]:
+def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], list[DeadPart]]:
     """Return what waits of a spout, and what is dead: in memory, and in files."""
-    waits: list[pa.Table | WrittenSegment] = []
-    dies: list[DeadPart] = []
-    if spout in rows.waits:
-        waits.append(rows.waits[spout])
-    if spout in rows.dies:
-        dies.append(without_numbers(rows.dies[spout]))
-    # Small files side by side: the dead-letter store has them in one file.
-    for file in sorted(rows.files, key=lambda file: -file.nbytes):
-        path = os.path.join(rows.directory, file.name)
-        if file.spout == spout and file.dead:
-            dies.append(WrittenDead(path, file.rows, nbytes=file.nbytes, letters=True))
-        elif file.spout == spout:
-            first, oldest = file.next_due_ms, file.oldest_ms
-            waits.append(WrittenSegment(path, file.rows, first, oldest, nbytes=file.nbytes))
-    return waits, dies
+    waits: list[pa.Table | FailedFile] = [rows.waits[spout]] if spout in rows.waits else []
+    dies: list[DeadPart] = [without_numbers(rows.dies[spout])] if spout in rows.dies else []
+    waits += [file for file in rows.files if file.spout == spout and not file.dead]
+    dead = [file for file in rows.files if file.spout == spout and file.dead]
+    # Small ones side by side: the dead-letter store has them in one file.
+    return waits, [*dies, *sorted(dead, key=lambda file: -(file.nbytes or 0))]
 
 
 def _cut(
-    part: pa.Table | WrittenSegment, room: int, most: int
-) -> tuple[pa.Table | WrittenSegment, DeadPart]:
+    part: pa.Table | FailedFile, room: int, most: int
+) -> tuple[pa.Table | FailedFile, DeadPart]:
     """Return what waits of records for which there is only so much room, and what is dead."""
     kept = min(len(part), room)
-    if isinstance(part, WrittenSegment):
-        rest = WrittenDead(part.path, len(part) - kept, kept, most, part.nbytes)
+    if isinstance(part, FailedFile):
+        rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)
         return replace(part, rows=kept), rest
     return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reason_columns import DEATHS, reason_parts
+from ackcore.spark.base.reasons import DEATHS, reason_parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
 from ackcore.spark.checkpoint.dead import dead_of
 from ackcore.spark.protocol.progress import Books

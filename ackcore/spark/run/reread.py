@@ -22,8 +22,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
-from ackcore.spark.base.reason_columns import encoded
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import FAILED, encoded
 from ackcore.spark.base.root_ids import (
     cuts_of,
     distinct,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import Reasons
+from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     MESSAGE_ID,
     TRACKING,
+    FailedFile,
 )
 from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.results import INLINE_BYTES
@@ -132,30 +133,12 @@ def judge(
     )
 
 
-class FailedFile(NamedTuple):
-    """A file of failed records of one spout, in `FailedRows.directory`.
-
-    Records that wait are an Arrow table, sorted by when they are due.  Dead records are Parquet, as
-    the dead-letter store has them.
-    """
-
-    spout: str
-    dead: bool
-    name: str
-    rows: int
-    nbytes: int
-    next_due_ms: int
-    oldest_ms: int
-
-
 @dataclass(frozen=True)
 class FailedRows:
     """Failed records of a run, judged.
 
     Attributes
     ----------
-    directory : str
-        The directory of the files.
     files : tuple of FailedFile
         The files of tasks that had many.
     found : mapping from str to pyarrow.Table
@@ -170,7 +153,6 @@ class FailedRows:
         By spout, the records of tasks that had few: in `TRACKING` and the source's columns.
     """
 
-    directory: str = ""
     files: tuple[FailedFile, ...] = ()
     found: Mapping[str, pa.Table] = field(default_factory=dict)
     replayed: Mapping[str, int] = field(default_factory=dict)
@@ -201,9 +183,9 @@ class FailedRows:
             {spout: _together(some) for spout, some in parts[part].items()}
             for part in (b"found", b"waits", b"dies")
         )
+        files = [FailedFile(*one) for report in reports for one in report["files"]]
         return cls(
-            directory,
-            tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
+            tuple(sorted(replace(one, path=os.path.join(directory, one.path)) for one in files)),
             found,
             sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
             sum(report["uncounted"] for report in reports),
@@ -255,7 +237,6 @@ class FailedRows:
             }
 
         return FailedRows(
-            self.directory or more.directory,
             tuple(sorted(self.files + more.files)),
             both("found"),
             Counter(self.replayed) + Counter(more.replayed),

@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,10 @@ from ackcore.spark.base.letters import (
     letters_writer,
     worth_compressing,
 )
-from ackcore.spark.base.reason_columns import Reasons
-from ackcore.spark.base.reasons import earliest
-from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
+from ackcore.spark.base.reasons import Reasons, earliest
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
 from ackcore.spark.stores.files import Workshop
-from ackcore.spark.tasks.failed_rows import FailedFile, Rules, judge
+from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
@@ -117,7 +116,7 @@ class _Letters:
         name = self._file.finish()
         nbytes = (self._place.path / name).stat().st_size
         self._place.publish(name)
-        return FailedFile(self._spout, True, name, self._rows, nbytes, 0, 0)
+        return FailedFile(self._spout, True, name, self._rows, nbytes)
 
     def discard(self) -> None:
         """Leave no file."""
@@ -245,7 +244,7 @@ class FailedWriter:
                 inline.append(("found", spout, found))
         self._place.close()
         report = {
-            "files": self._files,
+            "files": [astuple(file) for file in self._files],
             "found": files,
             "uncounted": self._uncounted,
             "replayed": self._replayed,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reason_columns import Reasons
+from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.stores.files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
