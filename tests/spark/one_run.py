@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ from ackcore.spark.base.schemas import (
     REASON_TYPE,
     REPLAYED,
 )
+from ackcore.spark.run import reread
 from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import fetch
 from ackcore.spark.run.setup import setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.row_files import (
@@ -32,6 +33,7 @@ from ackcore.spark.tasks.row_files import (
     keep_acked,
     read_rows,
 )
+from ackcore.spark.tasks.source_records import pick
 from ackcore.topology import BatchBolt, Layout, Reason, TopologyBuilder
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -97,6 +99,13 @@ def by_word(spark, texts, **options):
     return builder.build(parallelism=3, chunk_rows=4)
 
 
+def fetched(setup, done, roots):
+    """Return the records of roots, by spout, as they are read again to be judged."""
+    sought = dict.fromkeys(setup.sources, np.sort(roots))
+    function = partial(pick, roots=sought, claims={}, number=setup.plan.number)
+    return reread._picked(setup, done, sought, [roots], function)
+
+
 def executing_in(directory):
     """``execute(topology, **plan)`` runs a micro-batch and reads all that it left."""
     runs = []
@@ -112,9 +121,8 @@ def executing_in(directory):
         plan = RunPlan(journal=f"{work}.journal", **given)
         done = run(topology, layout, inputs, plan)
         assert done.problems == ()
-        # Asking Spark again would take time, and might have another answer.
         setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
-        payload = fetch(setup, done, done.failed)
+        payload = fetched(setup, done, done.failed["root_id"].to_numpy())
         reasons = dict(
             zip(
                 done.failed["root_id"].to_pylist(),

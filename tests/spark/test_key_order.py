@@ -221,12 +221,12 @@ def test_new_records_are_behind_what_a_request_brought():
             ROOT_ID: roots,
             PLACE: pa.nulls(2, pa.int64()),
             ATTEMPT: pa.array([0, 0], pa.int32()),
-            "key": ["c", "d"],
+            "key": key_hashes(pa.table({"key": ["c", "d"]}), ["key"])[0],
         }
     )
     ordering = Ordering(keys, {"rows": key}, number, 1000, found.due, Settings())
-    _, payloads = ordering.all_behind(failed, lambda _: {"rows": again}, None, None)
-    assert min(payloads["rows"][ORDER].to_pylist()) > brought + 2
+    numbered = ordering.all_behind(failed, lambda *_: {"rows": again}, None)
+    assert min(numbered[ORDER].to_pylist()) > brought + 2
 
 
 def test_keys_of_what_waits_are_those_that_the_source_has_now():

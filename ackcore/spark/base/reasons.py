@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING
+from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
 from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 
 #: Records that are not ACKED, and why: an encoded `ackcore.topology.Reason`.
@@ -256,4 +256,4 @@ def refused(rows: pa.Table, most: int) -> pa.Table:
     for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, reasons)):
         place = TRACKING.get_field_index(name)
         rows = rows.set_column(place, TRACKING.field(place), column)
-    return rows
+    return without_numbers(rows)

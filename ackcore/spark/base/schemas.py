@@ -53,6 +53,11 @@ ORDER = "_ackcore_order"
 ORDER_BITS = 32
 
 
+def without_numbers(rows: pa.Table) -> pa.Table:
+    """Return dead records without `ORDER`: they come behind nothing any more."""
+    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
+
+
 class SinkFile(NamedTuple):
     """A file that an accepted run left for a sink, under ``State.runs.of(decision)``."""
 

@@ -9,7 +9,6 @@ A record whose root is not ACKED waits for its next attempt, or is dead.  A root
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
 from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
-from ackcore.spark.base.schemas import FIRST_MS, ORDER, REPLAYED, FailedFile, SinkFile
+from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
@@ -30,10 +29,8 @@ from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.protocol.progress import Account
 from ackcore.spark.run.types import RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
-    PLACE,
     ROOT_ID,
     ROOTS,
     RowFile,
@@ -166,11 +163,6 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
         sizes.append(pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64))
         roots.append(column.flatten().to_numpy())
     return np.concatenate(sizes), np.concatenate(roots)
-
-
-def without_numbers(rows: pa.Table) -> pa.Table:
-    """Return dead records without their order: they come behind nothing any more."""
-    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
 
 
 def check_agreement(ran: RunResult, retries: Retries) -> None:
@@ -318,23 +310,10 @@ def decide(
     return BatchOutcome(decision, changes, failures, rows.uncounted, np.concatenate(first_ms))
 
 
-def judged_here(
-    rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
-) -> FailedRows:
-    """Judge records that the driver has read again, as tasks do."""
-    writer = FailedWriter(replace(rules, inline_bytes=math.inf), "", 0)
-    failed = _by_root(failed)
-    for spout, lost in payloads.items():
-        known = _known(rules.now_ms, retries.due.get(spout), lost)
-        writer.add(spout, lost, _reasons_of(failed, lost), *known)
-    report, tables = writer.finish()
-    return FailedRows.of("", [report], tables)
-
-
 def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], list[DeadPart]]:
     """Return what waits of a spout, and what is dead: in memory, and in files."""
     waits: list[pa.Table | FailedFile] = [rows.waits[spout]] if spout in rows.waits else []
-    dies: list[DeadPart] = [without_numbers(rows.dies[spout])] if spout in rows.dies else []
+    dies: list[DeadPart] = [rows.dies[spout]] if spout in rows.dies else []
     waits += [file for file in rows.files if file.spout == spout and not file.dead]
     dead = [file for file in rows.files if file.spout == spout and file.dead]
     # Small ones side by side: the dead-letter store has them in one file.
@@ -349,30 +328,7 @@ def _cut(
     if isinstance(part, FailedFile):
         rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)
         return replace(part, rows=kept), rest
-    return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
-
-
-def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Int32s]:
-    """Return when failed records were first seen, and how often they were replayed."""
-    n = len(lost)
-    first, replayed = np.full(n, now_ms), np.zeros(n, np.int32)
-    if tried is not None:
-        place = lost[PLACE].combine_chunks()
-        due = place.is_valid().to_numpy(zero_copy_only=False)
-        at = place.drop_null().to_numpy()
-        first[due] = tried[FIRST_MS].to_numpy()[at]
-        replayed[due] = tried[REPLAYED].to_numpy()[at]
-    return first, replayed
-
-
-def _by_root(failed: pa.Table) -> pa.Table:
-    return failed.take(pa.array(np.argsort(failed["root_id"].to_numpy(), kind="stable")))
-
-
-def _reasons_of(failed: pa.Table, lost: pa.Table) -> Reasons:
-    """Return why records failed; ``failed`` is in the order of roots."""
-    at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
-    return Reasons.of_texts(failed["reason"].take(pa.array(at)))
+    return part.slice(0, kept), refused(part.slice(kept), most)
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:

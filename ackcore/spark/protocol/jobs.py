@@ -12,7 +12,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import fetch, find_keys, judge
+from ackcore.spark.run.reread import find_keys, judge
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult
@@ -52,7 +52,7 @@ class Jobs:
     ``run`` runs it, ``snapshot_inputs`` keeps its new rows, and ``load_snapshot`` finds those that
     were kept before.  Of a run that was accepted ``setup`` returns the setup again, without asking
     Spark once more which spouts were spilled; ``judge`` reads failed records again and judges them,
-    ``fetch`` only reads them, and ``find_keys`` finds new records by their keys.
+    and ``find_keys`` finds records by their roots or keys.
     """
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
@@ -64,5 +64,6 @@ class Jobs:
         [Topology, Layout, Sequence[InputFrame], RunPlan, Collection[str]], RunSetup
     ] = setup_on_spark
     judge: OfRun[[pa.Table, Rules], FailedRows] = judge
-    fetch: OfRun[[pa.Table], Mapping[str, pa.Table]] = fetch
-    find_keys: OfRun[[Mapping[str, Int64s]], Mapping[str, pa.Table]] = find_keys
+    find_keys: OfRun[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]] = (
+        find_keys
+    )

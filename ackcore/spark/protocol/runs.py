@@ -39,7 +39,6 @@ from ackcore.spark.protocol.decide import (
     check_found,
     decide,
     failed_roots,
-    judged_here,
     propagate_failures,
     rules_of,
     with_rejection_reasons,
@@ -313,17 +312,14 @@ class Runs:
         failed = propagate(failed)
         rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
-            failed, payloads = self._ordering(plan, retries, run_plan).all_behind(
+            failed = self._ordering(plan, retries, run_plan).all_behind(
                 failed,
-                lambda failed: self._fetched(inputs, run_plan, ran, failed),
-                lambda keys: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, keys),
+                lambda *asked: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, *asked),
                 propagate,
             )
-            rows = judged_here(rules, retries, failed, payloads)
-        else:
-            left, rows = ran.judged.without(failed), ran.judged
-            if len(left):
-                rows = rows.plus(self._of_run(self._jobs.judge, inputs, run_plan, ran, left, rules))
+        left, rows = ran.judged.without(failed), ran.judged
+        if len(left):
+            rows = rows.plus(self._of_run(self._jobs.judge, inputs, run_plan, ran, left, rules))
         check_found(failed_roots(failed, ran.judged), rows, ran.judged is rows and not len(failed))
         failpoint("checked", plan.number)
         watch.lap("check")
@@ -434,13 +430,6 @@ class Runs:
         if kept is None:
             _check_same_rows(plan, offsets)
         return found
-
-    def _fetched(
-        self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table
-    ) -> Mapping[str, pa.Table]:
-        if not len(failed):
-            return {}
-        return self._of_run(self._jobs.fetch, inputs, run_plan, ran, failed)
 
     def _of_run(
         self,

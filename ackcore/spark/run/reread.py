@@ -40,7 +40,7 @@ from ackcore.spark.run.types import RunResult
 from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.pieces import DealtPieces, Piece
-from ackcore.spark.tasks.reread_stage import JudgedPicks, Picks, Reader, RereadStage, pick_keys
+from ackcore.spark.tasks.reread_stage import JudgedPicks, Picks, Reader, RereadStage, pick_keyed
 from ackcore.spark.tasks.results import (
     INLINE_BYTES,
     RESULT_TYPE,
@@ -57,8 +57,8 @@ from ackcore.spark.tasks.spout_stage import SpoutStage
 _READ_HERE = 10_000
 
 
-def fetch(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dict[str, pa.Table]:
-    """Return the rows of some records of a run.
+def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
+    """Read the failed records of a run again, and judge them where they are read.
 
     Parameters
     ----------
@@ -67,48 +67,7 @@ def fetch(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dict[str, p
     accepted : RunResult
         The run.
     failed : pyarrow.Table
-        ``root_id, spout`` of the records; the spout is null where it is not known.
-
-    Returns
-    -------
-    dict from str to pyarrow.Table
-        By spout: ``_ackcore_root_id``, ``_ackcore_place`` (among those due, null for new records),
-        ``_ackcore_message_id``, ``_ackcore_attempt`` (the one that was run), and the source's
-        columns.
-
-    Raises
-    ------
-    RuntimeError
-        If a record is not there any more.
-    ResultsTooLarge
-        If there are so many that Spark does not hand them to the driver.
-    """
-    ids = failed["root_id"].to_numpy()
-    owners = failed["spout"].cast(pa.string())
-    roots: dict[str, Int64s] = {}
-    for name, source in setup.sources.items():
-        of = pc.fill_null(pc.equal(owners, name), True).to_numpy()
-        may_be = np.sort(ids[of])
-        if len(may_be) and source.tracked:
-            roots[name] = may_be
-    found = _picked(
-        setup,
-        accepted,
-        roots,
-        [*roots.values()],
-        partial(pick, roots=roots, claims={}, number=setup.plan.number),
-    )
-    _refuse_lost([ids], found.values())
-    return found
-
-
-def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
-    """Read the failed records of a run again, and judge them where they are read.
-
-    Parameters
-    ----------
-    setup, accepted, failed
-        As `fetch` takes them; ``failed`` has the reasons, too.
+        Their roots and reasons, as in `FAILED`; and `ORDER`, if spouts are ordered.
     rules : Rules
         The settings and times that decide whether a record waits.
 
@@ -123,7 +82,7 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     directory = os.path.join(work, "failed")
     reader = partial(JudgedPicks, rules, directory, setup.plan.number)
     ids = ids_in(failed["root_id"])
-    left = failed.select(["root_id", "reason"]).unify_dictionaries()
+    left = failed.drop_columns(["spout"]).unify_dictionaries()
     files, found = _files(setup, accepted, setup.sources), FailedRows()
     slices: tuple[Slice, ...] = ()
     if setup.inputs and sum(one.rows for one in files) > _READ_HERE:
@@ -190,23 +149,28 @@ def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
 
 
 def find_keys(
-    setup: RunSetup, accepted: RunResult, keys: Mapping[str, Int64s]
+    setup: RunSetup,
+    accepted: RunResult,
+    roots: Mapping[str, Int64s],
+    keys: Mapping[str, Int64s],
 ) -> dict[str, pa.Table]:
-    """Return the new records of a run that have some keys, in `KEYED`, by spout.
+    """Return records of a run, and new ones that have some keys, in `KEYED`, by spout.
 
     Parameters
     ----------
     setup, accepted
-        As `fetch` takes them.
-    keys : mapping from str to numpy.ndarray of int64
-        Hashes of keys by spout, sorted.
+        As `judge` takes them.
+    roots, keys : mapping from str to numpy.ndarray of int64
+        Roots, of records that may be another spout's, and hashes of keys, by spout: sorted.
 
     Raises
     ------
     RuntimeError
         If the rows are not there any more.
     """
-    return _picked(setup, accepted, keys, None, partial(pick_keys, keys=keys))
+    sought = None if keys else [*roots.values()]
+    function = partial(pick_keyed, roots=roots, keys=keys)
+    return _picked(setup, accepted, {*roots, *keys}, sought, function)
 
 
 def _picked(

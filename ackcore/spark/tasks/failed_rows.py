@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
@@ -25,6 +26,7 @@ from ackcore.spark.base.schemas import (
     MESSAGE_ID,
     TRACKING,
     FailedFile,
+    without_numbers,
 )
 from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.results import INLINE_BYTES
@@ -127,10 +129,9 @@ def judge(
     if not decided.dead.any():
         return Judged(rows, rows.slice(0, 0), uncounted)
     if decided.dead.all():
-        return Judged(rows.slice(0, 0), rows, uncounted)
-    return Judged(
-        rows.filter(pa.array(~decided.dead)), rows.filter(pa.array(decided.dead)), uncounted
-    )
+        return Judged(rows.slice(0, 0), without_numbers(rows), uncounted)
+    dead = pa.array(decided.dead)
+    return Judged(rows.filter(pc.invert(dead)), without_numbers(rows.filter(dead)), uncounted)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reasons import Reasons
+from ackcore.spark.base.reasons import Reasons, one_array
+from ackcore.spark.base.schemas import ATTEMPT, ORDER
 from ackcore.spark.stores.files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
@@ -20,12 +21,15 @@ from ackcore.spark.tasks.pieces import DealtPieces, read_again
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
 from ackcore.spark.tasks.retry_stage import Slice, records_in
-from ackcore.spark.tasks.row_files import ROOT_ID
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 
-#: A record, and the hash of its key.
-KEYED = pa.schema([("root_id", pa.int64()), ("key", pa.int64())])
+#: A record, its place among those due, null for a new one, its attempt and the hash of its key,
+#: null if it has none.
+KEYED = pa.schema(
+    [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (ATTEMPT, pa.int32()), ("key", pa.int64())]
+)
 
 
 class Reader(Protocol):
@@ -71,13 +75,13 @@ class JudgedPicks:
     number : int
         The micro-batch.
     failed : pyarrow.Table or str
-        Roots, sorted, and reasons; or a file of them.
+        Roots, sorted, reasons, and, if spouts are ordered, `ORDER`; or a file of them.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
         table = read_table_at(failed) if isinstance(failed, str) else failed
         self._roots: Int64s = table["root_id"].to_numpy()
-        self._reasons = table["reason"]
+        self._failed = table
         self._number = number
         self._writer = FailedWriter(rules, directory, number)
 
@@ -85,8 +89,11 @@ class JudgedPicks:
         """Judge those of the records that failed."""
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
-            at = np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy())
-            self._writer.write(some, lost, Reasons.of_texts(self._reasons.take(pa.array(at))))
+            at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))
+            if some.source.ordered_by and ORDER in self._failed.column_names:
+                numbers = one_array(self._failed[ORDER].take(at))
+                lost = lost.append_column(pa.field(ORDER, pa.int64()), numbers)
+            self._writer.write(some, lost, Reasons.of_texts(self._failed["reason"].take(at)))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Return what became of them, as `FailedRows.of` takes it."""
@@ -97,23 +104,32 @@ class JudgedPicks:
         self._writer.discard()
 
 
-def pick_keys(some: SourceRecords, keys: Mapping[str, Int64s]) -> pa.RecordBatch:
-    """Return the new records that have keys of some hashes, in `KEYED`.
+def pick_keyed(
+    some: SourceRecords, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
+) -> pa.RecordBatch:
+    """Return the records of some roots, and new ones that have some keys, in `KEYED`.
 
     Parameters
     ----------
     some : SourceRecords
-    keys : mapping from str to numpy.ndarray of int64
-        The hashes by spout, sorted.
+    roots, keys : mapping from str to numpy.ndarray of int64
+        Roots, and hashes of keys, by spout that is ordered: sorted.
     """
-    source = some.source
+    source, nothing = some.source, np.empty(0, np.int64)
     schema = KEYED.with_metadata({"spout": source.name})
-    if some.partition == RETRIES or source.name not in keys:
+    if source.name not in roots and source.name not in keys:
         return pa.RecordBatch.from_pylist([], schema)
+    ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     hashes, ordered = source.key_hashes(some.batch)
-    wanted = ordered & np.isin(hashes, keys[source.name])
-    roots = source.roots(some.partition, some.first, len(some.batch), some.attempts)
-    columns = [pa.array(roots[wanted]), pa.array(hashes[wanted])]
+    wanted = among(ids, roots.get(source.name, nothing))
+    if some.partition != RETRIES:
+        wanted |= ordered & among(hashes, keys.get(source.name, nothing))
+    places = np.flatnonzero(wanted)
+    n = len(places)
+    due = pa.array(places + some.first, mask=np.full(n, some.partition != RETRIES))
+    attempts = np.broadcast_to(np.asarray(some.attempts, np.int32), len(some.batch))[places]
+    found = pa.array(hashes[places], mask=~ordered[places])
+    columns = [pa.array(ids[places]), due, pa.array(attempts), found]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
