@@ -293,7 +293,7 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
     values = [n * 3 for n in range(30)]
     failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    monkeypatch.setattr(failed_writer, "earliest", never)
+    monkeypatch.setattr(failed_writer, "first_reasons", never)
     monkeypatch.setattr(failed_writer, "among", never)
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     assert written(done) == read_again(simulation, done, failed, values)

@@ -72,38 +72,10 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
 
 
 def earliest(tables: list[pa.Table]) -> pa.Table:
-    """Return the earliest reason of each root by (time, text), in the order of root ids.
-
-    Waits that reasons ask for are left out of the comparison, and the one that is kept asks for the
-    longest of its root: reasons may be joined in any order and grouping.
-    """
+    """Return the earliest reason of each root by (time, text), in the order of root ids."""
     if not tables:
         return no_reasons()
     reasons = pa.concat_tables(tables).combine_chunks()
-    texts = reasons["text"]
-    # Many fail alike when a service is down.
-    if not pc.any(pc.match_substring_regex(texts.unique(), _ASKS)).as_py():
-        return _first_of_each(reasons)
-    waits = pc.match_substring_regex(texts, _ASKS)
-    bare = pc.replace_substring_regex(texts, "^([-~])[1-9][0-9]{0,17}\x1f", "\\1\x1f")
-    kept = _first_of_each(reasons.set_column(2, "text", bare))
-    roots = reasons["root_id"].filter(waits).to_numpy()
-    asked = pc.extract_regex(texts.filter(waits), _ASKS).combine_chunks().field("ms")
-    places = np.searchsorted(kept["root_id"].to_numpy(), roots)
-    longest = np.zeros(len(kept), np.int64)
-    np.maximum.at(longest, places, asked.cast(pa.int64()).to_numpy())
-    said = kept["text"]
-    waiting = pc.and_not(pa.array(longest > 0), pc.starts_with(said, "!"))  # what is final does not
-    flags, rest = pc.utf8_slice_codeunits(said, 0, 1), pc.utf8_slice_codeunits(said, 1)
-    asking = pc.binary_join_element_wise(flags, pa.array(longest).cast(pa.string()), rest, "")
-    return kept.set_column(2, REASON_SCHEMA.field(2), pc.if_else(waiting, asking, said))
-
-
-#: How a `Reason` begins that asks for a wait.
-_ASKS = "^[-~](?P<ms>[1-9][0-9]{0,17})\x1f"
-
-
-def _first_of_each(reasons: pa.Table) -> pa.Table:
     order = np.argsort(reasons["root_id"].to_numpy(), kind="stable")
     roots = reasons["root_id"].to_numpy()[order]
     if (roots[1:] != roots[:-1]).all():
@@ -113,6 +85,29 @@ def _first_of_each(reasons: pa.Table) -> pa.Table:
     first = np.ones(len(roots), np.bool_)
     first[1:] = roots[1:] != roots[:-1]
     return reasons.filter(pa.array(first))
+
+
+def first_reasons(tables: list[pa.Table]) -> pa.Table:
+    """Return what `earliest` does of encoded reasons.
+
+    Waits that reasons ask for are left out of the comparison, and the one that is kept asks for the
+    longest of its root: reasons may be joined in any order and grouping.
+    """
+    if not tables:
+        return no_reasons()
+    reasons = pa.concat_tables(tables)
+    said = Reasons.of_texts(reasons["text"])
+    asked = said.after_ms()
+    if not asked.any():
+        return earliest([reasons])
+    place, field = 2, REASON_SCHEMA.field(2)
+    kept = earliest([reasons.set_column(place, field, said.encoded(0 * asked))])
+    longest = np.zeros(len(kept), np.int64)
+    places = np.searchsorted(kept["root_id"].to_numpy(), reasons["root_id"].to_numpy())
+    np.maximum.at(longest, places, asked)
+    said = Reasons.of_texts(kept["text"])
+    # What is final is not waited for.
+    return kept.set_column(place, field, said.encoded(np.where(said.final(), 0, longest)))
 
 
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
@@ -194,6 +189,18 @@ class Reasons(NamedTuple):
         found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
         return found
 
+    def encoded(self, after_ms: Int64s) -> pa.Array:
+        """Return the reason of each row as `Reason.encode` does, with other waits."""
+        texts = (self.values.field(name) for name in _TEXTS)
+        counts, final = (self.values.field(name) for name in ("counts", "final"))
+        flags = pc.if_else(final, "!", pc.if_else(counts, "-", UNCOUNTED))
+        said = pc.binary_join_element_wise(*texts, UNIT)
+        waits = pa.array(after_ms)
+        asked = pc.if_else(pc.equal(waits, 0), "", waits.cast(pa.string()))
+        rows = pa.array(self.of)
+        heads = pc.binary_join_element_wise(flags.take(rows), asked, "")
+        return pc.binary_join_element_wise(heads, said.take(rows), UNIT)
+
     def kept(self, counts: Bools) -> pa.StructArray:
         """Return the reasons of rows that wait or are dead, as they are on record.
 
@@ -239,12 +246,6 @@ def reason_column(
 def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
     """Return the components, types and messages of a column of reasons."""
     return tuple(pc.struct_field(column, name) for name in _TEXTS)
-
-
-def encoded(flag: str, component: pa.Array, kind: pa.Array, message: pa.Array) -> pa.Array:
-    """Return reasons as `Reason.encode` does, from the parts of each row."""
-    heads = (pc.replace_substring(part, UNIT, " ") for part in (component, kind))
-    return pc.binary_join_element_wise(flag, *heads, message, UNIT)
 
 
 def refused(rows: pa.Table, most: int) -> pa.Table:

@@ -31,7 +31,6 @@ from ackcore.spark.run.types import RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
-    ROOT_ID,
     ROOTS,
     RowFile,
     has_several_roots,
@@ -185,24 +184,19 @@ def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
     return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
-def check_found(
-    sought: Sequence[Int64s], found: FailedRows | Mapping[str, pa.Table], is_all: bool = False
-) -> None:
+def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
     """Raise `Disagreement` unless each failed record was found, once.
 
     Parameters
     ----------
     sought : sequence of numpy.ndarray of int64
         The roots that failed, in columns.
-    found : FailedRows or mapping from str to pyarrow.Table
+    found : FailedRows
         Their records.
     is_all : bool, default False
         Whether ``sought`` is the roots of ``found`` anyway: they are there, if not twice.
     """
-    if isinstance(found, FailedRows):
-        rows = found.roots()
-    else:
-        rows = [ids for table in found.values() for ids in ids_in(table[ROOT_ID])]
+    rows = found.roots()
     agree, lost, there = True, 0, 0
     for some, got in in_ranges([] if is_all else sought, rows):
         wanted = once(got if is_all else some)

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
-from ackcore.spark.base.reasons import FAILED, encoded
+from ackcore.spark.base.reasons import FAILED, Reasons, reason_column
 from ackcore.spark.base.root_ids import (
     cuts_of,
     distinct,
@@ -88,11 +88,11 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     if setup.inputs and sum(one.rows for one in files) > _READ_HERE:
         slices = (*setup.slices(), *(one for one in files if one.spilled))
     elif files:
-        report, tables = _read_here(setup, files, reader(_ordered(left)))
+        report, tables = _read_here(setup, files, reader(_in_table(left)))
         found = FailedRows.of(work, [report], tables)
         left = found.without(left)
     if len(left) and (slices or not setup.sources.keys() <= accepted.spilled.keys()):
-        given: pa.Table | str = _ordered(left)
+        given: pa.Table | str = _in_table(left)
         if left.nbytes > INLINE_BYTES:
             with making_in(directory) as place:
                 name = write_batches(
@@ -119,8 +119,8 @@ def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         yield from map(_in_order, pa.Table.from_batches(parts).combine_chunks().to_batches())
 
 
-def _ordered(rows: pa.Table) -> pa.Table:
-    return rows.take(pa.array(np.argsort(rows["root_id"].to_numpy(), kind="stable")))
+def _in_table(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(_by_root(rows), rows.schema)
 
 
 def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -364,11 +364,14 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         )
         n = len(text)
         # They would wait equally long, and meet again.
-        reasons = encoded("!", pa.repeat(spout, n), pa.repeat("RepeatedMessageId", n), text)
+        kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
+        reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
         columns = [
             pa.array(roots[repeated]),
             pa.repeat(spout, int(repeated.sum())).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(pa.array(of[repeated]), reasons),
+            pa.DictionaryArray.from_arrays(
+                pa.array(of[repeated]), reasons.encoded(np.zeros(n, np.int64))
+            ),
         ]
         tables.append(pa.table(columns, schema=FAILED))
     return pa.concat_tables(tables).unify_dictionaries()

@@ -31,7 +31,7 @@ from ackcore.spark.base.letters import (
     letters_writer,
     worth_compressing,
 )
-from ackcore.spark.base.reasons import Reasons, earliest
+from ackcore.spark.base.reasons import Reasons, first_reasons
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
 from ackcore.spark.stores.files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
@@ -326,7 +326,7 @@ class FailedInRun:
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All of an outage, each once, and as they came: nothing is to be looked for.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
-        reasons = earliest(failures)
+        reasons = first_reasons(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
         places = np.flatnonzero(among(roots, failed))
         at = np.searchsorted(failed, roots[places])

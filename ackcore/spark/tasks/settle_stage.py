@@ -12,7 +12,7 @@ import pyarrow as pa
 from ackcore._records import Status
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.checksummed import batches_of, write_batches
-from ackcore.spark.base.reasons import earliest, look_up
+from ackcore.spark.base.reasons import first_reasons, look_up
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.stores.files import making_in
@@ -84,7 +84,7 @@ class SettleStage:
         found = [(COUNTED, json.dumps(counted).encode())]
         if len(roots):
             # Many fail alike when a service is down: each text goes to the driver once.
-            texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
+            texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
             if table.nbytes <= INLINE_BYTES:

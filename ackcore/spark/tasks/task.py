@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from ackcore._records import Status
 from ackcore._shuffle import fingerprint
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reasons import earliest
+from ackcore.spark.base.reasons import first_reasons
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.exchange import Outbox
@@ -183,7 +183,7 @@ class Task:
             if in_run is not None and self.tracer is None:
                 tables = in_run.others(tables)
             if tables:
-                rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
+                rows.append((NOT_ACKED, to_stream(_failed(first_reasons(tables), number))))
         return rows
 
     def __enter__(self) -> Self:
