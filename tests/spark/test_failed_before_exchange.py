@@ -244,9 +244,11 @@ def test_a_task_that_fails_others_the_second_time_is_told_apart(simulate):
         assert bool(done.problems) == (len(set(which)) == 2)
 
 
-def test_files_alone_tell_two_runs_of_a_task_apart(simulate):
-    """The same records fail, for another reason: what is written of them differs."""
-    simulation = simulate(in_front(Says("one"), chunk_rows=4))
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
+    """The same records fail, for another reason: what is written of them, or inline, differs."""
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    simulation = simulate(in_front(Says("one"), chunk_rows=4), rules)
     sent = simulation.first(range(40))
     simulation.work.components["b0"].text = "two"
     again = simulation.first(range(40))

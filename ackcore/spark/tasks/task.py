@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ackcore._records import Status
-from ackcore._shuffle import fingerprint
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import first_reasons
 from ackcore.spark.base.schemas import SinkFile
@@ -156,8 +155,7 @@ class Task:
         if self.failed_in_run is not None:
             judged = self.failed_in_run.finish(self.ledger_rows.new_failures())
         if judged is not None:
-            blobs = [to_stream(table) for table in judged[1]]
-            report["failed"] = judged[0] | {"inline": [fingerprint(blob, 0) for blob in blobs]}
+            report["failed"], blobs = judged[0], [to_stream(table) for table in judged[1]]
         alike = json.dumps(report, sort_keys=True).encode()
         # Depends on when a service was out, though this task's answers come from its journal.
         report["breaker_trips"] = self._bolts.breaker_trips
