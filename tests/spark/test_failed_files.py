@@ -28,7 +28,7 @@ from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.checkpoint.dead import Dead, adopted
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
@@ -200,8 +200,8 @@ class KilledBehindItsFiles(SpoutStage):
             yield result
 
 
-class Died(BaseException):
-    pass
+class Died(KeyboardInterrupt):
+    """The driver is no more, also within a call of the dead-letter store."""
 
 
 @pytest.fixture(params=["narrow", "in front of an exchange"])
@@ -506,7 +506,7 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
             )
             for n in range(2)
         ]
-        letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
+        letters.write(number, Dead({"lines": [adopted(part, cache, directory) for part in parts]}))
     if isinstance(anywhere, str):
         names = list(parts_in(letters.place.url))
     else:
@@ -528,7 +528,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         key, cache = state.deployment_key, state._cache
         letters = DeadLetters.open(bucket, key, None, {"lines": SOURCE}, state.records)
         path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
-        dead = Dead({"lines": [path.kept(cache, cache.directory_of(0))]})
+        dead = Dead({"lines": [adopted(path, cache, cache.directory_of(0))]})
         name = f"ackcore/state/{dead.parts['lines'][0].file}"
         data = objects.get(name).data
         objects.put(name, data[:-1])

@@ -229,7 +229,6 @@ def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
             "{here}/2",
             "of sink 'n' of a checkpoint that was in {here}/2 before this one (deployment abc): ",
         ),
-        ({"deployment": "abc", "sink": "n"}, "{here}/2", "of sink 'n' of another checkpoint (dep"),
         ([], "{here}/2", "of another checkpoint or another sink: "),
     ],
 )

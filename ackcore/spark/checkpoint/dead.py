@@ -152,7 +152,7 @@ class Dead(Mapping[str, pa.Table]):
                     file = cache.write_table(directory, f"dead-{spout}", part)
                     kept = DeadFile(cache, file, len(part))
                 elif isinstance(part, FailedFile):
-                    kept = _adopted(part, cache, directory)
+                    kept = adopted(part, cache, directory)
                 else:
                     kept = part
                 found.setdefault(spout, []).append(kept.body())
@@ -212,7 +212,7 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
         yield from part.pieces(payload=payload, keep=keep)
 
 
-def _adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
+def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
     """Move a file that a task wrote to where the checkpoint has it."""
     file = cache.adopt(part.path, directory, part.nbytes)
     if part.dead:
