@@ -55,14 +55,12 @@ def _conf(settings: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _share(text: str | None) -> float | None:
-    if text is None or text.lower() == "none":
-        return None
+def _ratio(text: str) -> float | None:
     try:
-        return float(text) if "." in text else int(text)
+        return None if text.lower() == "none" else float(text)
     except ValueError:
         raise typer.BadParameter(
-            f"--max-dead must be a number, a share such as 0.01, or none, got {text!r}"
+            f"--max-dead-ratio must be a share such as 0.01, or none, got {text!r}"
         ) from None
 
 
@@ -95,7 +93,10 @@ def run(
         bool, typer.Option("--available-now", help="End a stream when all there is was done.")
     ] = False,
     max_dead: Annotated[
-        str, typer.Option(metavar="N", help="So many may die, or a share; or none: no bound.")
+        int | None, typer.Option(metavar="N", min=0, help="The number of records that may die.")
+    ] = None,
+    max_dead_ratio: Annotated[
+        str, typer.Option(metavar="SHARE", help="The share that may die, not all; or none.")
     ] = "1.0",
     dead_letters: Annotated[
         str | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
@@ -114,9 +115,10 @@ def run(
     """
     if trigger is not None and available_now:
         raise typer.BadParameter("--trigger and --available-now exclude each other")
-    settings, dead = _conf(conf), _share(max_dead)
+    settings = _conf(conf)
     options: dict[str, Any] = {
-        "max_dead": dead,
+        "max_dead": max_dead,
+        "max_dead_ratio": _ratio(max_dead_ratio),
         "dead_letters": dead_letters,
         "accept_changes": accept_changes,
     }

@@ -34,10 +34,6 @@ class ConsumerError(RuntimeError):
     """A consumer has ended, and why."""
 
 
-class TooManyDead(ConsumerError):
-    """More records died than may, so that something else must be wrong than they."""
-
-
 class OffsetsOutOfRange(ConsumerError):
     """The next offset to read was deleted, or does not exist yet."""
 

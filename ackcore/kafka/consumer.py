@@ -106,13 +106,15 @@ class Consumer:
         A topic, which none of ``topics`` is or fits, or ``keep(record, failure)``, called in a
         thread of its own, which must have kept the record when it returns.  What cannot be kept is
         tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
-    max_dead : float, optional
-        Of the last ``max_dead_window`` records that were acked or died, at most this share may be
-        dead, and not all: else it ends with `TooManyDead`.
-    max_dead_window : int, default 1000
-        Of how many; before there are so many, nothing is too much.
-    max_dead_in_a_row : int, optional
-        So many records may die one after another; one more, and it ends with `TooManyDead`.
+    max_dead : int, optional
+        The number of records that may die of the last ``max_dead_window`` that were acked or died;
+        one more, and the consumer ends with `TooManyDead`.
+    max_dead_ratio : float, optional
+        The share of the same records that may die, from 0 to 1, but never all of them, judged from
+        ten dead records on.
+    max_dead_window : int or None, default 1000
+        The number of records that ended last among which both are judged; None for all since the
+        start.
     max_attempts : int, default 5
         Times that a record may fail.
     backoff_ms, max_backoff_ms : int, default 1000, 300000
@@ -179,9 +181,9 @@ class Consumer:
         max_offset_behind: int | None = None,
         out_of_range: OutOfRange | None = None,
         dead_letters: KeepDead | None = None,
-        max_dead: float | None = None,
-        max_dead_window: int = 1000,
-        max_dead_in_a_row: int | None = None,
+        max_dead: int | None = None,
+        max_dead_ratio: float | None = None,
+        max_dead_window: int | None = 1000,
         max_attempts: int = 5,
         backoff_ms: int = 1000,
         max_backoff_ms: int = 300_000,
@@ -213,8 +215,8 @@ class Consumer:
             out_of_range=out_of_range,
             dead_letters=dead_letters,
             max_dead=max_dead,
+            max_dead_ratio=max_dead_ratio,
             max_dead_window=max_dead_window,
-            max_dead_in_a_row=max_dead_in_a_row,
             max_attempts=max_attempts,
             backoff_ms=backoff_ms,
             max_backoff_ms=max_backoff_ms,
@@ -239,7 +241,7 @@ class Consumer:
             limits=settings.limits,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
             unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
-            dead_limit=settings.dead_limit,
+            dead_limit=settings.dead_limit(),
             ordered_by=ordered_by,
             wake=self._changed.notify_all,
         )
@@ -267,7 +269,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             What the consumer has ended with.
         """
         n = as_count(n, "n", 1)
@@ -423,7 +425,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             The error that the consumer has ended with, or that it is closed.
         TimeoutError
             If the broker has not confirmed the commit in time.  The consumer goes on to commit.
@@ -475,7 +477,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             What the consumer has ended with, also if `poll` has raised it.
         TimeoutError
             If the client does not end in time. It goes on in the background.

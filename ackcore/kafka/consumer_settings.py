@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ackcore._columns import as_count
+from ackcore.dead_limit import DeadLimit
 from ackcore.flow.numbers import positive
-from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
 from ackcore.kafka.producing import check_options, check_topic
 from ackcore.kafka.records import Failure, KafkaRecord
@@ -52,9 +52,9 @@ class ConsumerSettings:
     refresh_s: float = 60.0
     out_of_range: OutOfRange | None = None
     dead_letters: KeepDead | None = None
-    max_dead: float | None = None
-    max_dead_window: int = 1000
-    max_dead_in_a_row: int | None = None
+    max_dead: int | None = None
+    max_dead_ratio: float | None = None
+    max_dead_window: int | None = 1000
     max_attempts: int = 5
     backoff_ms: int = 1000
     max_backoff_ms: int = 300_000
@@ -89,12 +89,10 @@ class ConsumerSettings:
             as_count(getattr(self, name), name, 1, 2**62)
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
-        as_count(self.max_dead_window, "max_dead_window", 1)
-        for name in ("max_offset_behind", "max_dead_in_a_row"):
+        for name, least in (("max_offset_behind", 0), ("max_dead_window", 1)):
             if getattr(self, name) is not None:
-                as_count(getattr(self, name), name, 0)
-        if self.max_dead is not None:
-            positive(self.max_dead, "max_dead", 1.0, "the share of the records that may die")
+                as_count(getattr(self, name), name, least)
+        self.dead_limit()
         if self.force_from_start is not None and not isinstance(self.force_from_start, str):
             raise TypeError(
                 "force_from_start must be a name, of this deployment, say 'release 12': each new "
@@ -198,10 +196,9 @@ class ConsumerSettings:
             self.max_in_flight, self.max_in_flight_bytes, self.max_waiting, self.max_waiting_bytes
         )
 
-    @property
     def dead_limit(self) -> DeadLimit:
-        """The limit on dead records."""
-        return DeadLimit(self.max_dead, self.max_dead_window, self.max_dead_in_a_row)
+        """Return a limit on dead records, which has counted nothing yet."""
+        return DeadLimit(self.max_dead, self.max_dead_ratio, self.max_dead_window)
 
     @property
     def by_hand(self) -> bool:

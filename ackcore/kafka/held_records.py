@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ackcore._records import OffsetState
-from ackcore.kafka.dead_limit import DeadLimit
+from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import (
     DYING,
     FRESH,
@@ -262,7 +262,7 @@ class HeldRecords:
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
                 self._die(found, held, failure, failures)
             elif offset in unreadable:
-                self.dead_limit.ended(dead=True)
+                self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
             else:
                 found.queue(offset, self._order_of(record))
@@ -425,7 +425,7 @@ class HeldRecords:
         if found is None or held is None:
             return False
         self.counts.acked += 1
-        self.dead_limit.ended(dead=False)
+        self.dead_limit.ended(1, 0)
         self._done(found, record.offset)
         return True
 
@@ -522,7 +522,7 @@ class HeldRecords:
             first_ms=held.read_ms,
         )
         if waiting is None:
-            self.dead_limit.ended(dead=True)
+            self.dead_limit.ended(0, 1)
             self._die(found, held, failure, record.attempt + 1)
             return
         self._last_failure = f"{failure.kind}: {failure.message[:_MOST_SAID]}"
