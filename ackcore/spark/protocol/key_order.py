@@ -239,7 +239,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Which records are dead, by their reasons: these are in nobody's way."""
+        """Return which records are dead, by their reasons: these hold up nobody."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():
