@@ -206,7 +206,7 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
 
 
 def fingerprint(data: Any, seed: int = 0) -> int:
-    """Return 64 bits that tell whether bytes are still the same."""
+    """Return a 64-bit fingerprint of bytes, by which a later change of them is found."""
     memory = _row_arguments.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)

@@ -74,23 +74,32 @@ def run(
         ),
     ],
     checkpoint: Annotated[
-        str, typer.Option(help="Its directory, or a bucket's URL; a run goes on with it.")
+        str,
+        typer.Option(
+            help="The directory or bucket URL of the checkpoint. A run on it continues there."
+        ),
     ],
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark's.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A Spark setting. Repeat the option for more."),
     ] = None,
     batch: Annotated[
         bool | None,
         typer.Option(
-            "--batch/--stream", help="Where tasks read Kafka themselves: to its end, or on and on."
+            "--batch/--stream",
+            help="For a KafkaSpout: read to the end of the topics, or run until stopped.",
         ),
     ] = None,
     trigger: Annotated[
-        str | None, typer.Option(metavar="INTERVAL", help="A micro-batch so often: '10 seconds'.")
+        str | None,
+        typer.Option(
+            metavar="INTERVAL", help="The interval of micro-batches, such as '10 seconds'."
+        ),
     ] = None,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="End a stream when all there is was done.")
+        bool,
+        typer.Option("--available-now", help="End a stream when all present records are done."),
     ] = False,
     max_dead: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="The number of records that may die.")
@@ -102,9 +111,9 @@ def run(
         str | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on though the topology has changed.")
+        bool, typer.Option("--accept-changes", help="Accept that the topology has changed.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the status all the time.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the status while it runs.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each micro-batch, then the books, as JSON.")
     ] = False,

@@ -202,12 +202,12 @@ class ConsumerSettings:
 
     @property
     def by_hand(self) -> bool:
-        """Whether nothing is assigned by the group."""
+        """Whether the partitions are given, and not assigned by the group."""
         return bool(self.partitions) or self.tasks is not None
 
     @property
     def on_out_of_range(self) -> OutOfRange:
-        """``out_of_range``, or its default: where it can be kept what was lost, from the first."""
+        """``out_of_range``. Its default is "earliest" with ``dead_letters``, else "fail"."""
         return self.out_of_range or ("fail" if self.dead_letters is None else "earliest")
 
 
@@ -224,8 +224,12 @@ def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[s
     """Partitions as pairs of topic and number."""
     found = []
     for each in partitions or ():
-        topic, number = each
-        if not isinstance(topic, str):
-            raise TypeError(f"partitions must hold pairs of topic and number, got {each!r}")
-        found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
+        match each:
+            case (str(topic), number):
+                found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
+            case _:
+                raise TypeError(
+                    "partitions must be pairs of topic and number, such as ('orders', 0), "
+                    f"got {each!r}"
+                )
     return tuple(dict.fromkeys(found))

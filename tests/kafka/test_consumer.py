@@ -753,6 +753,8 @@ def test_settings_that_cannot_be_are_refused():
     for arguments, error in (
         ({"dead_letters": 5}, "dead_letters must be a topic's name or a callable, got int"),
         ({"topics": [5]}, "topics must be names, got 5"),
+        ({"topics": None, "partitions": [("t", 0, 1)]}, "partitions must be pairs of topic and"),
+        ({"topics": None, "partitions": [7]}, "partitions must be pairs of topic and number"),
         ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
         ({"group_id": 5}, "group_id must be a str, got int"),
         ({"force_from_start": True}, "force_from_start must be a name, of this deployment"),

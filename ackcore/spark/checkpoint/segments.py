@@ -37,7 +37,7 @@ class Segment:
         return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
     def __len__(self) -> int:
-        """How many rows wait."""
+        """The number of rows that wait."""
         return self.rows - self.start
 
     @property
@@ -46,7 +46,7 @@ class Segment:
         return self.cache.size(self.file)
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the segment as an object for JSON."""
         names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "untried")
         return {name: getattr(self, name) for name in names}
 
@@ -59,7 +59,10 @@ class Segment:
         return all_nullable(rows)
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return it without the first rows of those that were waiting in it."""
+        """Return the segment without its first ``taken`` rows.
+
+        ``waiting`` has the rows of `table`.
+        """
         left = waiting.slice(taken)
         return replace(
             self,

@@ -248,7 +248,7 @@ class Progress:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the progress as an object for JSON."""
         return asdict(self)
 
     @classmethod
