@@ -108,7 +108,7 @@ bench-compare: .venv/.built .venv/.bench ## two commits in turn: BASE=commit, th
 	@$(PY) -m bench.compare $(BASE) $(OTHER) $(ARGS)
 
 docs: .venv/.built .venv/.docs ## the documentation, in build/docs/html; a warning is an error
-	@$(PY) -m bench.plot bench/README.md docs/_static/rates.svg
+	@$(PY) -m bench.plot bench/results.md docs/_static/rates.svg
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs/html $(ARGS)
 	@echo "ackcore: build/docs/html/index.html"
 

@@ -1,4 +1,4 @@
-"""Which backend runs, what a backend is, and how others are found.
+"""The backend that runs, the interface of a backend, and the search for others.
 
 ``ACKCORE_BACKEND=native`` or ``python`` is an order: if it cannot be had, importing ackcore
 fails.  Unset (or empty) means native, else python with a warning that gives the cause.
@@ -68,7 +68,7 @@ else:
 
 @runtime_checkable
 class AckerBackend(Protocol):
-    """What a framework calls: the methods of `ackcore.Ledger`, which says what each does.
+    """The methods of `ackcore.Ledger` that a framework calls; its docstrings describe each.
 
     Anything that has them and passes `ackcore.testing.check_backend` may stand in for a
     ledger.  ``isinstance`` checks that the names are there, not that they work.
@@ -84,7 +84,7 @@ class AckerBackend(Protocol):
 
     @property
     def clock(self) -> Callable[[], int] | None:
-        """What gives the time in milliseconds, if anything does."""
+        """The callable that returns the time in milliseconds, or None."""
 
     @property
     def max_entries(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What is accepted as a column or a number, and in which words anything else is refused.
+"""Conversion of columns and numbers, and the errors of what is refused.
 
 Both backends come here for all but the commonest arguments, so they accept and refuse alike.
 A column is never copied: what is returned shares its memory and may be read-only.
@@ -37,7 +37,7 @@ _NATIVE_ORDER = "@=" + ("<" if sys.byteorder == "little" else ">")
 
 
 class _Kind(NamedTuple):
-    """What the items of a column must be."""
+    """The type and range of the items of a column."""
 
     words: str
     dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""What ids are made of: the ranges of their parts, and in which words a part is refused.
+"""The ranges of the parts of ids, and the errors of a part outside them.
 
 Both backends check with these limits and refuse in these words.
 """

@@ -1,4 +1,4 @@
-"""What an `OffsetTracker` takes: the ranges of its parts, and in which words others are refused.
+"""The ranges of an `OffsetTracker`'s arguments, and the errors of others.
 
 Both backends check with these limits and refuse in these words.
 """
@@ -21,7 +21,7 @@ _WHY_NEGATIVE = "; negative ones are Kafka's codes for positions, as -1001 is fo
 
 
 class Key(NamedTuple):
-    """What one tracker tracks, checked."""
+    """The checked arguments of one tracker."""
 
     topic: str
     partition: int

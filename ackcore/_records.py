@@ -1,4 +1,4 @@
-"""What a ledger hands out: constants, rows, and tables of parallel numpy columns.
+"""The types that a ledger returns: constants, rows, and tables of parallel numpy columns.
 
 Both backends return these same classes, so results do not show which one ran.
 """
@@ -24,7 +24,7 @@ FLAG_TASKS_DIFFER = 2
 
 
 class Status(enum.IntEnum):
-    """What became of a root: kinds of outcomes, and statuses of settling.
+    """The state of a root: the kinds of outcomes, and the statuses of settling.
 
     ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT`` are the kinds that `Ledger.apply` and its
     sisters report; settling decides between all but ``RESET_TIMEOUT``.
@@ -59,7 +59,7 @@ class LedgerFull(RuntimeError):
 
 
 class Outcome(NamedTuple):
-    """What a message brought about for one root."""
+    """The outcome of one root, caused by one message."""
 
     root_id: int
     task: int
@@ -188,7 +188,7 @@ class Entries(_Table[Entry]):
 
 @dataclass(slots=True, eq=False)
 class Settled(_Table[Decision]):
-    """What one `Ledger.settle` decided; what is still open stays in the ledger.
+    """The roots that one `Ledger.settle` decided. Open roots stay in the ledger.
 
     Columns as in `Entries`, with ``statuses`` uint8 (see `Status`).
     Iterating gives `Decision` rows.
@@ -221,7 +221,7 @@ class OffsetStats(NamedTuple):
 
 
 class OffsetState(NamedTuple):
-    """What a partition's next reader has to know: what is done, and what failed how often.
+    """The state that a partition's next reader needs: offsets done, and failures by offset.
 
     Everything below ``committable`` is done, and so is everything below ``end`` that is in no run
     of holes; a hole is an offset that is not done and has one that is done above it.

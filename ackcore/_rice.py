@@ -69,7 +69,7 @@ class Column:
 
 
 def _sizes_of_few(numbers: list[int], total: int) -> dict[int, int]:
-    """As `_guesses` and `_rice_bits` of numbers that are not all 0."""
+    """Compute the same as `_guesses` and `_rice_bits` for numbers that are not all 0."""
     n, most = len(numbers), max(numbers)
     typical = [int(total / n)]
     if most > 64 * typical[0]:

@@ -1,4 +1,4 @@
-"""What is accepted where rows are hashed and packed, and in which words anything else is refused.
+"""Conversion of the arguments of hashing and packing, and the errors of others.
 
 Both backends check with these and refuse in these words.
 """

@@ -1,4 +1,4 @@
-"""What a shuffle needs of the backend that runs: hashes, shards, runs of edges, fingerprints.
+"""The backend functions of a shuffle: hashes, shards, runs of edges, fingerprints.
 
 `ackcore.arrow.hash_columns` is made of `hash_fixed` and `hash_binary`, and `take_rows` there of
 `gather_binary`; `pack_runs` cuts what goes to one destination into runs, so that an edge crosses

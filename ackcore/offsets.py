@@ -1,4 +1,4 @@
-"""What a Kafka group commits of a partition: up to where all is done, and what is above that.
+"""Commits of a Kafka group: the offset below which all is done, and metadata about those above.
 
 The offset says where to begin again; the metadata beside it, a string of at most 4,095 characters,
 says what above that offset is done all the same, so that it is not done again.  `OffsetTracker`
@@ -73,14 +73,14 @@ _MOST_OPEN = 1 << 32
 
 
 class Commit(NamedTuple):
-    """What to commit of a partition: Kafka's offset, the next to read, and the metadata."""
+    """The commit of a partition: the next offset to read, and the metadata."""
 
     offset: int
     metadata: str
 
 
 class Restored(NamedTuple):
-    """What was found in a commit; ``state`` is for `OffsetTracker.from_state`, come what may."""
+    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`."""
 
     state: OffsetState
     deployment: int | None  # whose it is, as in `encode_metadata`; None if it is not ours
@@ -179,7 +179,7 @@ def _padded(pieces: list[Digits], per_character: int) -> Digits:
 
 @lru_cache(maxsize=1024)
 def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
-    """What is behind the checksum where nothing is open: the same for each partition of a topic."""
+    """Encode the part behind the checksum for a partition without open offsets."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)
@@ -217,7 +217,7 @@ class _Pair:
         return _Pair(self.one.first(n), self.other.first(n))
 
     def fitting(self, room: int) -> _Pair:
-        """As many as take so many bits, or nearly so many: more rarely take fewer."""
+        """Return as many numbers as fit into ``room`` bits, or slightly fewer."""
         if self.size <= room:
             return self
         least, most = 0, len(self.one.numbers)  # least fits, most does not
@@ -232,7 +232,7 @@ class _Pair:
 
 
 def _fitting(state: OffsetState, room: int) -> list[Digits]:
-    """As much of a state as fits into so many bits."""
+    """Encode as much of a state as fits into ``room`` bits."""
     holes, failed = _holes_of(state), _failed_of(state)
     if holes.size + failed.size > room:
         holes = holes.fitting(room - failed.first(0).size)

@@ -1,4 +1,4 @@
-"""When a failed record is tried again: exponential back-off with full jitter, and a last attempt.
+"""Retry of failed records: exponential back-off with full jitter, and a last attempt.
 
 Everything here is a pure function of the message id and the attempt.  So a micro-batch that is
 decided twice decides alike, two drivers agree without speaking, and a test can tell the delay
@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What becomes of each row of a column of failures."""
+    """The decision for each row of a column of failures."""
 
     dead: npt.NDArray[np.bool_]
     due_ms: npt.NDArray[np.int64]  # 0 where dead
@@ -37,7 +37,7 @@ class Decided(NamedTuple):
 
 
 def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
-    """How long to wait after so many failures in a row, without jitter.
+    """Return the delay after ``attempts`` failures in a row, without jitter.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
 
 
 def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> int:
-    """How long a message waits before an attempt.
+    """Return the delay of a message before an attempt, in milliseconds.
 
     Uniform over ``1 .. min(cap_ms, base_ms * 2**(attempt - 1))``: *full* jitter, so that records
     that failed together (a service was down) do not come back together.
@@ -128,7 +128,7 @@ def _high_product(
 def unavailable_ms(
     message_id: str, attempt: int, known_ms: int, *, base_ms: int, cap_ms: int
 ) -> int:
-    """How long a message waits after a failure that was no attempt at it.
+    """Return the delay of a message after a failure that did not count as an attempt.
 
     Its attempts do not grow, so the wait grows with the time that it has been known: *equal*
     jitter, uniform over the upper half of ``1 .. min(cap_ms, max(base_ms * 2**attempt,
@@ -151,7 +151,7 @@ def unavailable_ms(
 
 
 class Policy(NamedTuple):
-    """How often a record is tried, and how long it waits in between.
+    """The number of attempts of a record, and the delays between them.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class Policy(NamedTuple):
         not_before_ms: int = 0,
         first_ms: int | None = None,
     ) -> Waiting | None:
-        """What becomes of a record that failed.
+        """Decide whether a failed record is retried, and when.
 
         Parameters
         ----------

@@ -8,6 +8,7 @@ that came to it and the last: that leaves out what a job takes to start and to e
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import statistics
@@ -27,6 +28,7 @@ import pytest
 
 from ackcore._files.journal import Journal
 from ackcore.calls import CallSettings
+from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.attempts import Attempts
@@ -220,3 +222,54 @@ def bench_cheap_calls(
         each = [calls / second / 1000 for second in taken]
         bound = 20 if name == "AsyncBolt" else None
         report_ratio(f"calls that do not wait, {name}, per core", each, bound, unit="k/s")
+
+
+@pytest.mark.benchmark(group="calls: HTTP clients")
+def bench_http_clients(
+    quick: bool, interleaved: Callable[..., Any], report_ratio: Callable[..., None]
+) -> None:
+    """POST one small JSON object to a local server, 32 at once: CPU time of the client's thread."""
+    aiohttp, httpx = (pytest.importorskip(name) for name in ("aiohttp", "httpx"))
+    calls, at_once = (100 if quick else 1_000), 32
+    service = Service(0.0)
+
+    async def all_calls(call: Callable[[Any], Any]) -> None:
+        numbers = iter(range(calls))
+
+        async def caller() -> None:
+            for number in numbers:
+                await call({"run": "clients", "n": number})
+
+        await asyncio.gather(*(caller() for _ in range(at_once)))
+
+    async def by_ours() -> None:
+        client = Http(service.url)
+        await all_calls(client.call)
+        await client.close()
+
+    async def by_aiohttp() -> None:
+        async with aiohttp.ClientSession() as client:
+
+            async def call(item: Any) -> None:
+                async with client.post(service.url, json=item) as response:
+                    await response.read()
+
+            await all_calls(call)
+
+    async def by_httpx() -> None:
+        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+        async with httpx.AsyncClient(limits=limits) as client:
+            await all_calls(lambda item: client.post(service.url, json=item))
+
+    contestants = {"Http": by_ours, "aiohttp": by_aiohttp, "httpx": by_httpx}
+    try:
+        seconds = interleaved(
+            {name: lambda run=run: asyncio.run(run()) for name, run in contestants.items()},
+            1 if quick else 5,
+        )
+    finally:
+        service.close()
+    for name in ("aiohttp", "httpx"):
+        us = [statistics.median(seconds[each]) / calls * 1e6 for each in ("Http", name)]
+        ratios = [a / b for a, b in zip(seconds[name], seconds["Http"], strict=True)]
+        report_ratio(f"a POST by {name} / by Http ({us[1]:.0f} / {us[0]:.0f} us)", ratios)

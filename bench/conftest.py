@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -51,6 +52,18 @@ class Ratio:
         told = "" if self.meets(ends[0]) is self.meets(ends[1]) else ", which could be otherwise"
         return f"{row}{told}; the median is within {ends[0]:.3f} .. {ends[1]:.3f}"
 
+    def markdown(self) -> str:
+        """The row of a Markdown table."""
+        median = statistics.median(self.per_round)
+        unit = "" if self.unit == "x" else f" {self.unit}"
+        asked = ""
+        if self.bound is not None:
+            missed = "" if self.meets(median) else ", missed"
+            asked = f"{'≤' if self.at_most else '≥'} {self.bound:g}{missed}"
+        spread = f"{min(self.per_round):.2f} to {max(self.per_round):.2f}"
+        cells = (self.name, f"{median:.2f}{unit}", spread, str(len(self.per_round)), asked)
+        return f"| {' | '.join(cells)} |\n"
+
     def meets(self, figure: float) -> bool:
         """Whether one keeps to the bound."""
         assert self.bound is not None
@@ -70,17 +83,21 @@ class Ratio:
 
 
 RATIOS = pytest.StashKey[list[Ratio]]()
+TABLE_HEAD = "| contest | median | lowest to highest | rounds | bound |\n|---|---|---|---|---|\n"
+BY_FILE = pytest.StashKey[dict[str, list[Ratio]]]()
 MISSING = pytest.StashKey[dict[str, None]]()  # a set that keeps its order
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Offer ``--quick``: small sizes and few rounds, to see that the benches still run."""
+    """Add ``--quick`` (small sizes, few rounds) and ``--results FILE`` (a table of the ratios)."""
     parser.addoption("--quick", action="store_true", help="small sizes, few rounds")
+    parser.addoption("--results", type=Path, help="write the ratios into this Markdown file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the ratios of this run in the configuration, where the summary finds them."""
     config.stash[RATIOS] = []
+    config.stash[BY_FILE] = {}
     config.stash[MISSING] = {}
 
 
@@ -164,6 +181,34 @@ def interleaved() -> Callable[..., dict[str, list[float]]]:
         return seconds
 
     return run
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Assign the ratios that a bench reported to its file."""
+    by_file = item.config.stash[BY_FILE]
+    known = sum(map(len, by_file.values()))
+    by_file.setdefault(item.path.name, []).extend(item.config.stash[RATIOS][known:])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the file of ``--results``. A quick run has no figures worth keeping."""
+    path = session.config.getoption("results")
+    if path is not None and not session.config.getoption("quick"):
+        write_results(path, session.config.stash[BY_FILE])
+
+
+def write_results(path: Path, by_file: dict[str, list[Ratio]]) -> None:
+    """Replace the sections of these bench files on this machine, and keep all others."""
+    text = path.read_text(encoding="utf-8") if path.exists() else "# Results of the benchmarks\n\n"
+    head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    where = machine()
+    for file, rows in by_file.items():
+        title = f"## {file}, {where.partition(',')[0]}\n"
+        table = "".join(row.markdown() for row in rows)
+        section = f"{title}\n{where}.\n\n{TABLE_HEAD}{table}\n"
+        at = next((at for at, old in enumerate(sections) if old.startswith(title)), len(sections))
+        sections[at : at + 1] = [section] if rows else sections[at : at + 1]
+    path.write_text(head + "".join(sections).rstrip() + "\n", encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,8 @@
 """Draw rate against roots in flight for every peer: ``python -m bench.plot out.json rates.svg``.
 
-``out.json`` is what ``make bench ARGS=--benchmark-json=out.json`` wrote; ``bench/README.md`` may
-stand in its place, whose table has such a run's medians. Both axes are logarithmic.
+``out.json`` is what ``make bench ARGS=--benchmark-json=out.json`` wrote; ``bench/results.md``
+may stand in its place: the medians of its first ``bench_ledger.py`` are drawn. Both axes are
+logarithmic.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ _ROW = re.compile(
 
 
 def rates_written(table: str) -> Rates:
-    """The same from the first table of results in ``bench/README.md``."""
+    """Read the same from the first section of ``bench_ledger.py`` in ``bench/results.md``."""
+    section = table.partition("## bench_ledger.py")[2].partition("\n## ")[0]
     found: Rates = {}
-    for in_flight, name, ours, theirs in _ROW.findall(table):
+    for in_flight, name, ours, theirs in _ROW.findall(section):
         size = int(in_flight.replace(",", ""))
         # Measured once against each peer: the one beside LIMIT stands for all.
         found.setdefault(OURS, {}).setdefault(size, float(ours) * 1e6)
@@ -133,7 +135,10 @@ def main() -> None:
         raise SystemExit(__doc__)
     text = Path(sys.argv[1]).read_text(encoding="utf-8")
     if sys.argv[1].endswith(".md"):
-        rates, title = rates_written(text), "bench/README.md says on which machine, and how"
+        rates, title = (
+            rates_written(text),
+            "bench/results.md names the machine, bench/README.md the method",
+        )
     else:
         report = json.loads(text)
         rates, title = rates_in(report), report["machine"]

@@ -1,1 +1,1 @@
-"""What files on disk take to be one process's, and to be there after a crash."""
+"""Files on disk that belong to one process and survive a crash."""

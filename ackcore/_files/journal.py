@@ -77,7 +77,7 @@ class Answered(Protocol):
 
 
 class _Place(NamedTuple):
-    """Where an answer is: in a segment, by its number, or in a file that is open here."""
+    """The place of an answer: a segment by its number, or an open file."""
 
     file: int
     offset: int

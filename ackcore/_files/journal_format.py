@@ -33,7 +33,7 @@ _ENTRY_MAGIC = b"\xf6ent"
 
 
 class FileFormat(Protocol):
-    """How one file has its entries."""
+    """The layout of the entries of one file."""
 
     #: Bytes of the file's header, and of what an entry has before its data.
     header_bytes: int

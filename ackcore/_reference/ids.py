@@ -167,7 +167,7 @@ class IdSource:
 
     @property
     def given(self) -> int:
-        """How many ids have been given: the place at which a copy goes on."""
+        """The number of ids given so far: a copy continues there."""
         return self._given
 
     def _take(self, n: int) -> int:

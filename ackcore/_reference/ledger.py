@@ -89,7 +89,7 @@ class Ledger:
 
     @property
     def max_entries(self) -> int | None:
-        """How many entries there may be, or None."""
+        """The limit on the number of entries, or None."""
         return self._options.max_entries
 
     @property

@@ -1,4 +1,4 @@
-"""Which offsets of a partition are done, in plain Python: the twin of pyx/offsets.h.
+"""The done offsets of a partition, in plain Python: the twin of pyx/offsets.h.
 
 What is not done is kept in a dict, in the order of the offsets; whatever else is below the position
 is done.  Arguments, results and errors are documented in pyx/offsets.pxi.
@@ -32,7 +32,7 @@ Run = tuple[int, int]
 
 
 class OffsetTracker:
-    """Which offsets of one partition are done, in one generation of its assignment.
+    """The done offsets of one partition, in one generation of its assignment.
 
     The first that is not done is where a reader has to begin again: what may be committed.  See
     the native class for what each method does; the arguments are
@@ -192,7 +192,7 @@ class OffsetTracker:
         return 1
 
     def _pass(self, position: int) -> None:
-        """Whatever is below a position and was not emitted is not there: done."""
+        """Mark the offsets below a position that were not emitted as done: they do not exist."""
         if position <= self._position:
             return
         self._position = position
@@ -263,7 +263,7 @@ class OffsetTracker:
         return offset < self._done_end and not in_hole
 
     def attempt(self, offset: int) -> int:
-        """How often an offset that is not done has failed; 0 the first time."""
+        """The number of failures of an offset that is not done; 0 at the first attempt."""
         offset = as_offset(offset, "offset")
         with self._lock:
             return self._attempts.get(offset, 0)
@@ -284,7 +284,7 @@ class OffsetTracker:
         return _joined([*in_flight, *self._ahead])
 
     def state(self, limit: int | None = None) -> OffsetState:
-        """What the next reader has to know, with at most so many runs of holes."""
+        """The state that the next reader needs, with at most ``limit`` runs of holes."""
         most = None if limit is None else as_count(limit, "limit", 0)
         with self._lock:
             return self._state(most)

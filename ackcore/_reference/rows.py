@@ -1,4 +1,4 @@
-"""What a stage does with the rows it emits, in numpy: the twin of pyx/rows.pxd.
+"""The handling of rows that a stage emits, in numpy: the twin of pyx/rows.pxd.
 
 Values are hashed by SplitMix64's finaliser, word by word, and columns folded into a row's hash by
 a multiplier (pyx/rows.pxd draws the scheme).  A fingerprint is a sum of mixed words, each offset by

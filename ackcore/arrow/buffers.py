@@ -1,4 +1,4 @@
-"""What the buffers of an Arrow column hold, as numpy arrays on their memory."""
+"""The buffers of an Arrow column, as numpy arrays that share its memory."""
 
 from __future__ import annotations
 

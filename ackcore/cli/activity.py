@@ -1,4 +1,4 @@
-"""What a run is at, in a line: shown between micro-batches, so that none looks as if it hung."""
+"""A status line shown between micro-batches, so that a long run does not look hung."""
 
 from __future__ import annotations
 

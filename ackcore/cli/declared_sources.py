@@ -62,7 +62,7 @@ class NotKnownHere(Exception):
 
 
 class Session:
-    """What a topology's function is given in the place of a SparkSession."""
+    """A stand-in for the SparkSession that a topology's function receives."""
 
     @property
     def read(self) -> Reader:

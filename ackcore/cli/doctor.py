@@ -21,7 +21,7 @@ from ackcore.cli.reporting import cell, console, plain, print_json, table
 
 
 class Finding(NamedTuple):
-    """What was looked at: ``ok`` is None where it is not needed; ``mend`` a command."""
+    """The result of one check. ``ok`` is None where it is not needed; ``mend`` is a command."""
 
     what: str
     ok: bool | None

@@ -1,4 +1,4 @@
-"""Where the command line begins: it loads what a command needs, or says what is missing."""
+"""The entry point of the command line: loads what a command needs, or names what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: text in which nothing of a record works as a command, JSON, and errors."""
+"""Output of commands: text without control characters of records, JSON, and errors."""
 
 from __future__ import annotations
 

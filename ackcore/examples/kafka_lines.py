@@ -122,7 +122,7 @@ def send(servers: str, topic: str, lines: int) -> dict[str, int]:
 
 
 class Found(NamedTuple):
-    """What became of the lines."""
+    """The counts of lines by outcome."""
 
     rows: int
     dead: int

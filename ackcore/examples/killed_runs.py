@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Kill(NamedTuple):
-    """When a child dies: so long after so many of its lines."""
+    """The time at which a child is killed: a delay after a number of its lines."""
 
     lines: int
     delay_s: float

@@ -37,7 +37,7 @@ _PATIENCE_S = 120
 
 
 class Books(NamedTuple):
-    """What became of the lines."""
+    """The counts of lines by outcome."""
 
     lines: int
     loaded: int  # lines, each once

@@ -115,7 +115,7 @@ def explain_exit(code: int | None) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """What a JVM said last."""
+    """Return the last line that a JVM logged."""
     said = log.read_text(errors="replace").strip().splitlines()
     return said[-1] if said else "it said nothing"
 

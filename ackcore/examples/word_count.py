@@ -158,7 +158,7 @@ class WriteCounts:
 
 @dataclass(frozen=True)
 class Job:
-    """What is counted, and what goes wrong on purpose.
+    """The input of the word count, and the failures that it injects.
 
     Parameters
     ----------
@@ -184,17 +184,17 @@ class Job:
 
     @property
     def staged(self) -> Path:
-        """Where the stream reads."""
+        """The directory that the stream reads."""
         return self.directory / "input"
 
     @property
     def checkpoint(self) -> Path:
-        """Where all is kept that must not be lost."""
+        """The directory of the checkpoint, which must not be lost."""
         return self.directory / "checkpoint"
 
     @property
     def counts(self) -> Path:
-        """Where the sink writes."""
+        """The directory that the sink writes."""
         return self.directory / "counts"
 
     def stage(self) -> None:
@@ -248,7 +248,7 @@ def run(spark: SparkSession, job: Job, show: Callable[[Progress], object]) -> Bo
 
 @dataclass(frozen=True)
 class Books:
-    """What became of the lines, and the words of the acked ones.
+    """The counts of lines by outcome, and the words of the acked ones.
 
     ``lines``, ``acked`` and ``retried`` are what the query says; the rest is read from its dead
     letters and from what the sink wrote.

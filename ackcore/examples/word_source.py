@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("line", pa.int64()), ("text", pa.string())])
 
 
 class InputError(ValueError):
-    """What is to be read cannot be."""
+    """The input cannot be read."""
 
 
 def standard_library() -> list[str]:

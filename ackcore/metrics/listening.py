@@ -1,4 +1,4 @@
-"""Where a server of this process listens, and what keeps it from that."""
+"""The address on which a server of this process listens, and errors of binding it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class PrometheusListener(SnapshotListener):
 
 
 class MetricsServer:
-    """What serves a registry, in a thread, until it is closed or the process ends."""
+    """A thread that serves a registry until it is closed or the process ends."""
 
     def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
         with listening("the metrics", host, port):
@@ -125,7 +125,7 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where Prometheus scrapes it."""
+        """The URL for Prometheus to scrape."""
         return f"http://{self._host}:{self.port}/metrics"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is measured of a query, whoever it is shown to: names, kinds, units and values.
+"""The metrics of a query, independent of the exporter: names, kinds, units and values.
 
 Counters are of all since the checkpoint was made, as its books are: they go on where they were when
 a query is started again.  ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic
@@ -31,7 +31,7 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 
 @dataclass
 class Snapshot:
-    """What listeners were told so far."""
+    """The latest values that listeners received."""
 
     progress: Any = None
     books: Any = None

@@ -1,4 +1,4 @@
-"""What tests are written with, in any framework: topologies in this process, and a contract.
+"""Tools for tests in any framework: topologies in this process, and a contract of ledgers.
 
 `run` takes the records of a topology through it, without Spark, and returns what became of them.
 `check_backend` runs the contract of a ledger on any backend; `CONTRACT` lists its cases.

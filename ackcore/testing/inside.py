@@ -28,7 +28,7 @@ from ackcore.testing.scripts import (
 
 
 def check_options(factory: Factory) -> None:
-    """What a ledger was made with can be read, and not written."""
+    """The options of a ledger can be read, and not written."""
     clock = Clock()
     ledger = factory()
     defaults = (ledger.buckets, ledger.refresh_on_ack, ledger.clock, ledger.max_entries)
@@ -69,7 +69,7 @@ def check_get(factory: Factory) -> None:
 
 
 def check_looking_changes_nothing(factory: Factory) -> None:
-    """What only looks leaves the ledger alone and does not read the clock."""
+    """Reads leave the ledger unchanged and do not call the clock."""
     clock = Clock(5)
     ledger = factory(clock=clock)
     ledger.apply(int64s([1, 2]), int64s([3, 3]), int32s([ACK, 4]))
@@ -85,7 +85,7 @@ def check_looking_changes_nothing(factory: Factory) -> None:
 
 
 def check_tables_cannot_be_written(factory: Factory) -> None:
-    """Whatever memory a ledger shows, it is read-only."""
+    """Memory that a ledger shares is read-only."""
     ledger = factory()
     ledger.ack(1, 2)
     writable = [table.flags.writeable for table in ledger.tables]
@@ -93,7 +93,7 @@ def check_tables_cannot_be_written(factory: Factory) -> None:
 
 
 def check_oldest(factory: Factory) -> None:
-    """By age, then by first message, then by root id as a signed number."""
+    """The oldest entries come by age, then by first message, then by root id as a signed number."""
     clock = Clock(10)
     for timed in (True, False):
         ledger = factory(clock=clock if timed else None, buckets=4)
@@ -183,7 +183,7 @@ def check_saving_with_numpy(factory: Factory) -> None:
 
 
 def check_results_are_copies(factory: Factory) -> None:
-    """What a ledger handed out does not change when the ledger does, nor the other way round."""
+    """Results do not change when the ledger does, nor the other way round."""
     ledger = factory()
     ledger.ack_many(int64s([1, 2]), int64s([5, 5]))
     entries = ledger.entries()

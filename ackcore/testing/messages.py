@@ -213,7 +213,7 @@ def check_expired_in_slices(factory: Factory) -> None:
 
 
 def check_stats(factory: Factory) -> None:
-    """What is counted, and that it is counted at once."""
+    """The counters count, at once."""
     ledger = factory(buckets=2)
     counts = functools.partial(_count, ledger)
     counts(0, 0, 0)

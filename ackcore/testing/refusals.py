@@ -1,4 +1,4 @@
-"""What is refused: the error's type, the argument that it names, and that nothing was applied."""
+"""Refused input: the error's type, the argument that it names, and that nothing was applied."""
 
 from __future__ import annotations
 

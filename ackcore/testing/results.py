@@ -1,4 +1,4 @@
-"""What a test of a topology gives it, and what it gets back."""
+"""The inputs and results of a test of a topology."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, repr=False)
 class TopologyRun:
-    """What became of the records of a topology that `run` has run; ``print`` shows it.
+    """The outcome of a topology that `run` has run; ``print`` shows it.
 
     Attributes
     ----------

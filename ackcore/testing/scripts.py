@@ -1,4 +1,4 @@
-"""How the contract talks to a ledger: scripts of messages, and columns to send them in.
+"""Scripts of messages for the contract, and columns to send them in.
 
 Messages are written as in Storm's recorded streams, a line each:
 

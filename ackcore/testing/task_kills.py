@@ -138,7 +138,7 @@ class MortalExecutor:
 
 
 class SimulatedWaits(selectors.DefaultSelector):
-    """What an event loop waits with: where nothing but time can end a wait, it is over at once."""
+    """A selector that advances simulated time instead of waiting for it."""
 
     def __init__(self) -> None:
         super().__init__()

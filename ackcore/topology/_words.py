@@ -1,4 +1,4 @@
-"""How a refusal says what was probably meant."""
+"""Suggestions of a probable spelling in errors."""
 
 from __future__ import annotations
 

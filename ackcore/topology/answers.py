@@ -1,4 +1,4 @@
-"""What the calls of a bolt came to, input by input, so that each is made and paid for once.
+"""The answers to a bolt's calls by input, so that each call is made and paid for once.
 
 A bolt with ``journal = True`` calls something outside with each of its inputs.  What a call came
 to, the rows that were emitted for the input or the reason why it failed, is written to a journal
@@ -39,7 +39,7 @@ _STREAM = struct.Struct("<II")  # the stream's place among the declared ones, by
 
 
 class Answer(NamedTuple):
-    """What a call came to: a batch for each stream that it emitted to, or a reason."""
+    """The result of a call: a batch for each stream that it emitted to, or a reason."""
 
     batches: Mapping[str, pa.RecordBatch]
     reason: Reason | None

@@ -1,4 +1,4 @@
-"""What bolts that take an Arrow batch at a time emit and fail through.
+"""The collector of bolts that receive an Arrow batch at a time.
 
 Columns may come as Arrow, numpy, pandas or Python has them; here they become what the stream
 declares, and parents the anchors of rows.

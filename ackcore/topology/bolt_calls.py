@@ -1,4 +1,4 @@
-"""How the methods of a bolt are called, whichever shape it has, and what their failures become."""
+"""Calls of a bolt's methods, for all shapes of bolts, and the reasons of their failures."""
 
 from __future__ import annotations
 

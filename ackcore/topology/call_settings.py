@@ -1,4 +1,4 @@
-"""What a bolt says of its calls, as the settings of `ackcore.calls`."""
+"""A bolt's call options, as the settings of `ackcore.calls`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a user writes: bolts in four shapes, and what an engine hands to them.
+"""The base classes that users extend: bolts in four shapes, and the objects an engine passes to
+them.
 
 `Bolt` takes a tuple at a time and acks it when it likes; `BasicBolt` does the anchoring and acking
 by itself; `AsyncBolt` does so for many tuples at once, in an event loop; `BatchBolt` takes an Arrow
@@ -29,7 +30,7 @@ DEFAULT_STREAM = "default"
 
 
 class Collector(Protocol):
-    """Where a `Bolt` emits, acks and fails.
+    """The interface through which a `Bolt` emits, acks and fails.
 
     It may be kept and called from any thread until ``flush()`` has returned; a later call raises
     `RuntimeError` in its caller.
@@ -87,7 +88,7 @@ class Collector(Protocol):
 
 
 class BasicCollector(Protocol):
-    """Where a `BasicBolt` emits while it executes one input."""
+    """The interface through which a `BasicBolt` emits while it executes one input."""
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit a tuple that hangs from the input; see `Collector.emit`.
@@ -97,7 +98,7 @@ class BasicCollector(Protocol):
 
 
 class AsyncCollector(BasicCollector, Protocol):
-    """Where an `AsyncBolt` emits while it executes one input.
+    """The interface through which an `AsyncBolt` emits while it executes one input.
 
     Attributes
     ----------
@@ -109,7 +110,7 @@ class AsyncCollector(BasicCollector, Protocol):
 
 
 class BatchOutput(Protocol):
-    """Where a `BatchBolt` emits and fails while it processes one batch.
+    """The interface through which a `BatchBolt` emits and fails while it processes one batch.
 
     Attributes
     ----------
@@ -167,7 +168,7 @@ class BatchOutput(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What ``prepare`` is handed.
+    """The argument of ``prepare``.
 
     Attributes
     ----------
@@ -188,7 +189,7 @@ class Context:
 
 
 class Component:
-    """What every bolt is.
+    """The base class of every bolt.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What bolts of all shapes have in common as they emit.
+"""The emission checks that bolts of all shapes share.
 
 Pieces of emissions are joined into few: what comes after a bolt works by the batch.
 """

@@ -1,4 +1,4 @@
-"""Which exceptions send a record to the dead letters: lists of classes, or of their names."""
+"""The exceptions that send a record to the dead letters: lists of classes, or of their names."""
 
 from __future__ import annotations
 

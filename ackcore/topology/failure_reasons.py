@@ -1,4 +1,4 @@
-"""How what a bolt raises, or says, becomes the reason of a failure."""
+"""Conversion of a bolt's exceptions and messages into reasons of failures."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ackcore.topology.tuples import Tuple
 
 
 class _Calling(Component):
-    """What both have in common.
+    """The common part of both bolts.
 
     Parameters
     ----------

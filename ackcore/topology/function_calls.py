@@ -29,7 +29,7 @@ class Failed(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What came of some rows.
+    """The outcomes of some rows.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ TITLE = "outputs"
 
 
 class Kind(enum.Enum):
-    """What a function is given, and how it is called."""
+    """The argument of a function, and the way it is called."""
 
     ROW = "a function of a row"
     ASYNC = "an async function of a row"
@@ -122,7 +122,7 @@ def _annotation(function: Any) -> str | None:
 
 
 class Answers:
-    """What a function of a row returns, as rows of a schema.
+    """Conversion of the values that a function returns into rows of a schema.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How the tuples of a stream are dealt out to the tasks of a bolt."""
+    """The assignment of a stream's tuples to the tasks of a bolt."""
 
     name: ClassVar[str]
 

@@ -17,7 +17,8 @@ from ackcore.topology.tuples import ACKED, OPEN, Identity, Origin, Reason, Resul
 
 
 class _Journaled(RowExecutor):
-    """What is alike in both: only inputs without an answer are executed, and all leave by one.
+    """The common part of both executors: only inputs without an answer are executed, and all
+    answers are emitted alike.
 
     The bolt is prepared before its first call, and not at all if the answers are all known.  What
     its ``prepare`` raises is no answer: each of its inputs of which none is known fails with it.

@@ -1,4 +1,4 @@
-"""How many rows of a micro-batch are looked for that a sink refuses."""
+"""The limit on rows of a micro-batch that a sink may refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topology is made of: spouts, bolts and sinks, and the streams between them.
+"""The parts of a topology: spouts, bolts and sinks, and the streams between them.
 
 Nothing here checks anything: the builder does, before it makes any of these.
 """
@@ -30,7 +30,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
-    """Where records come from.  Its one stream is ``"default"``.
+    """The source of records.  Its only stream is ``"default"``.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Spout:
 
     @property
     def kind(self) -> str | None:
-        """What its source is if tasks read it by themselves: ``"kafka"``; None for a DataFrame."""
+        """The kind of a source that tasks read themselves: ``"kafka"``; None for a DataFrame."""
         return kind_of(self.source)
 
 
@@ -139,7 +139,8 @@ class Parts:
 
     @cached_property
     def structure(self) -> dict[str, Any]:
-        """What a checkpoint depends on, as plain JSON: names, fields, types and groupings.
+        """The parts that a checkpoint depends on, as plain JSON: names, fields, types and
+        groupings.
 
         In it are neither code nor sources nor writers, no parallelism and no settings: those may
         change from one start to the next.  Nor does the order of declarations count.

@@ -1,4 +1,4 @@
-"""What bolts that take a tuple at a time emit, ack and fail through.
+"""The collector of bolts that receive a tuple at a time.
 
 A tuple's state says what became of it; it changes under the collector's lock only.
 
@@ -278,7 +278,8 @@ class RowCollector:
         del self._of_thread.emitted
 
     def _rows_of_thread(self, out: _Stream) -> list[tuple[Row, Tuple | tuple[Tuple, ...]]]:
-        """Where this thread's rows of a stream go: the stream itself for one of the bolt's own."""
+        """Return the rows that this thread emits to a stream: the stream itself for a thread of the
+        bolt's own."""
         emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
         return out.rows if emitted is None else emitted.setdefault(out, [])
 
@@ -384,7 +385,7 @@ def _not_a_tuple(name: str, got: object) -> TypeError:
 
 
 class InputCollector:
-    """What a `BasicBolt` emits through while it executes one input."""
+    """The collector of a `BasicBolt` while it executes one input."""
 
     __slots__ = ("_collector", "_input")
 
@@ -398,7 +399,7 @@ class InputCollector:
 
 
 class CallCollector:
-    """What a bolt emits through while it executes one input of many that are out at once.
+    """The collector of a bolt for one of several inputs that are executed at once.
 
     What it emits is kept apart until its turn comes, in the order of the inputs.
     """

@@ -1,4 +1,4 @@
-"""How a topology runs: retries, sinks and sizes, in one typed object.
+"""The settings of a topology: retries, sinks and sizes, in one typed object.
 
 From the code that builds the topology, or from a TOML file and the environment:
 

@@ -1,4 +1,4 @@
-"""How a topology is laid out: which stage each bolt runs in, and what crosses between them.
+"""The layout of a topology: the stage of each bolt, and the exchanges between them.
 
 A DAG becomes a chain.  Spouts are on level 1.  A bolt is on the level of its furthest source, or
 one further on if a grouping moves tuples between the two; all bolts of a level run in one stage,
@@ -140,12 +140,12 @@ class Layout:
 
     @property
     def depth(self) -> int:
-        """How many levels there are."""
+        """The number of levels."""
         return max(self.levels.values())
 
     @property
     def exchanges(self) -> int:
-        """How many exchanges tuples pass; the one before the settle is not among them."""
+        """The number of exchanges that tuples pass, without the one before the settle stage."""
         return self.depth - 1
 
     @property

@@ -1,4 +1,4 @@
-"""What passes between an engine and a bolt: tuples, why they failed, and batches of results.
+"""The objects passed between an engine and a bolt: tuples, reasons of failures, batches of results.
 
 An engine numbers the rows that it hands to one task of a bolt from 0 upwards; such a number is the
 row's *handle*.  Bolts answer in handles; only the engine has their roots and edges.
@@ -106,7 +106,7 @@ def _clean(text: str) -> str:
 
 
 class Identity(NamedTuple):
-    """Which records the n rows of a batch are, row by row: three parallel columns.
+    """The records of the n rows of a batch: three parallel columns.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class Identity(NamedTuple):
 
 
 class Origin:
-    """What the tuples of one batch share; a tuple holds this and its own values."""
+    """The fields that the tuples of one batch share; a tuple holds this and its own values."""
 
     __slots__ = ("_identity", "_message_ids", "component", "fields", "first", "owner", "stream")
 
@@ -212,12 +212,12 @@ class Tuple:
 
     @property
     def message_id(self) -> str | None:
-        """What the source calls the record it stems from; None if it hangs from no record."""
+        """The source's name of the record; None for a tuple without a record."""
         return self._origin.message_id(self._handle)
 
     @property
     def attempt(self) -> int:
-        """How often this record was tried before: 0 the first time."""
+        """The number of earlier attempts of this record: 0 at the first."""
         return self._origin.attempt(self._handle)
 
     @property
@@ -270,7 +270,7 @@ class Tuple:
 
 
 class Anchors(NamedTuple):
-    """Which inputs the rows of an emission hang from.
+    """The input rows that the rows of an emission are anchored to.
 
     Attributes
     ----------
@@ -317,7 +317,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Raised:
-    """What a `BatchBolt` raised from ``process``, where a batch that raises is bisected.
+    """The exception that a `BatchBolt` raised from ``process``, in a batch that is then bisected.
 
     Attributes
     ----------
@@ -357,7 +357,7 @@ _MOST_TYPES = 8
 
 
 class Results(NamedTuple):
-    """What came of one call of an executor.
+    """The results of one call of an executor.
 
     It names no handles but those of the batch it answers and those that were open before it.
 

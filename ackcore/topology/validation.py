@@ -1,4 +1,4 @@
-"""What is refused of a topology, and in which words.
+"""The checks of a topology, and their errors.
 
 Every problem is found before any is reported, so that a topology is mended in one go.  What hangs
 from a mistake is not reported beside it: a stream of a component that is not declared, say, is not
@@ -127,7 +127,7 @@ def problems(
 
 
 class _Stream:
-    """What is known of a stream: its fields, and of a bolt's their types."""
+    """The known facts of a stream: its fields, and for a bolt's stream their types."""
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
         self.fields = tuple(fields)
@@ -273,7 +273,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
-    """What is wrong with a bolt's `reject` and `retry_on`."""
+    """Yield the errors of a bolt's `reject` and `retry_on`."""
     found: dict[str, tuple[type[Exception], ...]] = {}
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
@@ -287,7 +287,7 @@ def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:
-    """What is wrong with the settings of a bolt that has several inputs out at once."""
+    """Yield the errors of the settings of a bolt that has several inputs out at once."""
     component = bolt.component
     if isinstance(component, BatchBolt):
         return
@@ -301,7 +301,7 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _methods(bolt: BoltSpec) -> Iterator[str]:
-    """What would fail every record that comes: methods that are not there, or cannot be called."""
+    """Yield errors that would fail every record: missing methods, wrong signatures."""
     component, made = bolt.component, type(bolt.component).__name__
     shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
     kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
@@ -447,7 +447,7 @@ def _has_map(type_: pa.DataType) -> bool:
 
 
 def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
-    """What a bolt says that its inputs must have, beside perhaps other fields."""
+    """Yield the fields that a bolt requires of its inputs and that are missing."""
     wanted: Any = getattr(bolt.component, "inputs", None)
     if not isinstance(wanted, pa.Schema):
         return

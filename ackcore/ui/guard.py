@@ -1,4 +1,4 @@
-"""Who may ask: only pages of this server, by the names that it is known under.
+"""Access control of the page: only requests from this server's own pages and host names.
 
 A server on localhost is within reach of every page that a browser shows: one may send requests to
 it, and, by a name that comes to resolve to 127.0.0.1, read the answers.  So the Host header must be
